@@ -95,10 +95,10 @@ predictions: $(INSTALLED)
 golden: $(INSTALLED)
 	$(BIN)/python -m tests.golden golden
 
-# The published form of a record, after bench/record.py has changed; and what editors know of the files of conf/.
+# The published form of a record, after bench/core/record.py has changed; and what editors know of the files of conf/.
 schema: $(INSTALLED)
 	$(BIN)/zeroscale init conf --schema
-	$(BIN)/python -c "import json; from bench.record import RunRecord; print(json.dumps(RunRecord.model_json_schema(), indent=1))" > bench/record.schema.json
+	$(BIN)/python -c "import json; from bench.core.record import RunRecord; print(json.dumps(RunRecord.model_json_schema(), indent=1))" > bench/core/record.schema.json
 
 # The pages of docs/reference, after verbs, keys, columns, flags or outcomes have changed.
 reference: $(INSTALLED)

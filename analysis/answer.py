@@ -13,7 +13,7 @@ from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
-from bench.formatting import format_count
+from bench.core.formatting import format_count
 
 _NAMED = 3
 """Configurations of one verdict that a sentence names; more are counted."""

@@ -12,17 +12,17 @@ from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, choose_lo
 from analysis.drawing.lanes import KEYS, build_lanes, compute_idle, draw_lanes
 from analysis.formats import load_template
 from analysis.report.page import Tips, render_figure
-from bench.formatting import describe_choice, describe_layout, describe_lengths, format_count, format_interval
-from bench.formatting import format_number as number
+from bench.core.formatting import describe_choice, describe_layout, describe_lengths, format_count, format_interval
+from bench.core.formatting import format_number as number
 from bench.predict.advice import rate_doubt
 from bench.predict.memory import format_gigabytes
 
 if TYPE_CHECKING:
-    from bench.advising.search import Answer
     from bench.cli.advice_text import AdviceText
     from bench.cli.predict import PredictionAnswer
+    from bench.core.spec import RunSpec
     from bench.predict.advice.choices import Choice
-    from bench.spec import RunSpec
+    from bench.sweep.advise.search import Answer
     from bench.sweep.prediction import Prediction
 
 MOST_BARS, BEST = 40, 8

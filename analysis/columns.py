@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from analysis.metrics import Better, Metric, load_metrics
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens, remember_latest
-from bench.point_fields import flatten
-from bench.presets import read_engine_preset
-from bench.record import Evaluation, RunRecord
-from bench.spec import LENGTHS, OBJECTIVE, EngineSpec
+from bench.core.files import read_engine_preset
+from bench.core.point_fields import flatten
+from bench.core.record import Evaluation, RunRecord
+from bench.core.spec import LENGTHS, OBJECTIVE, EngineSpec
 
 Kind = Literal["text", "integer", "number", "truth"]
 

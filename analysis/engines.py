@@ -6,9 +6,9 @@ A stage with offload beside one without, or with other buckets, is a comparison 
 from collections.abc import Mapping
 from typing import Any
 
+from bench.core.files import read_engine_preset
+from bench.core.spec import EngineSpec, RunSpec, canonical
 from bench.engines import find_facts
-from bench.presets import read_engine_preset
-from bench.spec import EngineSpec, RunSpec, canonical
 
 
 def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:

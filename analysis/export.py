@@ -18,14 +18,14 @@ from analysis.metrics import load_metrics
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench.errors import UserError
-from bench.point_fields import flatten
-from bench.quantities import OBJECTIVES, QUANTITIES
-from bench.record import RunRecord
-from bench.search.proposers import keeps_constraints
-from bench.spec import RunSpec
+from bench.core.errors import UserError
+from bench.core.point_fields import flatten
+from bench.core.quantities import OBJECTIVES, QUANTITIES
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
+from bench.sweep.search.proposers import keeps_constraints
 from bench.sweep.snapshot import read_trial_results
 
 

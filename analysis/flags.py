@@ -10,10 +10,10 @@ from typing import NamedTuple
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_window
 from analysis.stats import windows
 from analysis.stats.intervals import FEW, WIDE
-from bench.nodelist import find_foreign
-from bench.others import BUSY_SHARE, PRESSURE_SHARE, is_busy
-from bench.record import RunRecord
-from bench.spec import AdaptiveMeasure, MeasureSpec
+from bench.core.quantities import BUSY_SHARE, PRESSURE_SHARE, is_busy
+from bench.core.record import RunRecord
+from bench.core.scheduling import find_foreign
+from bench.core.spec import AdaptiveMeasure, MeasureSpec
 
 _FULL = MeasureSpec()
 _SHORT_STEPS, _SHORT_S = _FULL.min_steps, _FULL.window_s

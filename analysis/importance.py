@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bench.search_section import SearchSection
+    from bench.core.study import SearchSection
     from bench.sweep.policy import TrialResult
 
 Array = NDArray[np.float64]
@@ -70,8 +70,8 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
     A functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of each function over the space: the
     variance of its means by the field's values, over its variance.
     """
-    from bench.search.proposers import find_cost
-    from bench.search.space import SearchSpace, format_key
+    from bench.sweep.search.proposers import find_cost
+    from bench.sweep.search.space import SearchSpace, format_key
 
     costs, noises = dict[str, float](), dict[str, float]()
     for one in results:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

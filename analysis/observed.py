@@ -10,10 +10,10 @@ import numpy as np
 
 from analysis.stats import windows
 from analysis.stats.intervals import Interval, rate_of
-from bench.errors import NoPrediction, UserError
+from bench.core.errors import NoPrediction, UserError
+from bench.core.quantities import find_slow_links, find_slow_ranks
+from bench.core.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
 from bench.predict.work import compute_flops_per_step
-from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
-from bench.stragglers import find_slow_links, find_slow_ranks
 
 _TERA = 1e12
 
@@ -168,12 +168,12 @@ def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
 
 
 def find_slowest_rank(record: RunRecord) -> int | None:
-    """Return the rank that the others wait for most, if one stands out (`bench.stragglers`)."""
+    """Return the rank that the others wait for most, if one stands out (`bench.core.quantities`)."""
     return _find_slowest(list_own_seconds(record), record.spec.parallel.pipeline)
 
 
 def find_slowest_link(record: RunRecord) -> int | None:
-    """Return the node whose link is the slowest, if one stands out (`bench.stragglers`)."""
+    """Return the node whose link is the slowest, if one stands out (`bench.core.quantities`)."""
     link = record.observations.link if record.observations else None
     rates = link.nodes_bytes_per_s if link else ()
     return min(find_slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)

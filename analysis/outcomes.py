@@ -1,6 +1,6 @@
 """What each outcome of a run means."""
 
-from bench.record import OutcomeKind
+from bench.core.record import OutcomeKind
 
 OUTCOMES: dict[OutcomeKind, str] = {
     "ok": "measured",

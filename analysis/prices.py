@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 _HOUR_S = 3600
 

@@ -9,8 +9,8 @@ from analysis.columns import LATER
 from analysis.early_failures import assign_environments, drop_retried
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench.formatting import format_count
-from bench.spec import LENGTHS
+from bench.core.formatting import format_count
+from bench.core.spec import LENGTHS
 
 Question = dict[str, Any]
 

@@ -24,11 +24,11 @@ from analysis.searches import MeasuredSearch, find_searches
 from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
 from analysis.table import judge_table, list_rows
 from analysis.variants import describe_variants
-from bench.errors import make_printable
-from bench.formatting import format_count
-from bench.record import Outcome, RunRecord
-from bench.spec import RunSpec
-from bench.store import Unreadable, read_record
+from bench.core.errors import make_printable
+from bench.core.formatting import format_count
+from bench.core.record import Outcome, RunRecord
+from bench.core.spec import RunSpec
+from bench.core.store import Unreadable, read_record
 
 _log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.importance import FieldImportance, estimate_importances
-from bench.errors import UserError, make_printable
-from bench.files import exists, unpack
-from bench.quantities import OBJECTIVES
+from bench.core.errors import UserError, make_printable
+from bench.core.files import exists, unpack
+from bench.core.quantities import OBJECTIVES
 
 if TYPE_CHECKING:
-    from bench.search_section import SearchSection
+    from bench.core.study import SearchSection
     from bench.sweep.policy import TrialResult
 
 _log = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ def _try_to_read(folder: Path) -> MeasuredSearch | None:
 
 
 def _read_search(folder: Path) -> MeasuredSearch | None:
-    from bench.search.proposers import keeps_constraints
     from bench.sweep import definition
+    from bench.sweep.search.proposers import keeps_constraints
     from bench.sweep.snapshot import read_trial_results
 
     sweep = definition.find_search(definition.read(folder))

@@ -38,7 +38,7 @@ from analysis.flags import DISTURBED, NO_MEASUREMENT
 from analysis.stats.compare import enough
 from analysis.stats.intervals import Interval, repeats_interval
 from analysis.table import build_typed_frame, list_rows
-from bench.statistics import LEVEL
+from bench.core.statistics import LEVEL
 
 Row = dict[str, Any]
 Allocations = Sequence[Sequence[Row]]

@@ -13,8 +13,8 @@ from analysis.columns import LATER, LEARNED, Kind, list_all_columns, list_column
 from analysis.flags import FLAGS
 from analysis.reading.rows import FILE, build_cases, compute_invalid_cells
 from analysis.verify import build_invalid_outcome, judge
-from bench.record import Outcome, RunRecord
-from bench.store import Unreadable
+from bench.core.record import Outcome, RunRecord
+from bench.core.store import Unreadable
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.point_fields import flatten, is_shown
-from bench.spec import RunSpec
+from bench.core.point_fields import flatten, is_shown
+from bench.core.spec import RunSpec
 
 _PROTOCOL = "measure."
 

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.observed import remember_latest
-from bench.engine_facts import SUMMED_STEPS
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.point_fields import select
+from bench.core.record import Outcome, RunRecord, Steps
+from bench.core.spec import RunSpec
 from bench.engines import REFERENCE, find_facts
-from bench.point_fields import select
-from bench.record import Outcome, RunRecord, Steps
-from bench.spec import RunSpec
 
 STEPS = 5
 """First steps that are compared, warm-up included; later the rounding that engines differ in has grown by itself."""

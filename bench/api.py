@@ -17,22 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.errors import UserError
-from bench.files import RESULTS
-from bench.store import Unreadable
-from bench.study import Study
-from bench.terminal import Progress
+from bench.core.errors import UserError
+from bench.core.files import RESULTS
+from bench.core.store import Unreadable
+from bench.core.study import Study
+from bench.core.terminal import Progress
 
 if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
-    from bench.advising.search import Answer
-    from bench.checks import Check
-    from bench.search.planning import PlannedSearch
-    from bench.search.verdict import SearchVerdict
+    from bench.core.errors import Check
+    from bench.sweep.advise.search import Answer
     from bench.sweep.inputs import GivenOverrides
     from bench.sweep.local_attempt import MeasuredRun
     from bench.sweep.local_sweep import SweepResult
     from bench.sweep.plan import PlannedSweep, SingleRun
     from bench.sweep.prediction import Prediction
+    from bench.sweep.search.planning import PlannedSearch
+    from bench.sweep.search.verdict import SearchVerdict
     from bench.sweep.status import StudyState
     from bench.sweep.submitting import SubmitResult
 
@@ -112,7 +112,7 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     `notify` is a command that the plan's autopilot calls at its end, with the path of the summary that it wrote.
     """
     from bench import launchers
-    from bench.scheduling import SchedulerAway
+    from bench.core.scheduling import SchedulerAway
     from bench.sweep import definition
     from bench.sweep.submitting import submit_pending
 
@@ -158,7 +158,7 @@ def resume(
     searched = definition.find_search(sweeps)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
         if searched:
-            from bench.search import planning
+            from bench.sweep.search import planning
 
             planning.add_trials(folder, searched)
         return submit_pending(folder, autopilot=autopilot, notify=notify, patience_s=patience_s)
@@ -168,8 +168,8 @@ def resume(
     wanted = list(definition.merge_sweeps(sweeps).values())
     search = None
     if searched:
-        from bench.search.planning import restore_search
         from bench.sweep.local_sweep import LocalSearch
+        from bench.sweep.search.planning import restore_search
 
         search = LocalSearch(searched, restore_search(searched).proposer)
     return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, search=search).run()
@@ -186,7 +186,7 @@ def plan_search(
 ) -> "PlannedSearch":
     """Return the search of a study's `search` section; nothing starts and nothing is written. The rest is as for
     `plan`."""
-    from bench.search import planning
+    from bench.sweep.search import planning
 
     etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
     return planning.plan_search(study, overrides, _convert_path(config_dir), etiquette)
@@ -204,7 +204,7 @@ def search(
     """Try one point after the other until the search is at its end, here and now; or submit as many trials as the
     queue may have at a time, and return at once. A search that was ended goes on where it was.
     """
-    from bench.search import planning
+    from bench.sweep.search import planning
 
     folder = Path(results) / plan.sweep.study
     planning.write_search(folder, plan.sweep)
@@ -213,9 +213,9 @@ def search(
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
     """Return what the search in a study's folder has found so far."""
-    from bench.search.planning import restore_search
-    from bench.search.verdict import conclude
     from bench.sweep import definition
+    from bench.sweep.search.planning import restore_search
+    from bench.sweep.search.verdict import conclude
     from bench.sweep.snapshot import read_trial_results
 
     folder = Path(folder)
@@ -302,7 +302,7 @@ def prepare(
     `offline` only checks. `architectures` are the GPUs' to build for, such as 8.0; by default that of the GPU here. For
     a launcher with a queue the job that checks on a node is written below `results`. `follow` hears what is going on.
     """
-    from bench import preparation
+    from bench.sweep import prepare as preparation
 
     return preparation.prepare(
         study,
@@ -402,7 +402,7 @@ def advise(
     deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results`
     on the same machine outrank formulas; by default those of results/runs, if any.
     """
-    from bench.advising import questions, search
+    from bench.sweep.advise import questions, search
     from bench.sweep.inputs import format_overrides
 
     return search.find_answer(

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from bench import cli, files
-from bench.errors import UserError
+from bench import cli
+from bench.core import files
+from bench.core.errors import UserError
 from docs.generate import FOLDER, pages, verbs
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bench.cli, bench.presets;"
-        "print(bench.presets.find_conf_folder()); sys.exit(bench.cli.main())"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bench.cli, bench.core.files;"
+        "print(bench.core.files.find_conf_folder()); sys.exit(bench.cli.main())"
     )
     command = [sys.executable, "-c", code, str(installed), "sweep", "study=smoke", "--dry-run"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
@@ -60,7 +60,7 @@ def test_a_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path
 def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:
     for source in (
         "bench/measure/cpu_allocator.cpp",
-        "bench/record.schema.json",
+        "bench/core/record.schema.json",
         "bench/conf/config.yaml",
         "bench/slurm/job.sh.j2",
         "zeroscale/__init__.py",

@@ -30,7 +30,7 @@ TESTS = Path(__file__).resolve().parent
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ENDS_WITH_PARENT = {"bench.runtime": signal.SIGTERM, "bench.runtime.worker": signal.SIGKILL}
 """Modules started with a `preexec_fn` that requests a signal at the death of the parent."""
-_STARTING = ("bench.cli", "bench.runtime", "bench.allocation")
+_STARTING = ("bench.cli", "bench.runtime", "bench.sweep.allocation")
 """Modules that start other processes. Each gets its own server, so that the processes become its children."""
 _IMPORTING = ("PYTHONSAFEPATH", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONWARNINGS")
 _MESSAGE_BYTES, _DESCRIPTORS, _ABOVE = 64, 32, 512
@@ -160,7 +160,7 @@ def main() -> None:
     from bench.runtime import fork_server
 
     fork_server.preload("cpu")
-    for name in ("bench.cli.run", "bench.cli.sweep", "bench.allocation.leader", "bench.runtime.coordinator"):
+    for name in ("bench.cli.run", "bench.cli.sweep", "bench.sweep.allocation.leader", "bench.runtime.coordinator"):
         importlib.import_module(name)
     connection.send(b"ready")
     _serve(connection)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from analysis.stats import compare as stats
 from analysis.summary import Row
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 Quantity = Literal["sample_s", "moved_bytes", "idle_share"]
 """What two configurations are compared by: their seconds per sample over the whole window, or another column of the run

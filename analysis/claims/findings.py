@@ -19,7 +19,7 @@ from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench.spec import Batch, RunSpec, canonical
+from bench.core.spec import Batch, RunSpec, canonical
 
 _OF_AMOUNTS: dict[Effect, Effect] = {"faster": "less", "slower": "more"}
 _OUT_OF_MEMORY = ("oom", "host_oom")

@@ -14,7 +14,7 @@ from analysis.results import Results
 from analysis.stats.compare import INTEREST, LEAST_RUNS
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 SMALLEST, LARGEST = 580e6, 13e9
 """Parameters of the study's models, by its abstract."""

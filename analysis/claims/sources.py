@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from analysis import engines
 from analysis.claims import Claim, Effect, Verdict
-from bench.errors import UserError, suggest_nearest
-from bench.formatting import format_count
-from bench.spec import Batch, EngineSpec, Parallel, RunSpec, canonical
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.formatting import format_count
+from bench.core.spec import Batch, EngineSpec, Parallel, RunSpec, canonical
 
 
 class Published(NamedTuple):

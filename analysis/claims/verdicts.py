@@ -18,7 +18,7 @@ from analysis.claims.sources import CLAIMS, SMALL, STUDY, read_published
 from analysis.formats import MISSING, format_markdown_table
 from analysis.results import Results
 from analysis.stats import compare as stats
-from bench.formatting import format_count
+from bench.core.formatting import format_count
 
 Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.cli import records
-from bench import store
-from bench.errors import UserError, suggest_nearest
+from bench.core import store
+from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
     from analysis.compare import ComparisonSetup, SetComparison

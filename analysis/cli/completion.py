@@ -9,7 +9,7 @@ Print it again after the package or its plug-ins have changed. It needs shtab: `
 import argparse
 import importlib
 
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

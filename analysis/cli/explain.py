@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from bench.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
     from analysis.explanations import Explanation

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from analysis.cli import records
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 _SHOWN_BY = {
     "tensorboard": "tensorboard --logdir {out}",

@@ -24,8 +24,8 @@ def run(args: argparse.Namespace) -> int:
     from analysis.drawing import compose
     from analysis.drawing.svg import FORMATS, save
     from analysis.figures import build_pictures, list_figures
-    from bench import terminal
-    from bench.errors import UserError, suggest_nearest
+    from bench.core import terminal
+    from bench.core.errors import UserError, suggest_nearest
 
     forms, names = args.format.split(","), [one.name for one in list_figures()]
     only = args.only.split(",") if args.only else names

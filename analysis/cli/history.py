@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cli import records
-from bench import store
-from bench.errors import UserError
+from bench.core import store
+from bench.core.errors import UserError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,14 +28,13 @@ import yaml
 from pydantic import ValidationError
 
 from analysis.cli import records
-from bench import plugins
-from bench.errors import UserError
-from bench.files import pack, read_whole
-from bench.nodelist import find_foreign
-from bench.presets import find_conf_folder
-from bench.record import RunRecord
-from bench.spec import RunSpec, config_id
-from bench.store import RECORD, to_json, write_atomically
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.files import find_conf_folder, pack, read_whole
+from bench.core.record import RunRecord
+from bench.core.scheduling import find_foreign
+from bench.core.spec import RunSpec, config_id
+from bench.core.store import RECORD, to_json, write_atomically
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import terminal
-from bench.errors import UserError
-from bench.files import RESULTS
+from bench.core import terminal
+from bench.core.errors import UserError
+from bench.core.files import RESULTS
 
 if TYPE_CHECKING:
     from analysis.results import Results

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
-    from bench import processes, terminal
+    from bench.core import processes, terminal
 
     with processes.importing():
         from analysis import report

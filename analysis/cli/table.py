@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from analysis.cli import records
-from bench.errors import UserError, make_printable, suggest_nearest
+from bench.core.errors import UserError, make_printable, suggest_nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from analysis.summary import Row
-from bench.errors import UserError, suggest_nearest
-from bench.point_fields import flatten, select
-from bench.record import EnvironmentClass
-from bench.spec import RunSpec
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.point_fields import flatten, select
+from bench.core.record import EnvironmentClass
+from bench.core.spec import RunSpec
 
 Fields = dict[str, str]
 """By dotted name, as text: those of the spec (`engine.options.stage`) and of what it met (`versions.torch`)."""

@@ -13,8 +13,8 @@ from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.stats.compare import MOST, count_missing_repeats, find_smallest_slowdown
 from analysis.summary import is_disturbed
-from bench.record import Collective, RunRecord
-from bench.statistics import LEVEL
+from bench.core.record import Collective, RunRecord
+from bench.core.statistics import LEVEL
 
 PEAK = "peak_allocated_bytes"
 _MEMORY = ("resident_bytes", PEAK)

@@ -23,7 +23,7 @@ from analysis.compare.phrases import (
     list_remarks,
 )
 from analysis.formats import CsvLines, escape_cell, escape_markdown, format_markdown_table
-from bench.errors import make_printable
+from bench.core.errors import make_printable
 
 _STYLES = {"broken": "bold red", "open": "yellow"}
 _WIDE = 10_000  # where the output goes to a file or another program, a row stays a line

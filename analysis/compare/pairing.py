@@ -17,8 +17,8 @@ from analysis.early_failures import drop_retried
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench.errors import UserError, suggest_nearest
-from bench.record import Environment
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.record import Environment
 
 
 class ComparedConfiguration(NamedTuple):

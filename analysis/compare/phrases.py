@@ -11,7 +11,7 @@ from analysis.compare.pairing import ComparedConfiguration
 from analysis.formats import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import is_disturbed
-from bench.statistics import LEVEL
+from bench.core.statistics import LEVEL
 
 HEAD = ("configuration", "B is", "A, s per sample", "B, s per sample", "time of B", "rests on", "peak of B", "and")
 RIGHT = ("A, s per sample", "B, s per sample")

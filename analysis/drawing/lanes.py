@@ -11,8 +11,8 @@ from matplotlib.path import Path
 from analysis.drawing import COLOURS, INK, Key, mark
 
 if TYPE_CHECKING:
-    from bench.engine_costs import PlayedPass
-    from bench.record import TimedPass
+    from bench.core.engine_costs import PlayedPass
+    from bench.core.record import TimedPass
 
 FORWARD, BACKWARD, TRANSFER = "forward", "backward", "waits for a transfer"
 KEYS = tuple(

@@ -1,11 +1,11 @@
-"""One file per figure; `bench.plugins.FigurePlugin` says what is in it."""
+"""One file per figure; `bench.core.plugins.FigurePlugin` says what is in it."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from analysis.drawing import Picture
 from analysis.results import Results
-from bench import plugins
+from bench.core import plugins
 
 
 class FigureFile(NamedTuple):

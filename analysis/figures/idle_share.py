@@ -8,9 +8,9 @@ from analysis.drawing.groups import QuestionGroup
 from analysis.questions import group_by_question
 from analysis.results import Results
 from analysis.summary import Row
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
-from bench.spec import RunSpec
 
 TITLE = "Idle share by micro-batches"
 ALT = (

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from analysis.drawing import Key, Look, Panel, Picture, groups, mark
 from analysis.results import Results
 from analysis.variants import describe_variants
-from bench.record import Evaluation, RunRecord
-from bench.spec import RunSpec, config_id
+from bench.core.record import Evaluation, RunRecord
+from bench.core.spec import RunSpec, config_id
 
 TITLE = "Held-out loss against tokens and time"
 ALT = (

@@ -29,9 +29,9 @@ from analysis.questions import describe_series
 from analysis.results import Results
 from analysis.summary import Row
 from bench import engines
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.spec import Device, RunSpec
 from bench.predict.memory import predict_memory
-from bench.spec import Device, RunSpec
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
 ALT = (

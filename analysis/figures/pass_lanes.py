@@ -19,9 +19,9 @@ from analysis.drawing.lanes import (
     scale_to,
 )
 from analysis.results import Results
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.record import RunRecord
 from bench.predict.step_time.pipeline import play_passes_by_flops
-from bench.record import RunRecord
 
 TITLE = "What each rank did when"
 ALT = (

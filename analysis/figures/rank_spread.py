@@ -12,8 +12,8 @@ from analysis.flags import NO_MEASUREMENT
 from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
-from bench.record import RunRecord
-from bench.stragglers import compare_to_alike, find_slow_ranks
+from bench.core.quantities import compare_to_alike, find_slow_ranks
+from bench.core.record import RunRecord
 
 TITLE = "Spread over ranks"
 ALT = (

@@ -14,7 +14,7 @@ from analysis.flags import NO_MEASUREMENT
 from analysis.formats import format_significant
 from analysis.results import Results
 from analysis.summary import Row
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 TITLE = "Steps in their order"
 ALT = (

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from analysis.formats import MISSING, CsvLines, escape_cell, format_ratio_change, format_significant, load_template
 from analysis.history.series import History, HistoryChange, HistorySeries
 from analysis.stats.change_points import LEAST_PLACES, SIDE
-from bench.errors import make_printable
-from bench.formatting import format_count
-from bench.statistics import LEVEL
+from bench.core.errors import make_printable
+from bench.core.formatting import format_count
+from bench.core.statistics import LEVEL
 
 _ORDINALS = {2: "second", 3: "third"}
 _THINGS = {"commit": "commit", "version": "set of versions", "date": "day"}

@@ -17,7 +17,7 @@ from analysis.stats.change_points import LEAST_PLACES, LevelChange, find_changes
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.variants import describe_variants
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 By = Literal["commit", "version", "date"]
 

@@ -1,14 +1,14 @@
 """Quantities derived from a record, each a column. A file holds those of one kind; a new file is new columns, with
-nothing to register (`bench.plugins.MetricPlugin`).
+nothing to register (`bench.core.plugins.MetricPlugin`).
 """
 
 import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_type_hints
 
-from bench import plugins
-from bench.errors import UserError
-from bench.record import RunRecord
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.record import RunRecord
 
 Better = Literal["more", "less", "neither"]
 

@@ -1,7 +1,7 @@
 """What ranks move between each other in a step, in bytes."""
 
 from analysis.metrics import Metric
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 _RECEIVED = "recv"  # another rank's "send"
 

@@ -4,7 +4,7 @@ from analysis import prices
 from analysis.metrics import Metric
 from analysis.metrics.throughput import compute_tokens_per_s
 from analysis.observed import compute_energy_j, get_tokens, get_window
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def compute_cost_per_million_tokens(record: RunRecord) -> float | None:

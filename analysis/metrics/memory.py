@@ -2,7 +2,7 @@
 
 from analysis.metrics import Metric
 from analysis.observed import find_worst_rank_value, list_by_rank
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def compute_init_peak_bytes(record: RunRecord) -> int | None:

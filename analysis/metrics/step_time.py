@@ -4,7 +4,7 @@ import statistics
 
 from analysis.metrics import Metric
 from analysis.observed import compute_step_interval, compute_step_quantile, get_window
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def count_steps(record: RunRecord) -> int | None:

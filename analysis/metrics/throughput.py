@@ -3,7 +3,7 @@
 from analysis.metrics import Metric
 from analysis.observed import compute_rate_interval, compute_steps_per_s, compute_token_rate, remember_latest
 from analysis.stats.intervals import Interval
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def compute_sample_s(record: RunRecord) -> float | None:

@@ -2,7 +2,7 @@
 
 from analysis.metrics import Metric
 from analysis.observed import compute_tflops_per_device, compute_utilisation
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def compute_mfu(record: RunRecord) -> float | None:

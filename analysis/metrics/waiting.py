@@ -4,8 +4,8 @@ import statistics
 
 from analysis.metrics import Metric
 from analysis.observed import get_window, list_own_seconds
-from bench.record import RunRecord
-from bench.stragglers import compare_to_alike
+from bench.core.quantities import compare_to_alike
+from bench.core.record import RunRecord
 
 
 def compute_data_wait_s(record: RunRecord) -> float | None:

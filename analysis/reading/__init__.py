@@ -12,10 +12,10 @@ from analysis.reading import consolidated, rows
 from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import FILE, RecordFile, RecordRows
 from analysis.reading.walk import is_utf8
-from bench.errors import UserError
-from bench.files import exists, is_folder
-from bench.record import RunRecord
-from bench.store import Unreadable, read_record
+from bench.core.errors import UserError
+from bench.core.files import exists, is_folder
+from bench.core.record import RunRecord
+from bench.core.store import Unreadable, read_record
 
 
 class Reading(NamedTuple):

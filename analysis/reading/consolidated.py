@@ -28,9 +28,9 @@ from analysis.reading import rows
 from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, RecordFile, RecordRows
 from analysis.reading.walk import FolderTree, is_unchanged, walk
-from bench import plugins
-from bench.files import get_cache_folder
-from bench.store import write_atomically
+from bench.core import plugins
+from bench.core.files import get_cache_folder
+from bench.core.store import write_atomically
 
 LEAST = 200
 """Records from which on a folder gets a consolidated file."""

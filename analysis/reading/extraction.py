@@ -22,8 +22,8 @@ from analysis.columns import Column, list_all_columns
 from analysis.observed import get_window
 from analysis.reading.rows import FILE, RecordFile, build_row, build_schema
 from analysis.stats import windows
-from bench.record import RunRecord
-from bench.store import Unreadable, read_record
+from bench.core.record import RunRecord
+from bench.core.store import Unreadable, read_record
 
 _BATCH = 500  # records; so many are in memory as Python objects
 _SHARE = 500  # records that are worth starting a process for

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from analysis import verify
 from analysis.columns import Column, Kind, list_all_columns
 from analysis.flags import list_flags, list_notes
-from bench.engine_facts import SUMMED_STEPS
-from bench.record import Outcome, RunRecord
-from bench.spec import RunSpec
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.record import Outcome, RunRecord
+from bench.core.spec import RunSpec
 
 FILE, SIZE, CHANGED = "file", "file_size", "file_changed_ns"
 TRACES = {

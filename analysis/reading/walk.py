@@ -14,8 +14,8 @@ from time import time_ns
 from typing import NamedTuple
 
 from analysis.reading.rows import RecordFile
-from bench import files
-from bench.store import CIRCUMSTANCE, RECORD
+from bench.core import files
+from bench.core.store import CIRCUMSTANCE, RECORD
 
 SETTLED_NS = 2_000_000_000
 UNSETTLED = 0

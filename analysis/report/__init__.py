@@ -21,7 +21,7 @@ from analysis.report.tables import TextTable
 from analysis.report.texts import describe_answers
 from analysis.results import Results
 from analysis.scaling import best, crossover, curves
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 Follow = Callable[[str, float | None], None]
 """What hears what is under way, and what share of it is done, between 0 and 1; None where nobody knows."""

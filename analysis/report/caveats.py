@@ -18,8 +18,8 @@ from analysis.stats.drift import LEAST_CONTROLS, Drift, drift
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.verify import is_reference
+from bench.core.formatting import format_count
 from bench.engines import REFERENCE
-from bench.formatting import format_count
 
 
 class ControlPointDrift(NamedTuple):

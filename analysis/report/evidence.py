@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pydantic_core
 
 from analysis.results import Results
-from bench.errors import make_printable
-from bench.files import open_regular, read_regular
-from bench.record import RunRecord
-from bench.store import LOG, Unreadable
+from bench.core.errors import make_printable
+from bench.core.files import open_regular, read_regular
+from bench.core.record import RunRecord
+from bench.core.store import LOG, Unreadable
 
 TAIL_LINES = 60
 

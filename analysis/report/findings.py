@@ -16,8 +16,8 @@ from analysis.scaling.curves import ScalingCurve, build_curves
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.variants import tell_apart
-from bench.record import Circumstance
-from bench.store import Unreadable
+from bench.core.record import Circumstance
+from bench.core.store import Unreadable
 
 
 class ReportFindings(NamedTuple):

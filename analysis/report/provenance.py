@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from analysis.formats import MISSING
 from analysis.observed import find_job
 from analysis.results import Results
-from bench.machine import Machine
-from bench.record import Environment
+from bench.core.machine import Machine
+from bench.core.record import Environment
 
 _MOST = 8  # values of one fact that are written out
 

@@ -11,8 +11,8 @@ from analysis.questions import describe_choice, format_ranks, name_question
 from analysis.scaling.best import Best, Rival
 from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
-from bench.formatting import format_count
-from bench.statistics import LEVEL
+from bench.core.formatting import format_count
+from bench.core.statistics import LEVEL
 
 _LUCK_WORTH_SAYING = 0.002
 _REASON_LETTERS = 120

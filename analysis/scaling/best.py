@@ -36,7 +36,7 @@ from analysis.stats.family import Family
 from analysis.stats.intervals import Interval
 from analysis.summary import Row, is_disturbed
 from analysis.variants import tell_apart
-from bench.statistics import LEVEL
+from bench.core.statistics import LEVEL
 
 
 class Rival(NamedTuple):

@@ -14,8 +14,8 @@ from analysis.results import Results
 from analysis.scaling.time_per_sample import read_once
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench.formatting import format_count
-from bench.spec import Batch, RunSpec, canonical
+from bench.core.formatting import format_count
+from bench.core.spec import Batch, RunSpec, canonical
 
 Law = Literal["strong", "weak"]
 """Strong: every node count does the same global batch. Weak: every device makes as many micro-steps per step; at equal

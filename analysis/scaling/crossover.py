@@ -28,7 +28,7 @@ from analysis.scaling.time_per_sample import (
 )
 from analysis.stats.compare import TOO_FEW, Comparison, Verdict, judge_interval, verdicts
 from analysis.summary import Row
-from bench.statistics import LEVEL
+from bench.core.statistics import LEVEL
 
 _SIDE = ("config_id", *BATCH, "n", "outcome", "sample_s", "step_s", "flags")
 COLUMNS = (

@@ -21,7 +21,7 @@ from analysis.stats.compare import Comparison, Runs, blocks, compare, enough
 from analysis.stats.intervals import Interval
 from analysis.summary import KEY, Row
 from analysis.table import build_typed_frame, list_rows
-from bench.statistics import LEVEL
+from bench.core.statistics import LEVEL
 
 Result = TypeVar("Result")
 

@@ -20,7 +20,7 @@ import scipy.special
 from numpy.typing import NDArray
 
 from analysis.stats.intervals import Interval
-from bench.statistics import LEVEL, Array, quantile
+from bench.core.statistics import LEVEL, Array, quantile
 
 LEAST_PLACES = 8
 """Of a series in which a change can be told: of seven, one order of them in 18 looks as if there were one."""

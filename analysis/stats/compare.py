@@ -13,7 +13,7 @@ import scipy.special
 
 from analysis.stats.family import Noise, compute_chance, compute_pair_chance, corrected, equivalent, satterthwaite
 from analysis.stats.intervals import Interval
-from bench.statistics import LEAST, LEVEL, Array, mean_bounds, quantile, student
+from bench.core.statistics import LEAST, LEVEL, Array, mean_bounds, quantile, student
 
 Runs = Sequence[Sequence[float]]
 """The steps, in their order and in seconds, of each run of one configuration."""

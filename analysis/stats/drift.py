@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.stats.compare import Runs
 from analysis.stats.intervals import Interval
-from bench.statistics import LEVEL, quantile
+from bench.core.statistics import LEVEL, quantile
 
 LEAST_CONTROLS = 4
 """Of which a line leaves two degrees of freedom, for the difference that two runs of the same have anyhow."""

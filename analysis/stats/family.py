@@ -22,7 +22,7 @@ import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
-from bench.statistics import LEVEL, Array, student
+from bench.core.statistics import LEVEL, Array, student
 
 _LEAST_DRAWS, _MOST_DRAWS, _VALUES = 4000, 20_000, 500_000
 _FREEDOMS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 100, np.inf)

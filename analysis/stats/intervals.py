@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-import bench.statistics
-from bench.statistics import LEAST, LEVEL, Array, SeriesBounds, effective_size, mean_bounds, median_bounds
+import bench.core.statistics
+from bench.core.statistics import LEAST, LEVEL, Array, SeriesBounds, effective_size, mean_bounds, median_bounds
 
 Kind = Literal["within the run", "within the runs", "between repeats", "range of repeats"]
 
@@ -81,6 +81,6 @@ def repeats_interval(values: Sequence[float], level: float = LEVEL) -> Interval 
     n = len(values)
     if n < 2:
         return None
-    if ends := bench.statistics.median_interval(values, level):
+    if ends := bench.core.statistics.median_interval(values, level):
         return Interval(*ends, "between repeats", level, n)
     return Interval(min(values), max(values), "range of repeats", 1 - 2 ** (1 - n), n)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.stats.intervals import FEW, Interval
-from bench.statistics import (
+from bench.core.statistics import (
     LEAST,
     LEVEL,
     Array,

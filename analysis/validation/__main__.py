@@ -26,8 +26,8 @@ from analysis.validation import (
     summarise_comparison,
 )
 from analysis.validation.recorded import RecordedRuns, find_recorded_runs
-from bench.errors import UserError
-from bench.store import build_unwritable_error, write_atomically
+from bench.core.errors import UserError
+from bench.core.store import build_unwritable_error, write_atomically
 
 PAGE = "README.md"
 COLUMNS = (

@@ -13,8 +13,8 @@ from analysis.validation.published_runs import (
     count_megatron_flops,
 )
 from analysis.validation.recorded import RecordedRuns
+from bench.core.spec import RunSpec
 from bench.predict.memory import MemoryPrediction, predict_memory_by_place
-from bench.spec import RunSpec
 
 MEAN, POINTS = 9.0, 5.0
 """Bounds: of the mean error of the shares in percent, and of every efficiency in points."""

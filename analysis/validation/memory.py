@@ -6,8 +6,8 @@ from typing import NamedTuple
 from analysis.validation import PredictionComparison, PredictionPoint, build_point
 from analysis.validation.published_memory import estimate_memory, find_stage
 from analysis.validation.recorded import MemoryRun, RecordedRuns, format_label
+from bench.core.spec import config_id
 from bench.predict.memory import MemoryPrediction, predict_memory
-from bench.spec import config_id
 
 Reasons = Mapping[int, str]
 """Why a prediction may be off, by ZeRO stage."""

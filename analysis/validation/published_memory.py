@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from analysis.claims.sources import read_published
 from analysis.validation import PredictionComparison, PredictionPoint, Verdict, compute_error_percent
 from analysis.validation.published_runs import read_parameter_count, read_shape
-from bench.engine_facts import Division
+from bench.core.engine_facts import Division
+from bench.core.formatting import format_count
+from bench.core.spec import RunSpec
 from bench.engines import find_facts
-from bench.formatting import format_count
 from bench.predict.memory import predict_memory
-from bench.spec import RunSpec
 
 HALF = 2
 """Bytes of a weight in 16 bits."""

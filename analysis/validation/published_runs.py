@@ -7,11 +7,11 @@ does, with its schedule played through.
 from typing import Any, NamedTuple
 
 from analysis.claims.sources import read_published
-from bench.machine import Machine
+from bench.core.machine import Machine
+from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.rates import CEILING_OF_PEAK
 from bench.predict.workload import FUSED, USUAL, Software
-from bench.spec import RunSpec
 
 SIZES = ("d_model", "d_kv", "d_ff", "encoder_layers", "decoder_layers", "heads", "vocab")
 

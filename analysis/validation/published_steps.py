@@ -14,11 +14,11 @@ import yaml
 
 from analysis.claims.sources import read_published
 from analysis.validation import PredictionComparison, PredictionPoint, compute_error_percent, published_runs
-from bench.machine import Machine
+from bench.core.files import find_conf_folder
+from bench.core.machine import Machine
+from bench.core.spec import RunSpec
 from bench.predict.step_time import predict_step_time
 from bench.predict.workload import FUSED, SOFTWARE, USUAL, Software
-from bench.presets import find_conf_folder
-from bench.spec import RunSpec
 
 SEED, SET_ASIDE = 20260, 2
 """Seed of the draw of sources, which is that of the draw of traces, and the number of sources that it sets aside."""

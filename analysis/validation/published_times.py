@@ -27,12 +27,12 @@ from analysis.validation.published_runs import (
     build_t5_run,
     read_shape,
 )
-from bench.machine import Calibration, CollectiveKind, Machine
+from bench.core.machine import Calibration, CollectiveKind, Machine
+from bench.core.network import count_parameters
+from bench.core.spec import FULL, RunSpec
 from bench.predict.step_time.compute import ADAMW_PASSES, UPDATE_PASSES
 from bench.predict.step_time.network import MIB, RankSpan, compute_collective_s
 from bench.predict.workload import get_network
-from bench.spec import FULL, RunSpec
-from bench.stacks import count_parameters
 
 GPT_MEAN, T5_MEAN = 9.0, 15.0
 """Bounds of the mean of absolute errors, in percent; set before the formulas were written."""

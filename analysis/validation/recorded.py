@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.errors import UserError
-from bench.formatting import format_count
-from bench.record import RunRecord
-from bench.spec import RunSpec
-from bench.store import find_records, read_record
+from bench.core.errors import UserError
+from bench.core.formatting import format_count
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec
+from bench.core.store import find_records, read_record
 
 
 class MemoryRun(NamedTuple):

@@ -13,16 +13,16 @@ from analysis.table import list_rows
 from analysis.validation import PredictionComparison, PredictionPoint, build_point, compute_error_percent
 from analysis.validation.published_memory import estimate_flops, estimate_memory
 from analysis.validation.recorded import MemoryRun, RecordedRuns, format_label
-from bench.errors import UserError
-from bench.formatting import format_count
-from bench.machine import Machine
+from bench.core.errors import UserError
+from bench.core.formatting import format_count
+from bench.core.machine import Machine
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec
+from bench.core.store import find_records, read_record
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
 from bench.predict.step_time.network import change_link_speed
 from bench.predict.step_time.rates import read_rates
-from bench.record import RunRecord
-from bench.spec import RunSpec
-from bench.store import find_records, read_record
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
 """Link rates of the recorded runs, in bytes/s."""

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from bench.machine import Calibration, Machine
-from bench.record import Network
-from bench.spec import Frozen, Positive
+from bench.core.machine import Calibration, Machine
+from bench.core.record import Network
+from bench.core.spec import Frozen, Positive
 
 REQUEST, MEASURED, FAILURE, DOING = "asked.json", "measured.json", "failure.txt", "doing.txt"
 

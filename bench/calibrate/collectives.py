@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.calibrate import CalibrationRequest
-from bench.machine import CollectiveKind, CollectiveTime
+from bench.core.machine import CollectiveKind, CollectiveTime
 
 if TYPE_CHECKING:
     import torch

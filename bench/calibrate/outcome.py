@@ -5,10 +5,10 @@ from typing import Any
 
 import yaml
 
-from bench import terminal
 from bench.calibrate import CalibrationResult
-from bench.machine import Calibration, CollectiveTime, Machine
-from bench.spec import Precision
+from bench.core import terminal
+from bench.core.machine import Calibration, CollectiveTime, Machine
+from bench.core.spec import Precision
 
 _DIGITS = 4  # of what is measured, in the file
 _UNPUBLISHED = "nothing published"

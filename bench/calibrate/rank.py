@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import store
 from bench.calibrate import (
     DOING,
     FAILURE,
@@ -21,10 +20,11 @@ from bench.calibrate import (
     collectives,
     rates,
 )
-from bench.machine import Calibration
+from bench.core import store
+from bench.core.machine import Calibration
+from bench.core.record import Limits
 from bench.measure.environment import classify, name_collectives, read_version
 from bench.measure.failures import Refused
-from bench.record import Limits
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from bench.machine import Machine, MatmulRate
-from bench.spec import Precision
-from bench.stacks import Stacks, list_matrices
+from bench.core.machine import Machine, MatmulRate
+from bench.core.network import Stacks, list_matrices
+from bench.core.spec import Precision
 
 if TYPE_CHECKING:
     import torch

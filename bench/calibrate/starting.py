@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import job_context, store
 from bench.calibrate import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
-from bench.errors import UserError
-from bench.formatting import duration
+from bench.core import job_context, store
+from bench.core.errors import UserError
+from bench.core.formatting import duration
+from bench.core.processes import build_module_command
+from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
 from bench.measure.environment import choose_openmp_variables
-from bench.processes import build_module_command
 from bench.runtime.process import install_handlers, set_parent_death_signal, start_process
 from bench.runtime.transport import Rendezvous
-from bench.terminal import Progress
 
 _RANKS_POLL_S = 0.1
 _STARTUP_S = 300.0  # between the first node's start and the others'

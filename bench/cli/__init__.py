@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from bench.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, suggest_nearest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,7 +147,7 @@ def _check_words(name: str, words: list[str]) -> None:
 
 
 def _format_help() -> str:
-    from bench import terminal  # which a verb need not pay for
+    from bench.core import terminal  # which a verb need not pay for
 
     return "\n".join(
         [

@@ -34,12 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import options
-from bench.comparison import rounds, sides
-from bench.comparison.sides import ComparedSide
-from bench.errors import UserError
-from bench.formatting import describe_result, format_count
-from bench.record import RunRecord
-from bench.spec import OBJECTIVE, RunSpec
+from bench.core.errors import UserError
+from bench.core.formatting import describe_result, format_count
+from bench.core.record import RunRecord
+from bench.core.spec import OBJECTIVE, RunSpec
+from bench.sweep.ab import rounds, sides
+from bench.sweep.ab.sides import ComparedSide
 
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,

@@ -4,10 +4,8 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bench import terminal
-from bench.advising.length import LAW
-from bench.advising.search import Answer
-from bench.formatting import (
+from bench.core import terminal
+from bench.core.formatting import (
     describe_choice,
     describe_layout,
     describe_lengths,
@@ -17,15 +15,17 @@ from bench.formatting import (
     format_percent,
     list_overrides,
 )
+from bench.core.network import Attention, count_parameters
+from bench.core.spec import RunSpec
 from bench.predict.advice import CLOSE, Advice, AdviceQuestion, format_hours, format_hours_interval, rate_doubt
 from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice, explain_difference
 from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
 from bench.predict.scaling_laws import KAPLAN, find_law
 from bench.predict.workload import format_class, get_network
-from bench.spec import RunSpec
-from bench.stacks import Attention, count_parameters
 from bench.sweep import inputs
+from bench.sweep.advise.length import LAW
+from bench.sweep.advise.search import Answer
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from bench import api
-from bench.advising import questions
-from bench.advising.search import Answer
 from bench.cli import advice_text, options, pages
 from bench.cli.advice_text import list_caveats
-from bench.files import RESULTS
-from bench.formatting import list_overrides
+from bench.core.files import RESULTS
+from bench.core.formatting import list_overrides
+from bench.core.spec import config_id
 from bench.predict.advice.choices import Choice
-from bench.spec import config_id
+from bench.sweep.advise import questions
+from bench.sweep.advise.search import Answer
 
 __doc__ = __doc__.format(words=questions.format_help())
 

@@ -23,19 +23,20 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from bench import job_context, models, store, terminal
+from bench import models
 from bench.calibrate import ELSEWHERE, CalibrationRequest, Part, outcome, starting
 from bench.calibrate.rates import list_products
 from bench.cli import options
 from bench.config import compose
 from bench.config.compose import Request
-from bench.errors import UserError, suggest_nearest
-from bench.machine import Machine
+from bench.core import job_context, store, terminal
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.machine import Machine
+from bench.core.network import Stacks
+from bench.core.record import Network
+from bench.core.scheduling import SchedulingOptions
+from bench.core.spec import ModelSpec
 from bench.measure.environment import count_local_devices, find_device_kind
-from bench.record import Network
-from bench.scheduling import SchedulingOptions
-from bench.spec import ModelSpec
-from bench.stacks import Stacks
 
 PARTS: tuple[Part, ...] = get_args(Part)
 _RANKS = 2  # on a processor alone: fewer would leave contention and collectives out

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench import plugins, terminal
-from bench.checks import Check, CheckState
 from bench.cli import options
 from bench.config.compose import find_conf_folder
-from bench.errors import UserError
-from bench.machine import Machine
+from bench.core import plugins, terminal
+from bench.core.errors import Check, CheckState, UserError
+from bench.core.machine import Machine
 from bench.measure import devices, environment
-from bench.preparation.staging import check_memory_counter
+from bench.sweep.prepare.staging import check_memory_counter
 
 OLDEST_SLURM = (21, 8)
 """Before, `sacct` has no field `Reason`."""

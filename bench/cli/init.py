@@ -12,9 +12,9 @@ import re
 import shlex
 from pathlib import Path
 
-from bench import store, terminal
-from bench.errors import UserError
-from bench.presets import find_conf_folder
+from bench.core import store, terminal
+from bench.core.errors import UserError
+from bench.core.files import find_conf_folder
 from bench.reference import schema
 
 _SITE, _STUDY = "my_site", "my_study"

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import store
 from bench.cli import options
-from bench.errors import UserError, make_printable
-from bench.files import RESULTS
-from bench.record import Circumstance
+from bench.core import store
+from bench.core.errors import UserError, make_printable
+from bench.core.files import RESULTS
+from bench.core.record import Circumstance
 from bench.sweep import jobs, snapshot
 from bench.sweep.jobs import read_end
 

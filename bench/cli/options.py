@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UserError, make_printable
-from bench.files import RESULTS
-from bench.formatting import describe_point, format_count
-from bench.spec import config_id
+from bench.core.errors import UserError, make_printable
+from bench.core.files import RESULTS
+from bench.core.formatting import describe_point, format_count
+from bench.core.spec import config_id
 
 if TYPE_CHECKING:
     from bench.config.compose import Request
-    from bench.store import Unreadable
-    from bench.study import Pair
+    from bench.core.store import Unreadable
+    from bench.core.study import Pair
 
 JSON = "print JSON for another program"
 

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from bench import store
-from bench.errors import UserError
+from bench.core import store
+from bench.core.errors import UserError
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:

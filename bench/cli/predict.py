@@ -18,15 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bench import api, terminal
+from bench import api
 from bench.cli import options, pages
-from bench.errors import NoPrediction
-from bench.formatting import describe_point, format_count, format_interval
+from bench.core import terminal
+from bench.core.errors import NoPrediction
+from bench.core.formatting import describe_point, format_count, format_interval
+from bench.core.network import count_parameters
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
 from bench.predict.workload import format_class, get_network
-from bench.stacks import count_parameters
 from bench.sweep.prediction import Prediction
 
 _DOUBT = """\

@@ -12,8 +12,9 @@ op that nobody built for nodes of that kind is built. Exit code 0 if nothing is 
 
 import argparse
 
-from bench import api, terminal
+from bench import api
 from bench.cli import options
+from bench.core import terminal
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,11 @@ import argparse
 import statistics
 from pathlib import Path
 
-from bench import api, terminal
+from bench import api
 from bench.cli import options
-from bench.errors import UserError
-from bench.record import RunRecord
+from bench.core import terminal
+from bench.core.errors import UserError
+from bench.core.record import RunRecord
 from bench.sweep import definition
 
 STUDY = "rehearsals"

@@ -15,13 +15,14 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import api, job_context, store, terminal
+from bench import api
 from bench.cli import options, search, sweep
 from bench.cli.status import format_summary
-from bench.errors import UserError, make_printable
-from bench.formatting import describe_result
-from bench.processes import build_module_command
-from bench.scheduling import SchedulerAway
+from bench.core import job_context, store, terminal
+from bench.core.errors import UserError, make_printable
+from bench.core.formatting import describe_result
+from bench.core.processes import build_module_command
+from bench.core.scheduling import SchedulerAway
 from bench.sweep import definition, jobs, snapshot
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus, StudyState

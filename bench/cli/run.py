@@ -14,11 +14,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import api, engines, store, terminal
+from bench import api, engines
 from bench.cli import options
-from bench.formatting import describe_result
-from bench.record import RunRecord
-from bench.spec import Parallel, RunSpec
+from bench.core import store, terminal
+from bench.core.formatting import describe_result
+from bench.core.record import RunRecord
+from bench.core.spec import Parallel, RunSpec
 
 STUDY = "adhoc"
 

@@ -16,15 +16,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bench import api, terminal
+from bench import api
 from bench.cli import options, sweep
-from bench.formatting import format_count
-from bench.quantities import OBJECTIVES
-from bench.search.planning import PlannedSearch
-from bench.search.proposers import PATIENCE
-from bench.search.verdict import SearchVerdict, find_interval
-from bench.search_section import SearchSection
+from bench.core import terminal
+from bench.core.formatting import format_count
+from bench.core.quantities import OBJECTIVES
+from bench.core.study import SearchSection
 from bench.sweep.policy import Proposal, TrialResult
+from bench.sweep.search.planning import PlannedSearch
+from bench.sweep.search.proposers import PATIENCE
+from bench.sweep.search.verdict import SearchVerdict, find_interval
 from bench.sweep.submitting import SubmitResult
 
 

@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import api, terminal
+from bench import api
 from bench.cli import options
-from bench.errors import make_printable
-from bench.formatting import format_count
-from bench.scheduling import JobState
+from bench.core import terminal
+from bench.core.errors import make_printable
+from bench.core.formatting import format_count
+from bench.core.scheduling import JobState
 from bench.sweep import jobs
 from bench.sweep.jobs import SubmittedJob
 from bench.sweep.status import PointStatus, StudyState, describe_wait

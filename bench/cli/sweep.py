@@ -21,16 +21,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import api, launchers, terminal
+from bench import api, launchers
 from bench.cli import options
 from bench.config.compose import Expansion
-from bench.files import RESULTS
-from bench.formatting import format_count
+from bench.core import terminal
+from bench.core.files import RESULTS
+from bench.core.formatting import format_count
+from bench.core.quantities import compute_node_hours
+from bench.core.spec import RunSpec, read_protocol
+from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
-from bench.quantities import compute_node_hours
-from bench.spec import RunSpec, read_protocol
-from bench.store import RECORD, read_record
 from bench.sweep import jobs, submitting
 from bench.sweep.definition import SweepDefinition
 from bench.sweep.forecast import Forecast, MemoryForecast, compute_minutes, explain_unpredicted

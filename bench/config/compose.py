@@ -19,7 +19,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bench import yaml_file
 from bench.config import exclude_rules
 from bench.config.decode import (
     Request,
@@ -32,10 +31,10 @@ from bench.config.decode import (
 )
 from bench.config.exclude_rules import ExcludeRule
 from bench.config.rule_fields import collect_fields, collect_fields_of_tree, list_field_names
-from bench.errors import UserError, suggest_nearest
-from bench.presets import find_conf_folder
-from bench.spec import config_id
-from bench.study import Overrides, Pair, Study, expand_study
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.files import find_conf_folder, format_reason, read_yaml
+from bench.core.spec import config_id
+from bench.core.study import Overrides, Pair, Study, expand_study
 
 __all__ = [
     "GROUPS",
@@ -82,7 +81,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
         try:
             override = parser.parse_override(text)
         except (HydraException, ValueError, RecursionError) as error:  # numbers of 5,000 digits, brackets without end
-            rule = f"not an override ({yaml_file.format_reason(error)})"
+            rule = f"not an override ({format_reason(error)})"
             raise UserError(_shorten(text), rule, "write KEY=VALUE, quoted for the shell") from error
         if not override.key_or_group:
             raise UserError(_shorten(text), "not an override", "write KEY=VALUE")
@@ -190,7 +189,7 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
     of_file = name.endswith((".yaml", ".yml"))
     path = Path(name) if of_file else _find_file("study", name, config_dir)
     called = "study" if of_file else f"study={format_in_one_line(name)}"
-    decoded: Study = decode_model(Study, yaml_file.read(path, called), "study")
+    decoded: Study = decode_model(Study, read_yaml(path, called), "study")
     return decoded
 
 
@@ -320,7 +319,7 @@ def _compose_by_hydra(choices: tuple[tuple[str, str], ...], config_dir: Path | N
         plain = OmegaConf.to_container(tree, resolve=False)
     except Exception as error:  # Hydra raises whatever it likes for files that it cannot put together
         raise UserError(
-            _format_choices(choices), yaml_file.format_reason(error), "correct the file, or those in its defaults"
+            _format_choices(choices), format_reason(error), "correct the file, or those in its defaults"
         ) from error
     assert isinstance(plain, dict)
     for group in GROUPS:
@@ -335,7 +334,7 @@ def _compose_by_hydra(choices: tuple[tuple[str, str], ...], config_dir: Path | N
 @functools.cache
 def _check_group_file(group: str, name: str, config_dir: Path | None) -> None:
     """Raise UserError for a file that cannot be read; once for all choices that it is part of."""
-    yaml_file.read(_find_file(group, name, config_dir), f"{group}={format_in_one_line(name)}")
+    read_yaml(_find_file(group, name, config_dir), f"{group}={format_in_one_line(name)}")
 
 
 def _format_choices(choices: Sequence[tuple[str, str]]) -> str:

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from bench import data, engines, launchers, models, objectives
-from bench.errors import UserError, suggest_nearest
-from bench.machine import Machine, check_plausible
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.files import read_model_counts
+from bench.core.machine import Machine, check_plausible
+from bench.core.network import count_parameters
+from bench.core.private import mask_tokens
+from bench.core.record import Limits
+from bench.core.scheduling import SchedulingOptions
+from bench.core.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
-from bench.presets import read_model_counts
-from bench.private import mask_tokens
-from bench.record import Limits
-from bench.scheduling import SchedulingOptions
-from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
-from bench.stacks import count_parameters
 
 
 class Request(NamedTuple):

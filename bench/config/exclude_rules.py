@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from simpleeval import EvalWithCompoundTypes
 
-from bench.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, suggest_nearest
 
 _LONGEST = 50_000
 ALLOWED = "write names, numbers, 'words' and [lists] with and, or, not, in, == != < <= > >=, + - * / // %"

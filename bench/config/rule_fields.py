@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench import data, engines, models, plugins
+from bench import data, engines, models
 from bench.config.decode import Request, complete_lengths, decode_cached, list_models, load_file
-from bench.errors import UserError
-from bench.machine import Machine
-from bench.spec import RunSpec
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.machine import Machine
+from bench.core.spec import RunSpec
 
 
 def collect_fields(composed: Request) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 `describe(spec)`                  plain facts for the record (corpus hash, tokenizer …)
 `has_fixed_targets(spec)`         optional: whether every sample has the same number of target tokens; absent is no
 
-A source that a model can be trained on to an end holds a part back to evaluate on (`bench.plugins.HeldOutDataPlugin`).
+A source for trainings with an end holds a part back to evaluate on (`bench.core.plugins.HeldOutDataPlugin`).
 
 Sample i of the global stream depends on (seed, i) alone: the same global batch holds the same samples whatever the
 engine, the number of ranks and the accumulation. Ranks of one data-parallel rank get the same micro-batches.
@@ -14,9 +14,9 @@ engine, the number of ranks and the accumulation. Ranks of one data-parallel ran
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench import plugins
-from bench.plugins import DataPlugin, HeldOutDataPlugin
-from bench.spec import RunSpec
+from bench.core import plugins
+from bench.core.plugins import DataPlugin, HeldOutDataPlugin
+from bench.core.spec import RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.data import MicroBatch, text
 from bench.data.pipeline import tokenizer
 from bench.data.pipeline.corpus import TextSelection
 from bench.data.text import PreparedText, SampleOptions
-from bench.errors import UserError
-from bench.spec import RunSpec
 
 if TYPE_CHECKING:
     import numpy as np

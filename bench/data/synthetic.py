@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.core.errors import UserError
+from bench.core.spec import Frozen, RunSpec
 from bench.data import MicroBatch, vocabulary
-from bench.errors import UserError
-from bench.spec import Frozen, RunSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from bench import objectives
+from bench.core.errors import UserError
+from bench.core.spec import Frozen, RunSpec
 from bench.data import MicroBatch, vocabulary
 from bench.data.pipeline import corpus, tokenizer
 from bench.data.pipeline.corpus import Corpus, divide
 from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
 from bench.data.pipeline.tokenizer import Tokenizer
-from bench.errors import UserError
-from bench.spec import Frozen, RunSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,19 +1,19 @@
 """Training engines: a folder each, which holds `facts.py`. Folders without are what engines share.
 
-A folder shows two parts. Its `__init__` is what plans and readers ask, without torch (`bench.plugins.EnginePlugin`);
-its `engine` is what builds (`bench.plugins.EngineBuilder`), and returns an `Engine`.
+Planning and reading import its `__init__`, without torch (`bench.core.plugins.EnginePlugin`). Its module `engine`
+builds an `Engine` (`bench.core.plugins.EngineBuilder`).
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench import plugins
-from bench.engine_facts import EngineFacts, Layout
-from bench.errors import UserError
-from bench.plugins import EngineBuilder, EnginePlugin
-from bench.record import TimedPass
-from bench.spec import Parallel, RunSpec
+from bench.core import plugins
+from bench.core.engine_facts import EngineFacts, Layout
+from bench.core.errors import UserError
+from bench.core.plugins import EngineBuilder, EnginePlugin
+from bench.core.record import TimedPass
+from bench.core.spec import Parallel, RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,10 +1,10 @@
-"""Launchers, one file or package each; `bench.plugins` says what each of them defines."""
+"""Launchers, one file or package each; `bench.core.plugins` says what each of them defines."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from bench import plugins
-from bench.plugins import LauncherPlugin, QueueingLauncherPlugin, StartingLauncherPlugin
+from bench.core import plugins
+from bench.core.plugins import LauncherPlugin, QueueingLauncherPlugin, StartingLauncherPlugin
 
 
 def load(name: str) -> LauncherPlugin:

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 
-from bench.errors import UserError
-from bench.launching import LaunchPlan, Work
-from bench.processes import build_module_command
-from bench.record import Limits
+from bench.core.errors import UserError
+from bench.core.processes import build_module_command
+from bench.core.record import Limits
+from bench.core.scheduling import LaunchPlan, Work
+from bench.core.spec import RunSpec
 from bench.runtime.process import set_parent_death_signal
-from bench.spec import RunSpec
 
 QUEUES = False
 

@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from bench.core.record import MemoryShortage, OutcomeKind
 from bench.measure.failures import OUT_OF_MEMORY, classify_error, count_oom_kills
-from bench.record import MemoryShortage, OutcomeKind
 
 # What a supervisor hands to its ranks in their environment: file descriptors, and a time.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"

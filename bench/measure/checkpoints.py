@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import store
-from bench.record import Evaluation
-from bench.spec import Frozen
+from bench.core import store
+from bench.core.record import Evaluation
+from bench.core.spec import Frozen
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _PROGRESS = "progress.json"

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from bench.machine import Machine
+from bench.core.machine import Machine
 from bench.measure.environment import read_cpu_model
 from bench.measure.failures import Refused
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import job_context
+from bench.core import job_context
+from bench.core.private import is_secret
+from bench.core.record import Environment, EnvironmentClass, ScheduledJob
+from bench.core.scheduling import JobContext
 from bench.measure import devices
 from bench.measure.control_group import quota_cores
 from bench.measure.failures import Refused
-from bench.private import is_secret
-from bench.record import Environment, EnvironmentClass, ScheduledJob
-from bench.scheduling import JobContext
 
 _PACKAGES = (
     "zeroscale", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "hydra-core",

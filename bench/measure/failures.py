@@ -13,10 +13,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.quantities import FOREIGN_BYTES
+from bench.core.record import OutcomeKind
 from bench.measure.control_group import own_groups
-from bench.others import FOREIGN_BYTES
-from bench.record import OutcomeKind
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -65,7 +65,7 @@ class InjectedFault(NamedTuple):
     def attach(self, rank: int, module: "Module") -> None:
         """Prepare the harm that happens inside a step."""
         if rank == self.rank and self.action == "slow_compute":
-            from bench.distributed.stages import RankStages
+            from bench.engines.distributed.stages import RankStages
 
             called = module.first if isinstance(module, RankStages) else module
             called.register_forward_hook(lambda *_: time.sleep(_SLOW_S))

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.core.record import Link
+from bench.core.spec import RunSpec
 from bench.measure import transport
 from bench.measure.collectives import wait_for
 from bench.measure.environment import name_collectives
-from bench.record import Link
-from bench.spec import RunSpec
 
 _PAYLOAD_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 _REPEATS = 5

@@ -18,14 +18,14 @@ from typing import Literal, Protocol
 
 import torch
 
+from bench.core.spec import MeasureSpec, RunSpec
+from bench.core.statistics import series_interval
+from bench.core.step_times import StepTimes
 from bench.data import MicroBatch
 from bench.engines import Engine
 from bench.measure.clock import Clock, ReadBlock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.spec import MeasureSpec, RunSpec
-from bench.statistics import series_interval
-from bench.step_times import StepTimes
 
 
 class BatchCopy(Protocol):

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import torch
 
-from bench.files import get_cache_folder
+from bench.core.files import get_cache_folder
+from bench.core.record import MemoryShortage
 from bench.measure.control_group import find_memory_limits
-from bench.record import MemoryShortage
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

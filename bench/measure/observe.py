@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.engine_facts import SUMMED_STEPS, Member
+from bench.core.engine_facts import SUMMED_STEPS, Member
+from bench.core.record import Collective, Link, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
+from bench.core.spec import RunSpec
 from bench.engines import OptionalMembers, facts
 from bench.measure import memory
 from bench.measure.collectives import CollectiveCounter, wait_for
@@ -27,8 +29,6 @@ from bench.measure.loop import Series, Trainer
 from bench.measure.memory import MemoryTrace, PhasePeaks
 from bench.measure.surroundings import Surrounded
 from bench.measure.training import Training
-from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
-from bench.spec import RunSpec
 
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench.core.record import Limits
+from bench.core.scheduling import JobContext, find_foreign
 from bench.measure.channel import LISTENER
 from bench.measure.failures import Refused
-from bench.nodelist import find_foreign
-from bench.record import Limits
-from bench.scheduling import JobContext
 
 if TYPE_CHECKING:
     import torch

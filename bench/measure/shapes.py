@@ -14,8 +14,8 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from bench.core.spec import MeasureSpec
 from bench.measure.failures import Refused
-from bench.spec import MeasureSpec
 
 SMALL = 4096
 """Elements that an operation may take and give together to be done all the same: scalars, losses, tokens of a text."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
 from bench.measure.control_group import throttled_s
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.others import BUSY_SHARE, taken
-from bench.record import DeviceUse, NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RESOURCES = ("cpu", "memory", "io")

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import torch
 
-from bench import learning, objectives
+from bench import objectives
+from bench.core import learning
+from bench.core.record import Checkpoint, Evaluation
+from bench.core.spec import RunSpec
 from bench.data import MicroBatch
-from bench.distributed.ranks import count_targets
 from bench.engines import OptionalMembers
+from bench.engines.distributed.ranks import count_targets
 from bench.measure import checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
-from bench.record import Checkpoint, Evaluation
-from bench.spec import RunSpec
 
 
 class Training:

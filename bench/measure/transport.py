@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bench.machine import Machine
+from bench.core.machine import Machine
+from bench.core.record import Link, Network
 from bench.measure.failures import WrongTransport
-from bench.record import Link, Network
 
 _WORDS = 4  # bytes of what an InfiniBand port counts (sysfs-class-infiniband, port_xmit_data)
 _MOST = 0.5  # of the bytes that were sent

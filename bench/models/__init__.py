@@ -7,11 +7,11 @@ import functools
 import hashlib
 import json
 
-from bench import plugins
-from bench.errors import UserError
-from bench.plugins import DividedFamilyBuilder, FamilyBuilder, FamilyPlugin
-from bench.spec import ModelSpec
-from bench.stacks import Stacks, count_parameters
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.network import Stacks, count_parameters
+from bench.core.plugins import DividedFamilyBuilder, FamilyBuilder, FamilyPlugin
+from bench.core.spec import ModelSpec
 
 
 def load(family: str) -> FamilyPlugin:

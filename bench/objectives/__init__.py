@@ -1,11 +1,11 @@
 """Objectives, one file each: what is learned, as tokens of every kind in a sample and what a model does with them.
 
-The contract of such a file is `bench.plugins.ObjectivePlugin`. It imports no torch.
+The contract of such a file is `bench.core.plugins.ObjectivePlugin`. It imports no torch.
 """
 
-from bench import plugins
-from bench.plugins import ObjectivePlugin
-from bench.spec import OBJECTIVE, RunSpec
+from bench.core import plugins
+from bench.core.plugins import ObjectivePlugin
+from bench.core.spec import OBJECTIVE, RunSpec
 
 CAUSAL = "causal_lm"
 """What a decoder-only model learns where nobody says it."""

@@ -1,6 +1,6 @@
 """Sequence to sequence: the encoder reads one text, the decoder writes another that is given beside it."""
 
-from bench.tokens import IGNORED, PAD, TokenKind
+from bench.core.network import IGNORED, PAD, TokenKind
 
 KINDS = (
     TokenKind("encoder", 512, {"input_ids": PAD}, mask="attention_mask", text=None),

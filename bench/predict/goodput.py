@@ -9,7 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
-from bench.spec import WIDTH, Precision
+from bench.core.spec import WIDTH, Precision
 
 _DAY_S = 86_400.0
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.point_fields import MODEL_KERNELS
-from bench.record import Observations, RunRecord
-from bench.spec import ModelSpec
+from bench.core.point_fields import MODEL_KERNELS
+from bench.core.record import Observations, RunRecord
+from bench.core.spec import ModelSpec
 
 ENOUGH = 2
 """Measured runs before memory is corrected at all, and before those of one engine are preferred to those of all: a

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, suggest_nearest
 
 _CRITICAL_TOKENS, _ALPHA_B = 2.1e8, 0.21
 """B* and α_B of arXiv 2001.08361, Appendix A."""

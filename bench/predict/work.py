@@ -10,9 +10,9 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
+from bench.core.network import Activation, Attention, Mlp, Stack, Stacks
+from bench.core.spec import FULL, WIDTH, Frozen, Precision, RunSpec
 from bench.predict.workload import OWN, Workload, get_network, is_fused
-from bench.spec import FULL, WIDTH, Frozen, Precision, RunSpec
-from bench.stacks import Activation, Attention, Mlp, Stack, Stacks
 
 RMS_PASSES = 6
 """Reads and writes of a tensor in fp32 in T5LayerNorm: squared, averaged, scaled."""

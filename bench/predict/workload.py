@@ -4,11 +4,10 @@ import functools
 from typing import Literal, NamedTuple
 
 from bench import engines, models, objectives
-from bench.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts, Transfer
-from bench.errors import NoPrediction, UserError, suggest_nearest
-from bench.spec import WIDTH, Device, RunSpec
-from bench.stacks import Attention, Stacks, list_modules, list_tensors
-from bench.units import units
+from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts, Transfer
+from bench.core.errors import NoPrediction, UserError, suggest_nearest
+from bench.core.network import Attention, Stacks, list_modules, list_tensors, units
+from bench.core.spec import WIDTH, Device, RunSpec
 
 
 class Software(NamedTuple):

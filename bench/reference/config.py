@@ -10,13 +10,14 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bench import data, engines, launchers, models, plugins
+from bench import data, engines, launchers, models
 from bench.config.decode import list_models
-from bench.machine import Machine
-from bench.presets import find_conf_folder
-from bench.record import Limits
-from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
-from bench.study import Study
+from bench.core import plugins
+from bench.core.files import find_conf_folder
+from bench.core.machine import Machine
+from bench.core.record import Limits
+from bench.core.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
+from bench.core.study import Study
 
 GROUPS = ("model", "engine", "objective", "data", "measure", "machine", "launcher", "study")
 """The folders of conf/."""

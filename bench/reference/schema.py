@@ -10,9 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench import plugins
-from bench.machine import Machine
-from bench.presets import find_conf_folder
+from bench.core import plugins
+from bench.core.files import find_conf_folder
+from bench.core.machine import Machine
+from bench.core.spec import MeasureSpec, RunSpec
+from bench.core.study import Study
 from bench.reference.config import (
     GROUPS,
     PLUGIN_GROUPS,
@@ -22,8 +24,6 @@ from bench.reference.config import (
     read_key_comments,
     read_plugin_comments,
 )
-from bench.spec import MeasureSpec, RunSpec
-from bench.study import Study
 
 Schema = dict[str, Any]
 

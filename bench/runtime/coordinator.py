@@ -8,8 +8,10 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import store
-from bench.record import Circumstance, RunRecord
+from bench.core import store
+from bench.core.record import Circumstance, RunRecord
+from bench.core.scheduling import Span
+from bench.core.spec import RunSpec
 from bench.runtime.node import POLL_S, NodeRanks, count_supervisors
 from bench.runtime.outcome import (
     AsyncWriter,
@@ -24,8 +26,6 @@ from bench.runtime.outcome import (
 )
 from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
-from bench.scheduling import Span
-from bench.spec import RunSpec
 
 _LAST_FAILURES_S = 1.5  # after the first loss the others may still say what they know; the members report once a second
 _AGENTS_END_S = 17.0  # for the members to end their ranks

@@ -20,10 +20,10 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from bench import plugins
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.processes import importing
 from bench.engines.deepspeed.library import preload_deepspeed
-from bench.errors import UserError
-from bench.processes import importing
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1

@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import engines, extensions, store
+from bench import engines
+from bench.core import store
+from bench.core.processes import build_module_command
+from bench.core.record import Circumstance
+from bench.core.scheduling import Span
+from bench.core.spec import RunSpec
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
 from bench.measure.environment import choose_openmp_variables, find_device_kind
 from bench.measure.failures import count_oom_kills
-from bench.processes import build_module_command
-from bench.record import Circumstance
+from bench.runtime import extensions
 from bench.runtime.outcome import PauseWatch, RankState
 from bench.runtime.process import RankProcess, StartRank, install_handlers, start_process
 from bench.runtime.transport import AgentClient, Rendezvous
-from bench.scheduling import Span
-from bench.spec import RunSpec
 
 POLL_S = 0.2
 _TERMINATE_S = 8.0  # between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to keep its steps

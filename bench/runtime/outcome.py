@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bench import store
-from bench.formatting import describe_shortage
-from bench.processes import identify_process
-from bench.record import MemoryShortage, Outcome, OutcomeKind
+from bench.core import store
+from bench.core.formatting import describe_shortage
+from bench.core.processes import identify_process
+from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 
 GAP_S = 2.0
 """A supervisor asks to sleep for 0.2 s; a gap shorter than this is ordinary delay."""

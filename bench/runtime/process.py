@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from bench.core.private import mask_tokens
+from bench.core.processes import build_module_command
+from bench.core.spec import RunSpec
 from bench.measure.channel import PIPE
 from bench.measure.environment import choose_openmp_variables
-from bench.private import mask_tokens
-from bench.processes import build_module_command
-from bench.spec import RunSpec
 
 _LOG_LIMIT_BYTES = 16 * 2**20
 _WAITING_LINES = 4096

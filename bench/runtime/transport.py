@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import store
+from bench.core import store
 from bench.runtime.outcome import PauseTotals, RankState
 
 _QUIET_S = 1.0

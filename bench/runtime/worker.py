@@ -15,14 +15,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from bench import data, engines, extensions, job_context, layout, models, store
+from bench import data, engines, models
+from bench.core import job_context, store
+from bench.core.engine_facts import list_stages
+from bench.core.engine_facts import place as find_place
+from bench.core.network import count_part_elements
+from bench.core.processes import importing
+from bench.core.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
+from bench.core.spec import RunSpec, config_id
 from bench.measure import devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import InjectedFault, Refused
-from bench.processes import importing
-from bench.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
-from bench.spec import RunSpec, config_id
-from bench.units import count_part_elements
+from bench.runtime import extensions
 
 if TYPE_CHECKING:
     from bench.measure.loop import Series
@@ -161,7 +165,7 @@ class RankWorker:
 
     def open_data(self) -> None:
         """Open the data; of a training, behind what it has seen where it goes on from a checkpoint."""
-        spec, place = self.spec, layout.place(self.spec, self.rank).data
+        spec, place = self.spec, find_place(self.spec, self.rank).data
         source = data.load(spec.data.source)
         if self.learns:
             from bench.measure import checkpoints
@@ -188,7 +192,7 @@ class RankWorker:
 
     def build_module(self) -> Any:
         """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
-        from bench.distributed.stages import build_stages
+        from bench.engines.distributed.stages import build_stages
 
         spec, cut = self.spec, engines.facts(self.spec).cut
         if cut is None:
@@ -373,7 +377,7 @@ class RankWorker:
         if (cut := engines.facts(self.spec).cut) is not None:  # it is then the part that is counted
             network = models.get_network(self.spec.model)
             parts = cut(self.spec, network)
-            mine = [parts[stage] for stage in layout.list_stages(self.spec, self.rank)]
+            mine = [parts[stage] for stage in list_stages(self.spec, self.rank)]
             here = count_part_elements(network, mine, self.spec.parallel.tensor)
         found = int(self.engine_builder.parameter_count(module.parameters()))
         if here is not None and found != here:

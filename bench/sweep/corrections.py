@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import store
+from bench.core import store
+from bench.core.record import RunRecord
+from bench.core.spec import read_protocol
+from bench.core.store import RunAttempt
 from bench.predict import neighbours
 from bench.predict.neighbours import UNCORRECTED, Correction, Neighbour, PredictedRun
-from bench.record import RunRecord
-from bench.spec import read_protocol
-from bench.store import RunAttempt
 from bench.sweep import forecast
 from bench.sweep.definition import SweepPoint
 from bench.sweep.status import PointStatus, StudyState

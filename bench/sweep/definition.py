@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import pydantic_core
 from pydantic import ValidationError
 
-from bench import store
-from bench.errors import UserError
-from bench.machine import Machine
-from bench.record import Circumstance, Limits, Network
-from bench.scheduling import SchedulingOptions
-from bench.spec import Frozen, Name, Positive, RunSpec
-from bench.study import Budget, Study
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, Limits, Network
+from bench.core.scheduling import SchedulingOptions
+from bench.core.spec import Frozen, Name, Positive, RunSpec
+from bench.core.study import Budget, Study
 from bench.sweep.forecast import Forecast
 from bench.sweep.pruning import Siblings
 

@@ -4,11 +4,11 @@ import contextlib
 import math
 from typing import Literal, NamedTuple
 
-from bench.errors import NoPrediction, UserError
-from bench.machine import Machine
+from bench.core.errors import NoPrediction, UserError
+from bench.core.machine import Machine
+from bench.core.spec import Device, Frozen, MeasureSpec, RunSpec
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
-from bench.spec import Device, Frozen, MeasureSpec, RunSpec
 
 FAR_OUT_FACTOR = 1.2
 """A device's memory times this is far out of memory: a point whose low estimate is above need not run. Recorded peaks

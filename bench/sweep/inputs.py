@@ -10,11 +10,11 @@ from typing import Any
 from bench import launchers
 from bench.config import compose
 from bench.config.compose import Request
-from bench.errors import UserError
-from bench.formatting import format_count
+from bench.core.errors import UserError
+from bench.core.formatting import format_count
+from bench.core.spec import OBJECTIVE, Device
+from bench.core.study import Overrides, Pair, Study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
-from bench.spec import OBJECTIVE, Device
-from bench.study import Overrides, Pair, Study
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
 """Overrides: "engine=zero2 batch.micro=4", ["engine=zero2", "batch.micro=4"] or {"engine": "zero2", "batch.micro": 4}.

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from bench import files, store
-from bench.errors import make_printable
-from bench.files import open_regular
-from bench.private import mask_tokens
-from bench.record import OutcomeKind
-from bench.scheduling import Mode, Span
-from bench.spec import Frozen, Positive, RunSpec
+from bench.core import files, store
+from bench.core.errors import make_printable
+from bench.core.files import open_regular
+from bench.core.private import mask_tokens
+from bench.core.record import OutcomeKind
+from bench.core.scheduling import Mode, Span
+from bench.core.spec import Frozen, Positive, RunSpec
 from bench.sweep.definition import RequestedRun, RunKey
 
 FOLDER = "jobs"

@@ -15,17 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from bench import launchers, store
-from bench.files import get_cache_folder
-from bench.formatting import duration
-from bench.launching import Work
-from bench.record import Outcome, RunRecord
+from bench import launchers
+from bench.core import store
+from bench.core.files import get_cache_folder
+from bench.core.formatting import duration
+from bench.core.record import Outcome, RunRecord
+from bench.core.scheduling import Work
+from bench.core.spec import MeasureSpec
+from bench.core.terminal import Progress
 from bench.runtime.outcome import build_heartbeat
-from bench.spec import MeasureSpec
 from bench.sweep import snapshot
 from bench.sweep.definition import RequestedRun
 from bench.sweep.snapshot import find_rival_attempt
-from bench.terminal import Progress
 
 _LOCK_POLL_S = 0.3
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import store
-from bench.formatting import describe_point, describe_result, duration
+from bench.core import store
+from bench.core.formatting import describe_point, describe_result, duration
+from bench.core.record import Outcome, OutcomeKind
+from bench.core.terminal import Progress
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
-from bench.record import Outcome, OutcomeKind
 from bench.sweep import definition, local_attempt, lost
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRepeat, RequestedRun, RunKey, SweepDefinition, Trial
@@ -32,7 +33,6 @@ from bench.sweep.policy import (
 )
 from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import TrialReader, find_rival_attempt
-from bench.terminal import Progress
 
 TextCallback = Callable[[str], None]
 Follow = Callable[[Progress], None]

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pydantic_core
 
-from bench import files, store
-from bench.record import Outcome, OutcomeKind
-from bench.scheduling import JobState
+from bench.core import files, store
+from bench.core.record import Outcome, OutcomeKind
+from bench.core.scheduling import JobState
 from bench.sweep import jobs
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRun

@@ -14,15 +14,15 @@ from bench import engines, launchers
 from bench.config import compose
 from bench.config.compose import Expansion, Request, StudyPoint
 from bench.config.decode import check_rank, decode_model
-from bench.errors import NoPrediction, UserError
-from bench.formatting import describe_point
+from bench.core.errors import NoPrediction, UserError
+from bench.core.formatting import describe_point
+from bench.core.point_fields import is_shown
+from bench.core.record import Circumstance, Limits
+from bench.core.scheduling import SchedulingOptions
+from bench.core.spec import Device, config_id
+from bench.core.study import Overrides, Pair, Study, expand_study, list_control_pairs, order_runs
 from bench.measure import devices
-from bench.point_fields import is_shown
 from bench.predict.memory import predict_memory
-from bench.record import Circumstance, Limits
-from bench.scheduling import SchedulingOptions
-from bench.spec import Device, config_id
-from bench.study import Overrides, Pair, Study, expand_study, list_control_pairs, order_runs
 from bench.sweep import forecast, inputs
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint, SweepRules
 from bench.sweep.forecast import predict_forecast

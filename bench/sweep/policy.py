@@ -8,12 +8,12 @@ time: the caller shows what there is (`Snapshot`) and carries out what is decide
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from bench.formatting import format_count
-from bench.machine import Machine
+from bench.core.formatting import format_count
+from bench.core.machine import Machine
+from bench.core.quantities import RunQuantities
+from bench.core.record import FINAL, Outcome, OutcomeKind
+from bench.core.store import RunAttempt
 from bench.predict.neighbours import UNCORRECTED, Correction
-from bench.quantities import RunQuantities
-from bench.record import FINAL, Outcome, OutcomeKind
-from bench.store import RunAttempt
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint, Trial
 from bench.sweep.pruning import (
     Siblings,

@@ -7,8 +7,10 @@ from typing import NamedTuple
 from bench.config import compose
 from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
-from bench.engine_costs import PlayedPass
-from bench.errors import NoPrediction, UserError
+from bench.core.engine_costs import PlayedPass
+from bench.core.errors import NoPrediction, UserError
+from bench.core.spec import Batch, Device
+from bench.core.study import Study
 from bench.predict.memory import (
     HostMemory,
     LargestMicroBatch,
@@ -20,8 +22,6 @@ from bench.predict.memory import (
 )
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
-from bench.spec import Batch, Device
-from bench.study import Study
 from bench.sweep import inputs
 from bench.sweep.inputs import GivenOverrides, find_study
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import engines, predict
-from bench.machine import Machine
+from bench.core.machine import Machine
+from bench.core.record import Outcome
+from bench.core.spec import Frozen, RunSpec
+from bench.core.store import RunAttempt
 from bench.predict.memory import format_gigabytes, predict_memory
 from bench.predict.neighbours import UNCORRECTED, Correction
-from bench.record import Outcome
-from bench.spec import Frozen, RunSpec
-from bench.store import RunAttempt
 from bench.sweep.forecast import FAR_OUT_FACTOR, Forecast, MemoryForecast
 
 if TYPE_CHECKING:

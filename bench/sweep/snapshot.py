@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
-from bench import store
-from bench.processes import ProcessIdentity, identify_process
-from bench.quantities import RunQuantities, compute_node_hours, derive_quantities
-from bench.record import Circumstance
-from bench.spec import RunSpec
-from bench.store import RunAttempt
+from bench.core import store
+from bench.core.processes import ProcessIdentity, identify_process
+from bench.core.quantities import RunQuantities, compute_node_hours, derive_quantities
+from bench.core.record import Circumstance
+from bench.core.spec import RunSpec
+from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RunKey, SweepDefinition, Trial
 from bench.sweep.policy import TrialResult, explain_given_up, find_answer

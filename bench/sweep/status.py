@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bench import launchers
-from bench.scheduling import JobState
-from bench.store import RunAttempt
+from bench.core.scheduling import JobState
+from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, SweepPoint
 from bench.sweep.jobs import SubmittedJob

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import launchers, store
-from bench.errors import UserError
-from bench.formatting import format_count
-from bench.launching import LaunchPlan, Work
-from bench.plugins import QueueingLauncherPlugin
-from bench.scheduling import ClusterLimits, JobContext, SchedulerAway, SchedulingOptions
+from bench import launchers
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.formatting import format_count
+from bench.core.plugins import QueueingLauncherPlugin
+from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerAway, SchedulingOptions, Work
 from bench.sweep import jobs
 from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint
@@ -142,7 +142,7 @@ def plan_job(
     work = Work(
         name=job.name,
         folder=folder,
-        module="bench.allocation",
+        module="bench.sweep.allocation",
         arguments=(str(folder),),
         nodes=job.nodes,
         devices_per_node=job.devices_per_node,

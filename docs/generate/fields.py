@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench.machine import Machine
-from bench.record import RunRecord
+from bench.core.machine import Machine
+from bench.core.record import RunRecord
+from bench.core.spec import DataSpec, EngineSpec, ModelSpec
+from bench.core.study import Study
 from bench.reference.config import (
     GROUPS,
     PLUGIN_GROUPS,
@@ -17,8 +19,6 @@ from bench.reference.config import (
     list_keys,
     list_sections,
 )
-from bench.spec import DataSpec, EngineSpec, ModelSpec
-from bench.study import Study
 from docs.generate.markdown import code, plain, table
 
 # ---------------------------------------- the page of the config
@@ -87,7 +87,7 @@ def record_page() -> str:
     walk(RunRecord)
     rooms = [kind for kind in found if kind.__module__ == RunRecord.__module__]
     head = (
-        "# The record\n\nWhat `record.json` of a run holds. `bench/record.schema.json` is the same as a JSON schema. "
+        "# The record\n\nFields of a run's `record.json`. `bench/core/record.schema.json` is a JSON schema of it. "
         "`spec` is what [the config](config.md) decodes to; unknown is `null`."
     )
     return "\n\n".join([head, *(_value(kind) for kind in rooms)])

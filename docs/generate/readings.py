@@ -11,7 +11,7 @@ from analysis.figures import list_figures
 from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
 from analysis.metrics import load_metrics
 from analysis.outcomes import OUTCOMES
-from bench.record import FINAL, OutcomeKind
+from bench.core.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
 
 FACES = ("zeroscale", "analysis", "bench.api")

@@ -1,6 +1,6 @@
 """What ends a command in one line: the value, the rule it breaks, the remedy.
 
-The package's own `bench.errors` says it the same way, but a testbed runs as root with the system's Python, where the
+The package's own `bench.core.errors` does the same, but a testbed runs as root with the system's Python, where the
 package is not installed.
 """
 

@@ -10,7 +10,7 @@ from analysis import results
 from analysis.compare import ComparisonSetup, SetComparison, compare
 from analysis.compare.fields import parse_across
 from analysis.compare.judging import PairResult
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of their mean is 0.35 %
 

@@ -10,9 +10,9 @@ import pandas as pd
 
 from analysis.reading import Reading
 from analysis.results import Results, judge_records
-from bench import store
-from bench.machine import Machine
-from bench.record import (
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import (
     Circumstance,
     Environment,
     EnvironmentClass,
@@ -25,7 +25,7 @@ from bench.record import (
     Steps,
     Tokens,
 )
-from bench.spec import RunSpec, config_id
+from bench.core.spec import RunSpec, config_id
 
 SHAPE = {
     "d_model": 4, "d_kv": 2, "d_ff": 6, "encoder_layers": 1, "decoder_layers": 1, "heads": 2, "vocab": 10,

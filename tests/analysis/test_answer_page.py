@@ -25,9 +25,9 @@ from analysis.answer_page import (
     select_drawn,
 )
 from bench import api
-from bench.advising.search import Answer
 from bench.cli import main
 from bench.cli.advice_text import build_text
+from bench.sweep.advise.search import Answer
 
 ONE = "model=mt5_xl engine=zero2 nodes=2 devices_per_node=8 machine=a100_80"
 SEVERAL = "model=mt5_xl engine=ddp,zero3 devices_per_node=8 machine=a100_40"

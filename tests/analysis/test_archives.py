@@ -12,8 +12,8 @@ from records import failed, run, save, spec
 import analysis
 from analysis import reading, results
 from analysis.reading import consolidated, walk
-from bench import files, store
 from bench.cli import main
+from bench.core import files, store
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 

@@ -15,8 +15,8 @@ from analysis.claims.sources import CLAIMS
 from analysis.claims.verdicts import Entry, judge
 from bench.cli import main
 from bench.config import compose
-from bench.record import RunRecord, Steps
-from bench.spec import config_id
+from bench.core.record import RunRecord, Steps
+from bench.core.spec import config_id
 
 XXL, BASE = ("mt5_xxl", 12_921_057_280), ("mt5_base", 582_401_280)
 ON_GPU = 2**30

@@ -8,9 +8,9 @@ from records import failed, results, run, spec, steps
 from analysis.claims import ClaimFinding
 from analysis.claims.findings import as_table, find_findings
 from analysis.table import list_rows
-from bench.presets import read_engine_preset
-from bench.record import NodeLoad, RunRecord
-from bench.spec import EngineSpec
+from bench.core.files import read_engine_preset
+from bench.core.record import NodeLoad, RunRecord
+from bench.core.spec import EngineSpec
 
 Runs = RunRecord | list[RunRecord]
 

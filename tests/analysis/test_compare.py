@@ -8,8 +8,8 @@ from comparing import against, only, timed
 from records import MIB, failed, memory, run, spec
 
 from analysis.compare.fields import FieldDifference, name_across
-from bench.errors import UserError
-from bench.record import Collective, RunRecord
+from bench.core.errors import UserError
+from bench.core.record import Collective, RunRecord
 
 
 @pytest.mark.parametrize(

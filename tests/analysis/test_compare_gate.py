@@ -16,7 +16,7 @@ from analysis.compare.judging import Gate
 from analysis.compare.phrases import format_headline, list_remarks
 from analysis.stats import compare as stats
 from analysis.stats.compare import EQUAL, TOO_FEW, count_missing_repeats, find_smallest_slowdown
-from bench.record import Collective, Link, RunRecord
+from bench.core.record import Collective, Link, RunRecord
 
 SMOKE = Path(__file__).parents[1] / "data" / "runs.zip" / "smoke"
 GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)

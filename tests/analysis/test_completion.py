@@ -10,7 +10,7 @@ import pytest
 
 from analysis.cli.completion import build_script
 from bench.cli import VERBS
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 Complete = Callable[..., list[str]]
 

@@ -16,7 +16,7 @@ from records import failed, plain, run, save, spec, steps
 from analysis import results
 from analysis.reading import consolidated, extraction, walk
 from analysis.results import Results
-from bench import plugins, store
+from bench.core import plugins, store
 
 kept_file = consolidated._build_cache_path
 

@@ -10,7 +10,7 @@ from analysis.explanations import Explanation, list_explanations
 from analysis.flags import FLAGS, NOTES
 from analysis.outcomes import OUTCOMES
 from bench import cli
-from bench.record import OutcomeKind
+from bench.core.record import OutcomeKind
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from analysis.drawing import COLOURS, MOST, WHOLE, curves
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
 from analysis.stats.intervals import rate_interval
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 WINDOW = scattered(0.09, 0.1, 0.11)
 

@@ -12,9 +12,9 @@ from analysis.drawing import choose_looks
 from analysis.drawing.curves import ChartCurve, build_panels
 from analysis.figures import idle_share
 from analysis.report.texts import format_hover
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
-from bench.record import RunRecord
-from bench.spec import RunSpec
 
 WIDTH = 256
 """A block's matrices are 12 · 256 · 256 elements, the head's 2 · 256: stages of as many blocks are equal to 0.1 %."""

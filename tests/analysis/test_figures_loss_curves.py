@@ -6,7 +6,7 @@ from drawn import draw, legend, shows
 from records import results, run, spec
 
 from analysis.figures import loss_curves
-from bench.record import Evaluation, RunRecord
+from bench.core.record import Evaluation, RunRecord
 
 
 def trained(last: float, lr: float, seed: int = 0) -> RunRecord:

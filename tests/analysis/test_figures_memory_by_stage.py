@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, spec
 
 from analysis.figures import memory_by_stage
+from bench.core.spec import EngineSpec, RunSpec
 from bench.predict.memory import predict_memory as predicted
-from bench.spec import EngineSpec, RunSpec
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
 """Of the 402 parameters of a run in fp32, with AdamW."""

@@ -12,7 +12,7 @@ from analysis import results
 from analysis.history.output import render_page
 from analysis.history.series import History, Origin, build_axis, build_history
 from bench.cli import main
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
 

@@ -16,10 +16,10 @@ from analysis.compare import ComparisonSetup, compare
 from analysis.compare.output import to_text
 from analysis.figures import step_series
 from analysis.report.findings import compute_findings
-from bench import store
 from bench.cli import main
-from bench.files import read_regular
-from bench.record import RunRecord
+from bench.core import store
+from bench.core.files import read_regular
+from bench.core.record import RunRecord
 from bench.sweep.snapshot import read_snapshot
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"

@@ -8,7 +8,7 @@ from analysis.figures import build_pictures, memory_by_stage
 from analysis.questions import group_by_question
 from analysis.scaling.best import best
 from analysis.table import list_rows
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 TOO_LARGE = spec("zero0")
 

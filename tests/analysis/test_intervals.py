@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from records import run, run_table, steps
 from scipy import stats as scipy_stats
 
-from bench.formatting import describe_result
-from bench.statistics import effective_size, mean_bounds, median_interval, series_interval, signs
+from bench.core.formatting import describe_result
+from bench.core.statistics import effective_size, mean_bounds, median_interval, series_interval, signs
 
 approx_nan = pytest.approx(math.nan, nan_ok=True)
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import analysis
 from analysis.columns import list_all_columns
 from analysis.measured_study import MeasuredStudy
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 

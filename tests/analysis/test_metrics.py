@@ -11,9 +11,9 @@ from records import MIB, failed, machine, memory, results, run, run_table, save,
 from analysis.prices import add_prices
 from analysis.table import list_rows
 from bench.cli import main
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.record import RankMemory, Tokens
 from bench.predict.work import compute_flops_per_step
-from bench.record import RankMemory, Tokens
 
 SECONDS = steps((0.1,) * 30)
 

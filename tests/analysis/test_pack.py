@@ -16,8 +16,8 @@ from records import failed, run, save, spec
 import analysis
 from analysis.cli.pack import KEPT, pack_records
 from bench.cli import main
-from bench.record import RunRecord
-from bench.spec import RunSpec, config_id
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec, config_id
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 

@@ -10,7 +10,7 @@ from records import plain, run, save, spec
 
 import analysis
 from analysis import reading, results
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 WITHOUT = """
 import sys

@@ -10,7 +10,7 @@ import pytest
 from records import failed, machine, run, save, spec, steps
 
 from analysis import report, results
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 

@@ -4,7 +4,7 @@ from records import results, run, spec
 
 from analysis.report.caveats import list_caveats
 from analysis.report.provenance import build_provenance
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:

@@ -13,7 +13,7 @@ from analysis.report.page import render_page
 from analysis.report.texts import describe_answers, describe_setup, describe_winners
 from analysis.results import Results
 from analysis.scaling.best import as_table
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more: Any) -> RunRecord:

@@ -19,8 +19,8 @@ from analysis.report.texts import describe_answers
 from analysis.results import Results
 from analysis.scaling.best import best
 from analysis.table import list_rows
-from bench.files import pack
-from bench.spec import RunSpec
+from bench.core.files import pack
+from bench.core.spec import RunSpec
 
 QUIET = steps(scattered(0.09, 0.1, 0.11))
 

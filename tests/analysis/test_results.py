@@ -10,7 +10,7 @@ from analysis.questions import describe_series
 from analysis.results import read
 from analysis.table import list_rows
 from analysis.variants import describe_protocol, describe_variants, tell_apart
-from bench.spec import RunSpec, config_id
+from bench.core.spec import RunSpec, config_id
 
 
 def test_the_runs_behind_a_row_are_its_timed_steps_by_allocation() -> None:

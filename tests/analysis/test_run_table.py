@@ -11,10 +11,10 @@ from analysis import metrics as metrics_package
 from analysis.columns import LEARNED, SHOWN, list_columns
 from analysis.summary import summarise
 from analysis.table import list_rows
-from bench import plugins
+from bench.core import plugins
+from bench.core.record import Evaluation, Link, Outcome
+from bench.core.spec import RunSpec
 from bench.predict.work import compute_flops_per_step
-from bench.record import Evaluation, Link, Outcome
-from bench.spec import RunSpec
 
 ISSUE = [
     "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",

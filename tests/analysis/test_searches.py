@@ -16,11 +16,10 @@ from analysis.importance import estimate_importances, explain_variance, number_l
 from analysis.results import Results, read
 from bench import api
 from bench.cli import main
-from bench.errors import UserError
-from bench.files import pack, read_whole
-from bench.machine import Machine
-from bench.search_section import SearchSection
-from bench.study import Study
+from bench.core.errors import UserError
+from bench.core.files import pack, read_whole
+from bench.core.machine import Machine
+from bench.core.study import SearchSection, Study
 from bench.sweep import definition, local_attempt
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
 from bench.sweep.snapshot import read_trial_results

@@ -8,7 +8,7 @@ from analysis.questions import group_by_question, name_question
 from analysis.stats.intervals import rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import list_rows
-from bench.record import NodeLoad
+from bench.core.record import NodeLoad
 
 
 def rows(*records):

@@ -16,7 +16,7 @@ from analysis.report.page import Tips, render_figure
 from analysis.report.texts import format_hover
 from analysis.results import Results
 from analysis.table import list_rows
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 WINDOW = scattered(0.09, 0.1, 0.11)
 SVG = "{http://www.w3.org/2000/svg}"

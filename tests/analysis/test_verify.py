@@ -9,14 +9,14 @@ from records import LOSSES, failed, observed, run, run_table, spec, steps
 
 from analysis.table import list_rows
 from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE, UNSUMMED_NORM_TOLERANCE
-from bench import store
-from bench.engine_facts import SUMMED_STEPS
+from bench.core import store
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.record import RunRecord
+from bench.core.spec import EngineSpec, Precision, RunSpec
 from bench.engines import trained
 from bench.engines.precision.optimizer import LossScale
 from bench.engines.precision.update import Update
 from bench.models.t5 import build as t5
-from bench.record import RunRecord
-from bench.spec import EngineSpec, Precision, RunSpec
 
 SUMMED = {"summed_norms": SUMMED_STEPS}
 MEASURED = Path(__file__).parents[2] / "results" / "measured"

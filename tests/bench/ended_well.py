@@ -1,6 +1,6 @@
 """What a run that ended well observed, made by hand."""
 
-from bench.record import Observations, Steps
+from bench.core.record import Observations, Steps
 
 
 def observed(step_s: tuple[float, ...] = (0.1,) * 5, cut: int = 2) -> Observations:

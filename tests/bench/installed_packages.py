@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import plugins
+from bench.core import plugins
 
 Install = Callable[[str, str, str], None]
 """Installs a package of one module with an entry point: its group, `name = module`, and the module's text."""

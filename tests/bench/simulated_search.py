@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.machine import Machine
-from bench.quantities import RunQuantities
-from bench.record import OutcomeKind
-from bench.search.space import CandidatePool, SearchSpace, format_key
-from bench.search_section import SearchSection
-from bench.spec import RunSpec
+from bench.core.machine import Machine
+from bench.core.quantities import RunQuantities
+from bench.core.record import OutcomeKind
+from bench.core.spec import RunSpec
+from bench.core.study import SearchSection
 from bench.sweep.definition import SweepPoint, Trial
 from bench.sweep.forecast import Forecast, StepForecast
 from bench.sweep.policy import Proposer, TrialResult
+from bench.sweep.search.space import CandidatePool, SearchSpace, format_key
 
 Run = Callable[[Mapping[str, Any]], float | OutcomeKind]
 """Seconds of a step with these values, or how it failed."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import store
-from bench.record import RunRecord
+from bench.core import store
+from bench.core.record import RunRecord
 
 QUICK = (
     "model=gpt2_tiny",

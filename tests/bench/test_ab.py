@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
-from bench import cli, store
+from bench import cli
 from bench.cli.ab import _list_small_overrides
-from bench.comparison import rounds, sides
-from bench.errors import UserError
+from bench.core import store
+from bench.core.errors import UserError
+from bench.sweep.ab import rounds, sides
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("engine=ddp", "devices_per_node=1")

@@ -11,8 +11,8 @@ import pytest
 from bench.cli import main
 from bench.cli.advice_text import find_reference_batch
 from bench.config import compose
-from bench.files import read_regular
-from bench.store import find_records
+from bench.core.files import read_regular
+from bench.core.store import find_records
 
 XL = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1", "batch.micro=8,16")
 ROOT = Path(__file__).parents[2]

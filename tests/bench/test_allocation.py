@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, Command, alive
 
-from bench import store
 from bench.config import compose
-from bench.machine import Machine
-from bench.record import Circumstance, Limits, Network, Outcome, RunRecord
-from bench.spec import RunSpec, config_id
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, Limits, Network, Outcome, RunRecord
+from bench.core.spec import RunSpec, config_id
 from bench.sweep import jobs, snapshot
 from bench.sweep.definition import RequestedRun
 from bench.sweep.jobs import Job
@@ -59,7 +59,7 @@ class Allocation:
         environment = {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "1", **environment}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.allocation", str(self.folder)],
+                [sys.executable, "-m", "bench.sweep.allocation", str(self.folder)],
                 env=os.environ | environment | {"SLURM_PROCID": str(number)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -271,7 +271,7 @@ def test_an_allocation_that_is_ended_while_it_starts_says_so_in_a_line(tmp_path:
 
 
 def test_a_job_whose_folder_is_not_there_says_that_it_has_to_be_shared(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.allocation", str(tmp_path / "runs/s/jobs/s-1")]
+    command = [sys.executable, "-m", "bench.sweep.allocation", str(tmp_path / "runs/s/jobs/s-1")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "is not there, and has to be in a folder that all nodes see" in done.stderr

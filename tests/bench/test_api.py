@@ -11,8 +11,9 @@ import pytest
 from started_runs import QUICK
 
 import analysis
-from bench import api, store
+from bench import api
 from bench.config import compose
+from bench.core import store
 from bench.sweep.inputs import format_overrides
 
 GPUS: dict[str, Any] = {"machine": "h100", "devices_per_node": 8}

@@ -8,9 +8,9 @@ import pytest
 from bench import cli
 from bench.config import compose
 from bench.config.rule_fields import collect_fields, list_field_names
-from bench.errors import UserError
-from bench.spec import config_id
-from bench.study import Study
+from bench.core.errors import UserError
+from bench.core.spec import config_id
+from bench.core.study import Study
 
 GROUP_FILES = [
     (group, path.stem)

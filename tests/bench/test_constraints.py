@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.config import exclude_rules
 from bench.config.rule_fields import list_field_names
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 FACTS: dict[str, Any] = {
     "model": {"name": "mt5_xl", "parameters": 3_742_619_648},

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench import store
 from bench.config import compose
+from bench.core import store
+from bench.core.record import Circumstance, RunRecord
+from bench.core.spec import RunSpec
 from bench.predict.memory import predict_memory as predicted
-from bench.record import Circumstance, RunRecord
 from bench.runtime.coordinator import RunCoordinator
 from bench.runtime.process import ForkServer
-from bench.spec import RunSpec
 
 pytestmark = [
     pytest.mark.processes,

@@ -13,10 +13,10 @@ import pytest
 from started_runs import PATIENCE_S, QUICK
 from test_allocation import Allocation, requested
 
-from bench import store
+from bench.core import store
+from bench.core.record import RunRecord
 from bench.predict.memory import predict_memory
 from bench.predict.work import compute_flops_per_step
-from bench.record import RunRecord
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(900)]
 

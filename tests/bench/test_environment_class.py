@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from bench.core.record import EnvironmentClass
 from bench.measure.environment import check_alike, choose_openmp_variables, classify, compute_environment_id
 from bench.measure.failures import Refused
-from bench.record import EnvironmentClass
 
 TELL = """
 import os, sys

@@ -21,8 +21,8 @@ from installed_packages import installing
 from pages import KINDS, PAGES, ROOT, files, write
 from started_runs import ENDLESS, PATIENCE_S, QUICK, T5
 
-from bench import store
-from bench.record import RunRecord
+from bench.core import store
+from bench.core.record import RunRecord
 from tests import warm
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -188,7 +188,7 @@ def test_a_family_reads_configs_of_its_kind_and_another_is_measured_and_not_pred
 # --------------------------------------------------------------------------------------- from an installed package
 
 SUMMED = """
-from bench.tokens import IGNORED, PAD, TokenKind
+from bench.core.network import IGNORED, PAD, TokenKind
 KINDS = (TokenKind("tokens", 256, {"input_ids": PAD, "labels": IGNORED}),)
 REDUCTION = "sum"
 """
@@ -273,7 +273,7 @@ def queued(house: House, spool: Path) -> Path:
 
 def test_a_launcher_shows_the_script_of_a_job_and_queues_nothing(house: House, spool: Path) -> None:
     told = house.zeroscale("sweep", *POINTS, "--dry-run")
-    assert "-m bench.allocation" in told and "2 points in 1 job" in told
+    assert "-m bench.sweep.allocation" in told and "2 points in 1 job" in told
     assert list(spool.glob("adhoc-*-*")) == []
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, SOON_S, Command, alive, survivors
 
-from bench import store
-from bench.formatting import describe_shortage
+from bench.core import store
+from bench.core.formatting import describe_shortage
 
 pytestmark = pytest.mark.processes
 Start = Callable[..., Command]

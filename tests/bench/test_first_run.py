@@ -9,13 +9,13 @@ import pytest
 from started_runs import PATIENCE_S, Command
 
 from analysis import flags
-from bench import store
 from bench.cli import main
 from bench.cli.run import format_answer
 from bench.config import compose
-from bench.errors import UserError
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.spec import MeasureSpec
 from bench.measure import environment
-from bench.spec import MeasureSpec
 from bench.sweep import inputs
 
 Refused = Callable[..., str]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.formatting import format_interval, format_number
+from bench.core.formatting import format_interval, format_number
 from bench.predict.advice import format_hours_interval
 
 

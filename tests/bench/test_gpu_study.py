@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 
 import analysis
-from bench import store
 from bench.config import compose
-from bench.files import unpack
-from bench.study import order_runs
+from bench.core import store
+from bench.core.files import unpack
+from bench.core.study import order_runs
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests/data/runs.zip/smoke"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.config import compose
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 _BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 64))
 

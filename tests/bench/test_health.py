@@ -2,10 +2,19 @@
 
 import pytest
 
-from bench.allocation.leader import find_defects
-from bench.machine import Machine
-from bench.record import Circumstance, DeviceUse, Environment, EnvironmentClass, Observations, Outcome, RunRecord, Steps
-from bench.spec import RunSpec
+from bench.core.machine import Machine
+from bench.core.record import (
+    Circumstance,
+    DeviceUse,
+    Environment,
+    EnvironmentClass,
+    Observations,
+    Outcome,
+    RunRecord,
+    Steps,
+)
+from bench.core.spec import RunSpec
+from bench.sweep.allocation.leader import find_defects
 
 
 def record(*throttled_s: float | None) -> RunRecord:

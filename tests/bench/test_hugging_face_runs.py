@@ -12,8 +12,9 @@ from test_allocation import Allocation, requested
 
 from analysis.flags import list_flags
 from analysis.observed import compute_step_flops
-from bench import cli, store
-from bench.record import RunRecord
+from bench import cli
+from bench.core import store
+from bench.core.record import RunRecord
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 384, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 OWN = [text for text in QUICK if not text.startswith(("model=", "sequence."))]

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
-from bench import cli, yaml_file
-from bench.presets import find_conf_folder
+from bench import cli
+from bench.core.files import find_conf_folder, read_yaml
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_its_files_name_a_schema_that_they_keep_to(written: Path) -> None:
         pointed = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
         assert pointed
         schema = json.loads((path.parent / pointed[1]).read_text())
-        jsonschema.Draft202012Validator(schema).validate(yaml_file.read(path, path.name))
+        jsonschema.Draft202012Validator(schema).validate(read_yaml(path, path.name))
 
 
 def test_the_site_file_says_nothing_until_a_line_is_let_in(written: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.layout import LayoutPosition, place
-from bench.spec import RunSpec
+from bench.core.engine_facts import LayoutPosition, place
+from bench.core.spec import RunSpec
 
 
 def spec(nodes: int, devices: int, tensor: int, pipeline: int, **fields: Any) -> RunSpec:

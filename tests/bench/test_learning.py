@@ -8,17 +8,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from bench import api, learning
+from bench import api
 from bench.config import compose
+from bench.core import learning
+from bench.core.errors import UserError
+from bench.core.network import IGNORED
+from bench.core.spec import RunSpec, config_id
 from bench.data import MicroBatch
-from bench.distributed.ranks import count_targets
-from bench.errors import UserError
+from bench.engines.distributed.ranks import count_targets
 from bench.measure.loop import Series, Trainer
 from bench.measure.peers import NoPeers
 from bench.measure.training import Training
 from bench.objectives import causal_lm, causal_lm_documents, span_corruption
-from bench.spec import RunSpec, config_id
-from bench.tokens import IGNORED
 
 PIPELINE = ("engine=pipeline", "parallel.pipeline=2", "batch.accumulation=8")
 STEP = 2 * 10

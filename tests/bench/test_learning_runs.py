@@ -10,8 +10,9 @@ import pytest
 import yaml
 from started_runs import PATIENCE_S, Command
 
-from bench import cli, store
-from bench.record import RunRecord
+from bench import cli
+from bench.core import store
+from bench.core.record import RunRecord
 
 pytestmark = pytest.mark.processes
 pytest.importorskip("datasets")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from started_runs import PATIENCE_S
 
+from bench.core.quantities import find_slow_links
 from bench.measure.link import compute_node_rates, pair_in_rounds
-from bench.stragglers import find_slow_links
 
 NODES = 4
 RATES_MBIT = (200, 200, 40, 200)

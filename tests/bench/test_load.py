@@ -13,10 +13,10 @@ import pytest
 from started_runs import QUICK, Command
 
 from analysis.flags import list_flags
+from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.record import NodeLoad, RunRecord
 from bench.measure.control_group import quota_cores, throttled_s
 from bench.measure.surroundings import Monitor, Whereabouts, between
-from bench.others import BUSY_SHARE, taken
-from bench.record import NodeLoad, RunRecord
 from tests import warm
 
 HERE = Whereabouts.of_this_process()

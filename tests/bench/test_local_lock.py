@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from started_runs import PATIENCE_S, QUICK
 
-from bench import store
+from bench.core import store
 from bench.sweep import local_attempt
 
 HOLD = "from bench.sweep.local_attempt import alone\nwith alone(print):\n    print('held', flush=True)\n    input()"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import store
 from bench.cli import main
 from bench.config import compose
-from bench.machine import Machine
-from bench.record import Circumstance
-from bench.spec import config_id
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import Circumstance
+from bench.core.spec import config_id
 from bench.sweep import jobs
 from bench.sweep.definition import RequestedRun
 from bench.sweep.jobs import Job

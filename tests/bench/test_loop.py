@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bench.core.spec import RunSpec
+from bench.core.step_times import StepTimes
 from bench.data import MicroBatch
 from bench.measure import observe
 from bench.measure.clock import DeviceClock
 from bench.measure.failures import Refused
 from bench.measure.loop import Series, Trainer, run
-from bench.spec import RunSpec
-from bench.step_times import StepTimes
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

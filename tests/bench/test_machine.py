@@ -6,7 +6,7 @@ import pytest
 
 from bench.cli import main
 from bench.config import compose
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 ABSURD = [
     ("peak_tflops", "{bf16: .inf}", "machine.peak_tflops.bf16=inf", "312"),

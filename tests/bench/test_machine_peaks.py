@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from bench.config import compose
-from bench.machine import Machine, check_plausible
+from bench.core.machine import Machine, check_plausible
 
 MACHINES = compose.find_conf_folder() / "machine"
 CLOCKED = [

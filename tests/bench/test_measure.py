@@ -20,10 +20,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.errors import UserError
-from bench.files import get_cache_folder
-from bench.formatting import describe_shortage
-from bench.machine import Machine
+from bench.core.errors import UserError
+from bench.core.files import get_cache_folder
+from bench.core.formatting import describe_shortage
+from bench.core.machine import Machine
 from bench.measure import memory
 from bench.measure.channel import SharedHeartbeat
 from bench.measure.collectives import CollectiveCounter

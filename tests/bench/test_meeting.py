@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.allocation.agents import JobAgents, build_meeting_path, join_leader
 from bench.measure.failures import Refused
 from bench.measure.rendezvous import RankPlace, check_places
 from bench.runtime import transport
 from bench.runtime.outcome import PauseTotals
 from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous, TokenListener
+from bench.sweep.allocation.agents import JobAgents, build_meeting_path, join_leader
 
 pytestmark = pytest.mark.processes
 

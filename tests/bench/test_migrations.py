@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench import store
-from bench.files import list_members, read_regular
-from bench.record import SCHEMA_VERSION, RunRecord, Steps
+from bench.core import store
+from bench.core.files import list_members, read_regular
+from bench.core.record import SCHEMA_VERSION, RunRecord, Steps
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 OLD = RECORDED / "smoke"

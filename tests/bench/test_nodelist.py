@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.nodelist import find_foreign, is_listed
+from bench.core.scheduling import find_foreign, is_listed
 
 
 @pytest.mark.parametrize(

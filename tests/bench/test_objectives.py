@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from bench import data, objectives, plugins
+from bench import data, objectives
 from bench.config import compose
 from bench.config.decode import Request
 from bench.config.rule_fields import collect_fields, collect_fields_of_tree, list_field_names
-from bench.errors import UserError
-from bench.spec import LENGTHS, OBJECTIVE, RunSpec
-from bench.study import Study
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.spec import LENGTHS, OBJECTIVE, RunSpec
+from bench.core.study import Study
 
 SHAPE = {
     "d_model": 4, "d_kv": 2, "d_ff": 6, "encoder_layers": 1, "decoder_layers": 1, "heads": 2, "vocab": 384,

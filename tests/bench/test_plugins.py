@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from installed_packages import Install
 
-from bench import data, engines, launchers, plugins
+from bench import data, engines, launchers
 from bench.config import rule_fields
-from bench.errors import UserError
+from bench.core import plugins
+from bench.core.errors import UserError
 
 ROOT = Path(plugins.__file__).parents[1]
 SOURCE = """
@@ -72,7 +73,8 @@ def test_an_installed_package_brings_a_plug_in_by_an_entry_point(install: Instal
 def test_a_plug_in_that_lacks_something_is_refused_with_what_it_lacks(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", SOURCE.replace("def check", "def checks"))
     with pytest.raises(
-        UserError, match=r"data.source=theirs: their_data does not define check; see DataPlugin in bench/plugins.py"
+        UserError,
+        match=r"data.source=theirs: their_data does not define check; see DataPlugin in bench/core/plugins.py",
     ):
         data.load("theirs")
 

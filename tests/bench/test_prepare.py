@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench import cli, engines, extensions, preparation
+from bench import cli, engines
 from bench.config import compose
 from bench.config.compose import Request
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.runtime import extensions
 from bench.runtime.worker import RankWorker
+from bench.sweep import prepare as preparation
 
 TOKENIZER = "somebody/small-t5"
 TEXT = ("machine=cpu", "data=text", "sequence.encoder=64", "sequence.decoder=32")
@@ -189,7 +191,7 @@ def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Pa
 def test_the_command_itself_imports_no_training_library() -> None:
     heavy = {"torch", "deepspeed", "transformers", "datasets"}
     script = (
-        f"import sys, bench.cli.prepare, bench.preparation; assert not {heavy} & set(sys.modules), sys.modules.keys()"
+        f"import sys, bench.cli.prepare, bench.sweep.prepare; assert not {heavy} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from bench.config import compose
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.private import is_secret, mask_tokens
+from bench.core.record import Outcome
+from bench.core.store import to_json
 from bench.launchers.slurm.options import Options
 from bench.measure.environment import select_variables
-from bench.private import is_secret, mask_tokens
-from bench.record import Outcome
 from bench.runtime.process import RankLog
-from bench.store import to_json
 from bench.sweep.jobs import find_last_line
 
 SECRETS = (

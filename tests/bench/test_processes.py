@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from started_runs import PATIENCE_S, QUICK
 
-from bench import store
-from bench.processes import build_module_command, identify_process
+from bench.core import store
+from bench.core.processes import build_module_command, identify_process
 
 HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from bench import store
-from bench.invariants import find_broken_rule
-from bench.quantities import derive_quantities
-from bench.record import Evaluation, NodeLoad
+from bench.core import store
+from bench.core.invariants import find_broken_rule
+from bench.core.quantities import derive_quantities
+from bench.core.record import Evaluation, NodeLoad
 
 RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs.zip/smoke"])))
 

@@ -5,12 +5,12 @@ from typing import Any
 import jsonschema
 
 import bench
-from bench import store
-from bench.files import read_regular
-from bench.migrations import migrate
-from bench.record import RunRecord
+from bench.core import store
+from bench.core.files import read_regular
+from bench.core.migrations import migrate
+from bench.core.record import RunRecord
 
-SCHEMA = Path(bench.__file__).parent / "record.schema.json"
+SCHEMA = Path(bench.__file__).parent / "core" / "record.schema.json"
 RECORDED = list(store.find_records([Path(__file__).parents[1] / "data" / "runs.zip"]))
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from bench.core.record import TimedPass
+from bench.core.spec import RunSpec
 from bench.measure import observe
 from bench.measure.observe import Inspection, select_passes
-from bench.record import TimedPass
-from bench.spec import RunSpec
 
 
 def pipeline_of(places: int, ranks: int) -> RunSpec:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import api, cli, store
-from bench.record import RunRecord
+from bench import api, cli
+from bench.core import store
+from bench.core.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 

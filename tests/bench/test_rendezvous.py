@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from bench.core.record import Limits
 from bench.measure.rendezvous import compute_timeout
-from bench.record import Limits
 
 _JOIN = """
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from bench.measure.rendezvous import compute_timeout, join
-from bench.record import Limits
+from bench.core.record import Limits
 
 cpu = torch.device("cpu")
 join(0, 1, cpu, compute_timeout(Limits(startup_s=3600)))

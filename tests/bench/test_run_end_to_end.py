@@ -14,12 +14,12 @@ import pytest
 from started_runs import PATIENCE_S, QUICK, T5, Command
 
 from analysis.observed import find_slowest_rank
-from bench import store
 from bench.config import compose
-from bench.machine import Machine
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, RunRecord
+from bench.core.spec import RunSpec
 from bench.models import derived_seed
-from bench.record import Circumstance, RunRecord
-from bench.spec import RunSpec
 
 pytestmark = pytest.mark.processes
 Start = Callable[..., Command]

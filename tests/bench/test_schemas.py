@@ -5,11 +5,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bench import yaml_file
-from bench.presets import find_conf_folder
+from bench.core.files import find_conf_folder, read_yaml
+from bench.core.study import Study
 from bench.reference.config import GROUPS
 from bench.reference.schema import Schema, build_schemas
-from bench.study import Study
 
 FILES = sorted(path for group in GROUPS for path in (find_conf_folder() / group).glob("*.yaml"))
 
@@ -31,7 +30,7 @@ def test_there_is_one_for_every_group(schemas: dict[str, Schema]) -> None:
 
 def test_every_file_that_ships_is_valid(schemas: dict[str, Schema]) -> None:
     assert len(FILES) > 70
-    found = {path.name: problems(schemas, path.parent.name, yaml_file.read(path, path.name)) for path in FILES}
+    found = {path.name: problems(schemas, path.parent.name, read_yaml(path, path.name)) for path in FILES}
     assert {name: messages for name, messages in found.items() if messages} == {}
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, alive, survivors
 
-from bench import store
 from bench.config import compose
-from bench.record import Circumstance, Limits, Network, RunRecord
+from bench.core import store
+from bench.core.record import Circumstance, Limits, Network, RunRecord
 
 pytestmark = pytest.mark.processes
 

@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from bench.config.decode import decode_model
-from bench.errors import UserError
-from bench.spec import RunSpec, canonical, config_id
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec, canonical, config_id
 
 
 def spec(**fields: Any) -> RunSpec:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from ended_well import observed
 
-from bench import store
 from bench.config import compose
-from bench.errors import UserError
-from bench.files import is_disk_full
-from bench.machine import Machine
-from bench.record import Circumstance, Environment, EnvironmentClass, Outcome, OutcomeKind, RunRecord
-from bench.spec import RunSpec, config_id
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.files import is_disk_full
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, Environment, EnvironmentClass, Outcome, OutcomeKind, RunRecord
+from bench.core.spec import RunSpec, config_id
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.stragglers import find_slow_links, find_slow_ranks
+from bench.core.quantities import find_slow_links, find_slow_ranks
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import api, store
+from bench import api
 from bench.config import compose
 from bench.config.compose import Expansion
-from bench.errors import UserError
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.spec import MeasureSpec, config_id
+from bench.core.study import list_control_pairs
 from bench.measure.loop import find_stop_reason
-from bench.spec import MeasureSpec, config_id
-from bench.study import list_control_pairs
 
 FILES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
 SEARCHES = [name for name in FILES if compose.read_study(name).search]

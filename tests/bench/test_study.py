@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from bench.config import compose
-from bench.errors import UserError
-from bench.study import Budget, Study, expand_study, list_control_pairs, order_runs
+from bench.core.errors import UserError
+from bench.core.study import Budget, Study, expand_study, list_control_pairs, order_runs
 
 
 def test_axes_span_every_combination_the_last_varying_fastest() -> None:

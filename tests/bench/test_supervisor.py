@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from test_supervisor_log import PATIENCE_S, Stalled
 
-from bench import store
 from bench.config import compose
-from bench.processes import build_module_command
-from bench.record import Circumstance, Limits, Network, RunRecord
+from bench.core import store
+from bench.core.processes import build_module_command
+from bench.core.record import Circumstance, Limits, Network, RunRecord
 from bench.runtime import node
 from bench.runtime.coordinator import RunCoordinator
 from bench.runtime.node import NodeAgent

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from bench import store
+from bench.core import store
 from bench.runtime.outcome import HeartbeatWriter, RankState
 from bench.runtime.process import RankLog, RankProcess, start_process
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import terminal
 from bench.calibrate import DOING, starting
-from bench.spec import MeasureSpec
+from bench.core import terminal
+from bench.core.spec import MeasureSpec
+from bench.core.terminal import Progress
 from bench.sweep.local_attempt import AttemptWatch
-from bench.terminal import Progress
 
 
 def test_columns_are_as_wide_as_their_longest_cell_and_no_line_ends_in_blanks() -> None:
@@ -33,8 +33,8 @@ def test_no_cell_is_broken_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -
 
 
 _SHOWS = """
-from bench import terminal
-from bench.terminal import Progress
+from bench.core import terminal
+from bench.core.terminal import Progress
 with terminal.progress(quiet=False) as follow:
     follow(Progress("steps 7 of a point whose line is far too long for any terminal " * 3, 0.25, "at most 40 s left"))
     terminal.teller(quiet=False)("[1/2] a point")

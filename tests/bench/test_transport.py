@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import Machine
+from bench.core.machine import Machine
+from bench.core.record import Link, Network
 from bench.measure.failures import WrongTransport, classify_error
 from bench.measure.transport import between, check, kind, sent_bytes, together
-from bench.record import Link, Network
 
 MB = 10**6
 

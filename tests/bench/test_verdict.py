@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.allocation.leader import NodeHealth
+from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 from bench.measure.failures import Refused, classify_error, count_oom_kills
-from bench.record import MemoryShortage, Outcome, OutcomeKind
 from bench.runtime.outcome import (
     Moment,
     PauseTotals,
@@ -24,6 +23,7 @@ from bench.runtime.outcome import (
     note_pause,
 )
 from bench.sweep import jobs
+from bench.sweep.allocation.leader import NodeHealth
 
 
 def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False, **more: Any) -> RankState:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bench.core.spec import MeasureSpec
+from bench.core.statistics import median_interval
 from bench.measure.loop import find_stop_reason, is_slower, is_warmup_done
-from bench.spec import MeasureSpec
-from bench.statistics import median_interval
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
 Simulated series, whose truth is known, of a fixed length: ending a window by its interval is not among it. In front of
 each row stands the size, the effective sample size for the median or the mean, from the scatter of the estimates
 themselves. Then, for each way to an interval at 95 %, the per cent of the series it bounds that it covers: one without
-a bound neither covers nor fails to. Of the one that `bench.statistics` takes, also the per cent of series for which it
-finds a bound, and what it covers of those that are worth at least 20 and 200 independent steps.
+a bound neither covers nor fails to. Of the one that `bench.core.statistics` takes, also the per cent of series for
+which it finds a bound, and what it covers of those that are worth at least 20 and 200 independent steps.
 
 The last process drifts as far as it scatters, over more steps than are seen: nothing in the series tells its median.
 """
@@ -21,7 +21,7 @@ import scipy.fft
 from scipy import stats
 
 from analysis.stats.compare import ratio_of_steps
-from bench.statistics import autocorrelation, effective_size, mean_bounds, median_bounds, signs
+from bench.core.statistics import autocorrelation, effective_size, mean_bounds, median_bounds, signs
 from tests.analysis.stats.simulated import PROCESSES, TAILED
 
 Array = np.ndarray

@@ -62,7 +62,7 @@ def parts(path: str) -> dict[str, float]:
     """Return the seconds of each part, and of the 25 composes that the first contains."""
     from bench.cli import options
     from bench.config import compose
-    from bench.study import expand_study
+    from bench.core.study import expand_study
 
     study = compose.read_study(path)
     marks = [time.perf_counter()]

@@ -30,13 +30,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench import models
-from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
-from bench.distributed.slices import TensorRanks
+from bench.core.network import Part
+from bench.core.spec import RunSpec
+from bench.core.statistics import median_interval
+from bench.engines.distributed.executor import Neighbours, ScheduleExecutor
+from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_schedule
+from bench.engines.distributed.slices import TensorRanks
 from bench.measure import memory
-from bench.spec import RunSpec
-from bench.statistics import median_interval
-from bench.units import Part
 
 SHAPE = {"d_model": 64, "d_kv": 16, "d_ff": 128, "encoder_layers": 4, "decoder_layers": 4, "heads": 4, "vocab": 256,
          "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip

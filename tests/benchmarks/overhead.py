@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench.statistics import median_interval
+from bench.core.statistics import median_interval
 
 STEPS = 10
 WARM_UP_ROUNDS = 2

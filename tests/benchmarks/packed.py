@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from bench import store
+from bench.core import store
 from bench.sweep import jobs
 from tests.slurm.slurm_testbed import Testbed
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.processes import build_module_command
+from bench.core.processes import build_module_command
 
 WARM_UP, STEPS = 10, 30
 POINT = ("devices_per_node=1", "nodes=1", "data=synthetic", "batch.accumulation=1")
@@ -191,9 +191,9 @@ def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]
     import torch
 
     from bench import models
+    from bench.core.spec import RunSpec
     from bench.data import vocabulary
     from bench.data.synthetic import RandomTokens
-    from bench.spec import RunSpec
 
     spec = RunSpec.model_validate_json(text)
     family = models.load_builder(spec.model.family)

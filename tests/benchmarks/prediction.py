@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.config import compose
+from bench.core.spec import RunSpec
+from bench.core.study import Study
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
-from bench.spec import RunSpec
-from bench.study import Study
 from tests.bench.predict.random_questions import draw_questions, find_faults
 
 AXES = {

@@ -25,9 +25,9 @@ from analysis import figures, results
 from analysis.report import render_tables
 from analysis.report.findings import compute_findings
 from analysis.report.page import Tips, render_figure
-from bench.record import RunRecord
-from bench.spec import RunSpec, config_id
-from bench.store import find_records, read_record
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec, config_id
+from bench.core.store import find_records, read_record
 
 MODELS = ("synthetic_a", "synthetic_b", "synthetic_c", "synthetic_d", "synthetic_e")
 ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3")

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.validation.recorded import RecordedRuns, find_recorded_runs
-from bench import models, store
+from bench import models
 from bench.config import compose
-from bench.record import Circumstance, RankMemory
-from bench.spec import Batch, RunSpec, canonical, config_id
+from bench.core import store
+from bench.core.record import Circumstance, RankMemory
+from bench.core.spec import Batch, RunSpec, canonical, config_id
 
 SHAPES = {
     "tiny": ("model=tiny",),
@@ -229,8 +230,9 @@ def _run_steps(spec: RunSpec, rank: int) -> tuple[int | None, ...]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from bench import data, engines, layout
-    from bench.distributed.stages import build_stages
+    from bench import data, engines
+    from bench.core.engine_facts import place as find_place
+    from bench.engines.distributed.stages import build_stages
     from bench.engines.pipeline import engine
     from bench.measure import memory
     from bench.measure.shapes import LeftOutOperations
@@ -247,7 +249,7 @@ def _run_steps(spec: RunSpec, rank: int) -> tuple[int | None, ...]:
         family.initialise(stages, spec, engine.whole)
         built = engine.build(stages, spec)
         init_peak = memory.read_peak_bytes(device)
-        batches = iter(data.load(spec.data.source).micro_batches(spec, layout.place(spec, rank).data))
+        batches = iter(data.load(spec.data.source).micro_batches(spec, find_place(spec, rank).data))
         for _ in range(2):
             built.train_step(_take(batches, spec))
         resident = memory.read_live_bytes(device)

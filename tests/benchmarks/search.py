@@ -25,17 +25,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import store
-from bench.errors import UserError
-from bench.machine import Machine
-from bench.quantities import RunQuantities, derive_quantities
-from bench.search.planning import build_proposer, build_sampler
-from bench.search.space import CandidatePool, SearchSpace, format_key
-from bench.search_section import SAMPLERS, SearchSection
-from bench.spec import RunSpec
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.machine import Machine
+from bench.core.quantities import RunQuantities, derive_quantities
+from bench.core.spec import RunSpec
+from bench.core.study import SAMPLERS, SearchSection
 from bench.sweep.definition import SweepPoint, Trial
 from bench.sweep.forecast import Forecast, StepForecast
 from bench.sweep.policy import TrialResult
+from bench.sweep.search.planning import build_proposer, build_sampler
+from bench.sweep.search.space import CandidatePool, SearchSpace, format_key
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("gpt_times.csv", "gpt_times_aside.csv")

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from bench import api
-from bench.files import read_regular
-from bench.store import find_records
+from bench.core.files import read_regular
+from bench.core.store import find_records
 from bench.sweep import definition
 
 RUNS = 10_000

@@ -18,7 +18,7 @@ from scipy import stats
 from analysis.stats.compare import EQUAL, INTEREST, judge_interval
 from analysis.stats.family import Family, Noise, corrected, equivalent
 from analysis.stats.intervals import Interval
-from bench.statistics import LEVEL
+from bench.core.statistics import LEVEL
 
 Array = np.ndarray
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]

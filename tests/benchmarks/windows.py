@@ -21,9 +21,9 @@ from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import windows
 from analysis.stats.compare import verdicts
 from analysis.stats.intervals import WIDE
+from bench.core.spec import MeasureSpec
+from bench.core.statistics import LEVEL
 from bench.measure.loop import Series, run
-from bench.spec import MeasureSpec
-from bench.statistics import LEVEL
 from tests.benchmarks.processes import PROCESSES, Process
 
 STEPS_S = (0.2, 1.0, 5.0)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import cli
-from bench.store import find_records
+from bench.core.store import find_records
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path("results/measured/two_cores.zip")

@@ -15,8 +15,9 @@ from typing import Any
 from node_processes import ours
 from slurm_testbed import PATIENCE_S, Testbed, wait_for
 
-from bench import cli, store
-from bench.record import Circumstance, RunRecord
+from bench import cli
+from bench.core import store
+from bench.core.record import Circumstance, RunRecord
 from bench.sweep.definition import RunKey
 
 _SMALL = (  # a model whose gradients pass a slow link in no time

@@ -9,9 +9,8 @@ from node_processes import ours, stepping
 from slurm_testbed import Testbed, wait_for
 from sweeping import QUICK, Study
 
+from bench.core.scheduling import JobState, Work
 from bench.launchers.slurm import Options, ask, limits, plan, submit
-from bench.launching import Work
-from bench.scheduling import JobState
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -9,8 +9,8 @@ from node_processes import stepping
 from slurm_testbed import PATIENCE_S, Testbed
 from sweeping import ENDLESS, QUICK, Study
 
-from bench.record import RunRecord
-from bench.stragglers import find_slow_links, find_slow_ranks
+from bench.core.quantities import find_slow_links, find_slow_ranks
+from bench.core.record import RunRecord
 
 pytestmark = pytest.mark.processes
 

@@ -8,7 +8,7 @@ from node_processes import ours
 from slurm_testbed import PATIENCE_S, Testbed, wait_for
 from sweeping import QUICK, Study
 
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 from bench.sweep import jobs
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from slurm_testbed import Testbed, wait_for
 
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.scheduling import SchedulerAway, Work
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, submit
 from bench.launchers.slurm.queue import list_queued
-from bench.launching import Work
-from bench.scheduling import SchedulerAway
 
 NASTY = "x; rm -rf ~ %j $(touch gone) \"a\" 'b' #c é"
 _PROBE = """
@@ -40,7 +39,7 @@ while time.monotonic() < until and not Path(sys.argv[1], "enough").exists():
 _SUBMITTER = """
 import sys
 from pathlib import Path
-from bench.launching import Work
+from bench.core.scheduling import Work
 from bench.launchers.slurm import Options, plan, submit
 
 folder = Path(sys.argv[1])

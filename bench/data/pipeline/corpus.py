@@ -15,9 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.spec import Frozen, Positive
 from bench.data.pipeline import tokenizer
-from bench.errors import UserError, suggest_nearest
-from bench.spec import Frozen, Positive
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from bench import objectives
+from bench.core.network import TokenKind
+from bench.core.spec import RunSpec
 from bench.data import MicroBatch
-from bench.spec import RunSpec
-from bench.tokens import TokenKind
 
 
 class SampleStream(Protocol):

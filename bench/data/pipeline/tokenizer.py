@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.errors import UserError
+from bench.core.errors import UserError
 
 if TYPE_CHECKING:
     from bench.data.pipeline.spans import Tokens

@@ -4,10 +4,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import BackwardWork, ByteRange, EngineStep, ModelSizes, SegmentBytes, Terms, Transfer, sum_bytes
+from bench.core.engine_costs import (
+    BackwardWork,
+    ByteRange,
+    EngineStep,
+    ModelSizes,
+    SegmentBytes,
+    Terms,
+    Transfer,
+    sum_bytes,
+)
+from bench.core.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 from bench.engines.ddp.options import decode_options
 from bench.engines.precision.optimizer import count_adamw_bytes
-from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 
 MIB = 2**20
 

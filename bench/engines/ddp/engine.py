@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.distributed.ranks import load_random_state, save_random_state, weigh
+from bench.core.spec import RunSpec
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
+from bench.engines.distributed.ranks import load_random_state, save_random_state, weigh
 from bench.engines.precision import construction, parameter_count, torch_dtype, whole
 from bench.engines.precision.update import Update
-from bench.spec import RunSpec
 
 __all__ = ["DataParallel", "build", "construction", "parameter_count", "whole"]
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from bench.core.errors import UserError
+from bench.core.spec import Frozen, RunSpec
 from bench.engines.precision.optimizer import LossScale
-from bench.errors import UserError
-from bench.spec import Frozen, RunSpec
 
 
 class Options(Frozen):

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from bench.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
-from bench.engine_facts import SUMMED_STEPS
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.spec import RunSpec
 from bench.engines import trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
+from bench.engines.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
 from bench.engines.precision import on_device
-from bench.spec import RunSpec
 
 _STATE = "state"
 """The one checkpoint in a folder, as DeepSpeed calls it."""

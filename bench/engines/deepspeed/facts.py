@@ -3,12 +3,12 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
-from bench.engine_facts import Division, EngineFacts, Rehearsal
+from bench.core.engine_facts import Division, EngineFacts, Rehearsal
+from bench.core.spec import Device, OptimizerSpec, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
-from bench.spec import Device, OptimizerSpec, RunSpec
 
 if TYPE_CHECKING:
-    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
+    from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 _QUIET: dict[str, Any] = {
     "steps_per_print": None,

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from bench.core.spec import Frozen, Positive, Precision, RunSpec
 from bench.engines.precision.optimizer import LossScale
-from bench.spec import Frozen, Positive, Precision, RunSpec
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tier = Literal["none", "cpu", "nvme"]

@@ -3,9 +3,9 @@
 import re
 from typing import Literal
 
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.engines.deepspeed.options import Options
-from bench.errors import UserError
-from bench.spec import RunSpec
 
 Device = Literal["cpu", "cuda"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import (
+from bench.core.engine_costs import (
     Array,
     BackwardWork,
     ByteRange,
@@ -26,11 +26,11 @@ from bench.engine_costs import (
     Transfer,
     sum_bytes,
 )
+from bench.core.errors import UserError
+from bench.core.network import EqualTensors
+from bench.core.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 from bench.engines.fsdp.options import Options, shard_ranks
 from bench.engines.precision.optimizer import count_adamw_bytes
-from bench.errors import UserError
-from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
-from bench.stacks import EqualTensors
 
 OUTSIDE = -1
 """The block of a segment that is in none."""

@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module, ModuleList, Parameter
 from torch.optim import Optimizer
 
-from bench.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
-from bench.engine_facts import SUMMED_STEPS
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import trained
+from bench.engines.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
 from bench.engines.fsdp import shards
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
 from bench.engines.fsdp.shards import SHARD
 from bench.engines.precision import torch_dtype
-from bench.spec import OptimizerSpec, RunSpec
 
 SMALLEST = 1e-6
 """What torch.nn.utils.clip_grads_with_norm_ adds to a norm before it divides by it."""

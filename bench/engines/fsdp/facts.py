@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from bench.engine_facts import Division, EngineFacts, Rehearsal
+from bench.core.engine_facts import Division, EngineFacts, Rehearsal
+from bench.core.spec import Device, RunSpec
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
-from bench.spec import Device, RunSpec
 
 if TYPE_CHECKING:
-    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
+    from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 
 def facts(spec: RunSpec) -> EngineFacts:

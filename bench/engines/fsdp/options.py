@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, StrictBool
 
+from bench.core.errors import UserError
+from bench.core.spec import Frozen, Positive, RunSpec
 from bench.engines.precision.optimizer import check_unscaled
-from bench.errors import UserError
-from bench.spec import Frozen, Positive, RunSpec
 
 
 class Options(Frozen):

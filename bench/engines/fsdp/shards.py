@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from bench.core.spec import RunSpec
 from bench.engines.fsdp.options import options_of, shard_ranks
 from bench.engines.precision import on_device
-from bench.spec import RunSpec
 
 REPLICATE, SHARD = "replicate", "shard"
 """Dimensions of the mesh: copies of the model, and the ranks of one copy."""

@@ -1,5 +1,5 @@
-"""What a pipeline costs beside its passes, place by place: the memory of what `bench.distributed.flat` keeps, and what
-it moves between copies.
+"""Costs of a pipeline next to its passes, rank by rank: memory of the tensors that `bench.engines.distributed.flat` keeps,
+and bytes that it moves between copies.
 
 Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing here is fitted to a measurement.
 """
@@ -8,17 +8,7 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from bench.distributed.schedule import (
-    Order,
-    PipelineSize,
-    ScheduleName,
-    add_gathers,
-    build_computation,
-    build_schedule,
-    find_obstacle,
-)
-from bench.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, play_passes
-from bench.engine_costs import (
+from bench.core.engine_costs import (
     EngineStep,
     PipelineCosts,
     PlaceCosts,
@@ -30,13 +20,22 @@ from bench.engine_costs import (
     Transfer,
     sum_bytes,
 )
+from bench.core.errors import UserError
+from bench.core.machine import CollectiveKind
+from bench.core.network import EqualTensors, Part, Stacks, count_part_elements, list_tensors, pad_elements
+from bench.core.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
+from bench.engines.distributed.schedule import (
+    Order,
+    PipelineSize,
+    ScheduleName,
+    add_gathers,
+    build_computation,
+    build_schedule,
+    find_obstacle,
+)
+from bench.engines.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, play_passes
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.optimizer import count_adamw_bytes
-from bench.errors import UserError
-from bench.machine import CollectiveKind
-from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
-from bench.stacks import EqualTensors, Stacks, list_tensors, pad_elements
-from bench.units import Part, count_part_elements
 
 NORM_BYTES = 4
 """The gradient's squared norm in fp32."""

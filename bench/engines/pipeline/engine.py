@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from bench import objectives
-from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
-from bench.distributed.ranks import weigh
-from bench.distributed.schedule import add_gathers, build_schedule
-from bench.distributed.simulation import SENDS_PER_RANK
-from bench.distributed.slices import find_slice
-from bench.distributed.slices import make_whole as whole
-from bench.distributed.stages import RankStages
+from bench.core.engine_facts import LayoutPosition, find_rank, list_stages, place
+from bench.core.record import TimedPass
+from bench.core.spec import RunSpec
+from bench.engines.distributed.executor import Neighbours, ScheduleExecutor
+from bench.engines.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
+from bench.engines.distributed.ranks import weigh
+from bench.engines.distributed.schedule import add_gathers, build_schedule
+from bench.engines.distributed.simulation import SENDS_PER_RANK
+from bench.engines.distributed.slices import find_slice
+from bench.engines.distributed.slices import make_whole as whole
+from bench.engines.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision import construction, parameter_count
-from bench.layout import LayoutPosition, find_rank, list_stages, place
-from bench.record import TimedPass
-from bench.spec import RunSpec
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
 

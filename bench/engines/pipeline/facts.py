@@ -3,16 +3,15 @@
 import functools
 from typing import TYPE_CHECKING, Literal
 
-from bench.distributed.cut import check_slices, count_unit_flops, cut_units
-from bench.engine_facts import EngineFacts, Rehearsal
+from bench.core.engine_facts import EngineFacts, Rehearsal
+from bench.core.errors import UserError
+from bench.core.network import Part, Stacks
+from bench.core.spec import Device, RunSpec
+from bench.engines.distributed.cut import check_slices, count_unit_flops, cut_units
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.errors import UserError
-from bench.spec import Device, RunSpec
-from bench.stacks import Stacks
-from bench.units import Part
 
 if TYPE_CHECKING:
-    from bench.engine_costs import PipelineCosts
+    from bench.core.engine_costs import PipelineCosts
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "breadth_first": "breadth-first"}
 

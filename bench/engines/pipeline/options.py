@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bench.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
+from bench.core.errors import UserError
+from bench.core.spec import Frozen, RunSpec
+from bench.engines.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
 from bench.engines.precision.optimizer import check_unscaled
-from bench.errors import UserError
-from bench.spec import Frozen, RunSpec
 
 
 class Options(Frozen):

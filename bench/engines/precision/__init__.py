@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from bench.spec import Precision, RunSpec
+from bench.core.spec import Precision, RunSpec
 
 if TYPE_CHECKING:
     import torch

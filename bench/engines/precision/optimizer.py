@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from bench.errors import UserError
-from bench.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
-from bench.stacks import EqualTensors
+from bench.core.errors import UserError
+from bench.core.network import EqualTensors
+from bench.core.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
 
 SCARCE = 2
 """Tensors of one size that are not neighbours: embedding and head, the position biases of two stacks."""
@@ -82,7 +82,7 @@ def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[
     if optimizer.implementation != "torch":
         return 0
     if device == "cuda":
-        from bench.engine_costs import count_elements  # numpy, which readers of options need not have
+        from bench.core.engine_costs import count_elements  # numpy, which readers of options need not have
 
         return FULL * count_elements(sizes)
     # embedding and head have small neighbours, a layer's matrices each other

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.engine_facts import SUMMED_STEPS
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.spec import OptimizerSpec, Precision
 from bench.engines.precision.optimizer import DynamicScale, LossScale
-from bench.spec import OptimizerSpec, Precision
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ class Update:
         """Make one step. fp16 alone reads a flag from the device: whether to step at all is decided on the host."""
         import torch
 
-        from bench.distributed.ranks import sum_squares
+        from bench.engines.distributed.ranks import sum_squares
 
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):

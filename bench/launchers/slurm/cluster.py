@@ -6,10 +6,10 @@ import pwd
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.scheduling import ClusterLimits, SchedulerAway
 from bench.launchers.slurm.options import Options
 from bench.launchers.slurm.programs import call
-from bench.scheduling import ClusterLimits, SchedulerAway
 
 _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
 """Options of sbatch that choose another partition than the one that the site's file names."""

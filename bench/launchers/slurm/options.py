@@ -15,10 +15,10 @@ from pydantic import (
     model_validator,
 )
 
-from bench.errors import UserError
-from bench.private import is_secret
-from bench.scheduling import JobSetup, SchedulingOptions
-from bench.spec import Frozen, Positive, RunSpec
+from bench.core.errors import UserError
+from bench.core.private import is_secret
+from bench.core.scheduling import JobSetup, SchedulingOptions
+from bench.core.spec import Frozen, Positive, RunSpec
 
 _OTHER_CLUSTER = re.compile(r"--cluster|-M")
 

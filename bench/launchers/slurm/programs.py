@@ -7,8 +7,8 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from bench.errors import UserError
-from bench.scheduling import JobContext, SchedulerAway
+from bench.core.errors import UserError
+from bench.core.scheduling import JobContext, SchedulerAway
 
 _AWAY = re.compile(
     r"unable to (contact|establish)|timed out|connection (refused|reset)|zero bytes were transmitted|not connected"

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from bench import store
-from bench.errors import UserError
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.scheduling import JobState, LaunchPlan, SchedulerAway
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import read_config
 from bench.launchers.slurm.programs import build_user_environment, call
-from bench.launching import LaunchPlan
-from bench.scheduling import JobState, SchedulerAway
 
 _ACCOUNTED = "now-30days"  # sacct by itself looks back to midnight
 _NAMES_BYTES = 64_000  # more than that is not put on a command line

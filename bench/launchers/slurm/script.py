@@ -10,10 +10,10 @@ from pathlib import Path
 import jinja2
 
 import bench
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.processes import build_module_command
+from bench.core.scheduling import LaunchPlan, Work
 from bench.launchers.slurm.options import Container, Options
-from bench.launching import LaunchPlan, Work
-from bench.processes import build_module_command
 
 SCRIPT = "job.sh"
 _TEMPLATE = "job.sh.j2"

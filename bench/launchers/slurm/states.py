@@ -5,9 +5,9 @@ import signal
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from bench.errors import UserError
-from bench.record import OutcomeKind
-from bench.scheduling import JobState, Phase
+from bench.core.errors import UserError
+from bench.core.record import OutcomeKind
+from bench.core.scheduling import JobState, Phase
 
 _PENDING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from bench import objectives
-from bench.distributed.slices import TensorRanks, mark_slices
+from bench.core.network import Part
+from bench.core.plugins import Whole
+from bench.core.spec import RunSpec
+from bench.engines.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
 from bench.models.gpt.decoder import CausalLanguageModel
 from bench.models.gpt.part import DIMENSIONS, EMBEDDING, DecoderPart
 from bench.models.gpt.shape import Shape
 from bench.models.modules.parts import SkippedInitialisation, draw, materialise
-from bench.plugins import Whole
-from bench.spec import RunSpec
-from bench.units import Part
 
 DEVIATION = 0.02
 """Standard deviation of every matrix and embedding, `initializer_range` of transformers' GPT-2 and Llama."""
@@ -36,7 +36,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> nn.Module:
-    """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model; see `bench.core.plugins.DividedFamilyBuilder`."""
     shape, reduction = Shape.model_validate(spec.model.shape), objectives.load(spec.objective).REDUCTION
 
     def make() -> DecoderPart:

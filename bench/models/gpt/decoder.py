@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bench.distributed.slices import TensorRanks
+from bench.core.network import IGNORED
+from bench.core.spec import ModelSpec
+from bench.engines.distributed.slices import TensorRanks
 from bench.models.gpt.shape import RotaryScaling, Shape
 from bench.models.modules.chunked_loss import ChunkedHead
-from bench.spec import ModelSpec
-from bench.tokens import IGNORED
 
 
 def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bench.distributed.slices import (
+from bench.core.network import Part
+from bench.core.spec import ModelSpec
+from bench.engines.distributed.slices import (
     OwnTokensEmbedding,
     SlicedEmbedding,
     SummedLinear,
@@ -18,8 +20,6 @@ from bench.models.gpt.decoder import CausalLanguageModel, Decoder, FeedForward, 
 from bench.models.gpt.shape import Shape
 from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.modules.parts import NumberedBlocks
-from bench.spec import ModelSpec
-from bench.units import Part
 
 DIMENSIONS = {
     "qkv_proj": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1,

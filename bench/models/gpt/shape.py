@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from bench import objectives
-from bench.errors import UserError
-from bench.spec import Frozen, Positive, RunSpec
-from bench.stacks import Activation, Attention, Mlp, Stack, Stacks
+from bench.core.errors import UserError
+from bench.core.network import Activation, Attention, Mlp, Stack, Stacks
+from bench.core.spec import Frozen, Positive, RunSpec
 
 __all__ = ["MODEL_TYPES", "RotaryScaling", "Shape", "check", "from_hugging_face", "stacks", "token_kinds", "vocabulary"]
 

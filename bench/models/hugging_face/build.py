@@ -9,9 +9,9 @@ from torch.nn import Module, Parameter
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from bench.core.spec import ModelSpec, RunSpec
 from bench.models import derived_seed
 from bench.models.hugging_face.shape import Shape
-from bench.spec import ModelSpec, RunSpec
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> Module:

@@ -5,9 +5,9 @@ from typing import Any
 from pydantic import ConfigDict
 
 from bench import objectives
-from bench.errors import UserError
-from bench.spec import Frozen, Positive, RunSpec
-from bench.stacks import Stacks
+from bench.core.errors import UserError
+from bench.core.network import Stacks
+from bench.core.spec import Frozen, Positive, RunSpec
 
 MODEL_TYPES: tuple[str, ...] = ()
 _NO_SIZES = frozenset(

@@ -8,14 +8,14 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from bench.distributed.slices import TensorRanks, mark_slices
+from bench.core.network import Part
+from bench.core.spec import ModelSpec, RunSpec
+from bench.engines.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
 from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.modules.parts import SkippedInitialisation, draw, materialise
 from bench.models.t5.part import BIAS_TABLE, DIMENSIONS, EMBEDDING, STACKS, T5Part
 from bench.models.t5.shape import NAMES, Shape
-from bench.spec import ModelSpec, RunSpec
-from bench.units import Part
 
 
 class ChunkedLoss:
@@ -84,7 +84,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> torch.nn.Module:
-    """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model; see `bench.core.plugins.DividedFamilyBuilder`."""
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, False]
 

@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.distributed.slices import SlicedEmbedding, SummedLinear, TensorRanks, compute_sliced_loss, cut_weights
+from bench.core.network import Part
+from bench.engines.distributed.slices import (
+    SlicedEmbedding,
+    SummedLinear,
+    TensorRanks,
+    compute_sliced_loss,
+    cut_weights,
+)
 from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
 from bench.models.modules.parts import NumberedBlocks
 from bench.models.t5.shape import Shape
-from bench.units import Part
 
 DIMENSIONS = {
     "q": 0, "k": 0, "v": 0, "o": 1, "relative_attention_bias": 1, "wi": 0, "wi_0": 0, "wi_1": 0, "wo": 1,

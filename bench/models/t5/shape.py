@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from bench import objectives
-from bench.errors import UserError
-from bench.spec import Frozen, Positive, RunSpec
-from bench.stacks import Attention, Mlp, Stack, Stacks
+from bench.core.errors import UserError
+from bench.core.network import Attention, Mlp, Stack, Stacks
+from bench.core.spec import Frozen, Positive, RunSpec
 
 Activation = Literal["relu", "gelu_new", "silu"]
 Layers = Annotated[int, Field(gt=0, le=10_000)]

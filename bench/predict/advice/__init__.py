@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, TypeVar
 
-from bench.formatting import format_interval
+from bench.core.formatting import format_interval
 from bench.predict.advice.choices import Choice, compute_extra_share, compute_worst_price, is_surely_faster
 from bench.predict.goodput import FailureTerms, Goodput, predict_goodput
 from bench.predict.scaling_laws import TrainingNeed

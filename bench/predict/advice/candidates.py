@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from bench import engines
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.spec import Batch, Device, Parallel, RunSpec
 from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_memory
 from bench.predict.workload import get_network
-from bench.spec import Batch, Device, Parallel, RunSpec
 
 STAGES = (1, 2, 4)
 """Stages on a rank that are tried where there are several ranks in a pipeline; where there is one: a stage for each

@@ -12,13 +12,13 @@ import itertools
 from typing import Literal, NamedTuple
 
 from bench import engines
+from bench.core.spec import RunSpec
 from bench.predict.advice.candidates import Candidate
 from bench.predict.advice.measured import MeasuredPoints, format_decisive
 from bench.predict.neighbours import Neighbour, compute_correction
 from bench.predict.step_time import COMPUTING, StepTime
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.predict.step_time.network import MOVED
-from bench.spec import RunSpec
 
 _DIGITS = 6  # of factors that are the same but for rounding
 SHOWN = 0.01

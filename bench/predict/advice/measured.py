@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from bench.machine import Machine
-from bench.point_fields import select
+from bench.core.machine import Machine
+from bench.core.point_fields import select
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec
 from bench.predict.neighbours import Neighbour, PredictedRun, compare_with_prediction, identify_model, select_nearest
 from bench.predict.step_time.network import read_link_speed
-from bench.record import RunRecord
-from bench.spec import RunSpec
 
 
 class TimedPoint(NamedTuple):
@@ -104,7 +104,7 @@ def _get_environment_id(record: RunRecord) -> str | None:
 
 
 def _time_point(runs: list[RunRecord]) -> TimedPoint | None:
-    from bench.statistics import series_interval  # here, since it takes its time and most commands need none
+    from bench.core.statistics import series_interval  # here, since it takes its time and most commands need none
 
     windows = [_get_window(record) for record in runs]
     medians = [statistics.median(window) for window in windows if window]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import (
+from bench.core.engine_costs import (
     CUDA_BASE_BYTES,
     Array,
     BackwardWork,
@@ -21,12 +21,12 @@ from bench.engine_costs import (
     Terms,
     sum_bytes,
 )
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.network import Stacks
+from bench.core.spec import WIDTH, Batch, Device, RunSpec
 from bench.predict.memory.activations import Segment, list_segments
 from bench.predict.memory.stages import list_place_phases
 from bench.predict.workload import Workload, build_workload, get_network, predict_engine_memory, predict_pipeline
-from bench.spec import WIDTH, Batch, Device, RunSpec
-from bench.stacks import Stacks
 
 FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;

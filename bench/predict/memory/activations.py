@@ -8,9 +8,9 @@ micro-batch.
 import itertools
 from typing import NamedTuple
 
+from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_part_sizes
+from bench.core.spec import FULL
 from bench.predict.workload import Workload, is_fused
-from bench.spec import FULL
-from bench.stacks import Activation, Attention, Mlp, Stack, Stacks, list_part_sizes
 
 INDEX = 8
 """Bytes of a token, a position or a bucket of the position bias: int64."""

@@ -5,7 +5,7 @@ segments of its units, and the states that come and go. At each moment of the ve
 what the passes of its stages keep, what waits between stages, and what the engine has beside both.
 
 What a stage takes up and hands on are tensors of their own, which live longer than the pass: they are counted once, by
-`bench.engine_costs.StageMoment`, and not with what a pass keeps.
+`bench.core.engine_costs.StageMoment`, and not with what a pass keeps.
 """
 
 import dataclasses
@@ -17,18 +17,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms
+from bench.core.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms
+from bench.core.network import Attention, Mlp, Part, Stack, Stacks
+from bench.core.spec import FULL, RunSpec
 from bench.predict.memory.activations import INDEX, RepeatedSegments, Segment, list_segments
 from bench.predict.workload import Workload
-from bench.spec import FULL, RunSpec
-from bench.stacks import Attention, Mlp, Stack, Stacks
-from bench.units import Part
 
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
 def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
     """Return the network with the blocks of a part alone, of one of `tensor` slices: heads, the width between an MLP's
-    matrices and the vocabulary are divided, which they allow (bench.distributed.cut). A stack may have no block."""
+    matrices and the vocabulary are divided (bench.engines.distributed.cut). A stack may have no block."""
     blocks = part.blocks([stack.layers for stack in network.stacks])
     stacks = tuple(
         dataclasses.replace(stack, layers=len(here), block=tuple(_slice_part(one, tensor) for one in stack.block))

@@ -7,14 +7,14 @@ moves and the links that they cross; overlap as the engine really overlaps. Noth
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.engine_costs import PlayedPass
-from bench.machine import Machine
+from bench.core.engine_costs import PlayedPass
+from bench.core.machine import Machine
+from bench.core.spec import Device, RunSpec
 from bench.predict.step_time.compute import ComputeTime, StepContext, predict_compute_time
 from bench.predict.step_time.network import MOVED, TransferTime, time_transfers
 from bench.predict.step_time.pipeline import list_pipeline_passes, time_pipeline
 from bench.predict.work import StepFlops, compute_flops_per_step
 from bench.predict.workload import OWN, Software, predict_engine_step, predict_pipeline
-from bench.spec import Device, RunSpec
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
 """Parts that depend on what a device computes per second; idle: a rank waits for other stages of a pipeline."""

@@ -4,12 +4,12 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.machine import Machine
+from bench.core.machine import Machine
+from bench.core.network import Stacks
+from bench.core.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.predict.step_time.rates import DeviceRates, read_rates
 from bench.predict.work import PassWork, compute_backward, compute_forward, compute_recomputed
 from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
-from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
-from bench.stacks import Stacks
 
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes

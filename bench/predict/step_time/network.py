@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import Transfer
-from bench.errors import UserError
-from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine
+from bench.core.engine_costs import Transfer
+from bench.core.errors import UserError
+from bench.core.machine import Calibration, CollectiveKind, CollectiveTime, Machine
+from bench.core.spec import RunSpec
 from bench.predict.step_time.compute import ComputeTime
-from bench.spec import RunSpec
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 INSIDE_SPEED, INSIDE_REACHED = 300.0, (

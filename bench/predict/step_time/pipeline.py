@@ -13,17 +13,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.distributed.cut import count_unit_flops
-from bench.engine_costs import PipelineCosts, PlaceCosts, PlayedPass, StepPass, Transfer
-from bench.machine import CollectiveKind
+from bench.core.engine_costs import PipelineCosts, PlaceCosts, PlayedPass, StepPass, Transfer
+from bench.core.machine import CollectiveKind
+from bench.core.network import Attention, Part, Stacks
+from bench.core.spec import FULL, Precision, RunSpec
+from bench.engines.distributed.cut import count_unit_flops
 from bench.predict.memory.stages import TensorSlices, count_state_bytes, cut_network, list_alike
 from bench.predict.step_time.compute import ComputeTime, PassTimes, StepContext, compute_update_s, time_passes
 from bench.predict.step_time.network import TransferTime, compute_hop_s, compute_transfer_s, time_transfers
 from bench.predict.work import PassWork, compute_blocks, compute_ends, compute_recomputed
 from bench.predict.workload import Workload, get_network, predict_pipeline
-from bench.spec import FULL, Precision, RunSpec
-from bench.stacks import Attention, Stacks
-from bench.units import Part
 
 _BACKWARD = 2
 """FLOPs over those of forward: a gradient of the inputs and one of the weights."""

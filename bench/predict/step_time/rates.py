@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.errors import UserError
-from bench.machine import Machine
+from bench.core.errors import UserError
+from bench.core.machine import Machine
+from bench.core.spec import WIDTH, Device, Precision
 from bench.predict.work import Matmul, PassWork
 from bench.predict.workload import OWN, Software
-from bench.spec import WIDTH, Device, Precision
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of the result: the sizes that the guide lists."""

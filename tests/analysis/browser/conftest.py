@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from records import failed, machine, run, save, scattered, spec, steps
 
 from analysis import report, results
-from bench.spec import EngineSpec
+from bench.core.spec import EngineSpec
 
 REQUIRE = "ZEROSCALE_REQUIRE_CHROMIUM"
 ARGUMENTS = (

@@ -7,7 +7,7 @@ import pytest
 from opened import Opened
 from playwright.sync_api import Locator, Page, expect
 
-from bench.record import SCHEMA_VERSION
+from bench.core.record import SCHEMA_VERSION
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 

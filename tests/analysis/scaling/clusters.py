@@ -6,8 +6,8 @@ from typing import Any
 
 from records import MIB, failed, memory, run, scattered, spec, steps
 
-from bench.record import OutcomeKind, RunRecord
-from bench.spec import RunSpec
+from bench.core.record import OutcomeKind, RunRecord
+from bench.core.spec import RunSpec
 
 
 def asked(nodes: int, *, micro: int = 2, samples: int | None = None, **more: Any) -> RunSpec:

@@ -8,7 +8,7 @@ from clusters import asked, measured, out_of_memory
 from records import results, run
 
 from analysis.answer import describe_answer
-from bench.record import NodeLoad, RunRecord
+from bench.core.record import NodeLoad, RunRecord
 
 
 def answer(*groups: list[RunRecord]) -> list[str]:

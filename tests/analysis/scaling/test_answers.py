@@ -11,7 +11,7 @@ from analysis.figures import answers
 from analysis.figures.answers import MOST_PANELS, AnswerPanel, build_panels, find_limits
 from analysis.questions import describe_choice
 from analysis.scaling.best import best
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def build(*records: RunRecord) -> list[AnswerPanel]:

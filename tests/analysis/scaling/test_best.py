@@ -8,7 +8,7 @@ from records import MIB, results, run, steps
 from analysis.scaling.best import Best, as_table, best, compare_fastest, ranked
 from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Verdict
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def only(*records: RunRecord) -> Best:

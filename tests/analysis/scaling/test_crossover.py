@@ -5,7 +5,7 @@ from records import failed, results, run
 
 from analysis.scaling.crossover import Crossover, find_crossovers
 from analysis.stats.compare import TOO_FEW, compare, verdicts
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def engines(two: dict[int, float], three: dict[int, float]) -> list[RunRecord]:

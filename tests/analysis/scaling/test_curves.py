@@ -9,7 +9,7 @@ from records import failed, results
 from scipy import stats
 
 from analysis.scaling.curves import ScalingCurve, build_curves
-from bench.record import RunRecord
+from bench.core.record import RunRecord
 
 
 def only(*records: RunRecord, **picked: str) -> ScalingCurve:

@@ -3,7 +3,7 @@ import pytest
 from simulated import PROCESSES, ar1, slowdown
 
 from analysis.stats.intervals import few
-from bench.statistics import autocorrelation, effective_size, median_bounds, series_interval, signs
+from bench.core.statistics import autocorrelation, effective_size, median_bounds, series_interval, signs
 
 
 def test_worked_out_on_paper() -> None:

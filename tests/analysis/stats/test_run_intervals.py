@@ -6,8 +6,8 @@ from scipy import stats
 from simulated import PROCESSES, ar1, slowdown
 
 from analysis.stats.intervals import Interval, mean_interval, median_interval, rate_interval
-from bench.statistics import effective_size, mean_bounds, median_bounds, signs
-from bench.statistics import median_interval as of_independent
+from bench.core.statistics import effective_size, mean_bounds, median_bounds, signs
+from bench.core.statistics import median_interval as of_independent
 
 STEPS = [0.12, 0.1, 0.11, 0.13, 0.15, 0.12, 0.11, 0.14, 0.16, 0.1, 0.12, 0.11, 0.13, 0.18, 0.1, 0.12, 0.11, 0.15]
 

@@ -7,10 +7,10 @@ from records import failed, memory, run, spec, steps
 
 from analysis.validation import PredictionComparison, PredictionPoint, summarise_comparison
 from analysis.validation.step_times import compare_gpu_runs
+from bench.core.record import RunRecord
+from bench.core.spec import EngineSpec
 from bench.predict import memory as foretold
 from bench.predict.step_time import predict_step_time
-from bench.record import RunRecord
-from bench.spec import EngineSpec
 
 H200 = {
     "name": "h200", "device": "cuda", "peak_tflops": {"fp32": 67}, "memory_bytes": 141_000_000_000,

@@ -16,7 +16,7 @@ from analysis.validation import (
     summarise_comparison,
 )
 from analysis.validation import __main__ as ledger
-from bench.store import find_records
+from bench.core.store import find_records
 
 ROOT = Path(__file__).parents[3]
 PAGE_FOLDER = ROOT / "results" / "predictions"

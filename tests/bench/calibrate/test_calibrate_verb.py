@@ -12,8 +12,8 @@ from started_runs import PATIENCE_S, SOON_S, alive
 
 from bench.cli import main
 from bench.config import compose
-from bench.job_context import find_job
-from bench.scheduling import JobContext
+from bench.core.job_context import find_job
+from bench.core.scheduling import JobContext
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import yaml
 from bench.calibrate import CalibrationResult, outcome
 from bench.cli import main
 from bench.config import compose
-from bench.errors import UserError
-from bench.machine import Calibration, CollectiveTime, Machine, MatmulRate
+from bench.core.errors import UserError
+from bench.core.machine import Calibration, CollectiveTime, Machine, MatmulRate
 
 PUBLISHED = Machine(
     name="bed",

@@ -15,7 +15,7 @@ from bench.calibrate.rates import (
     spread,
 )
 from bench.config.compose import compose_request
-from bench.machine import Machine, MatmulRate
+from bench.core.machine import Machine, MatmulRate
 from bench.models.t5 import Shape, stacks
 from bench.predict.work import compute_training_flops
 

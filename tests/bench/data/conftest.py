@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 SHAPE = {
     "d_model": 4, "d_kv": 2, "d_ff": 6, "encoder_layers": 1, "decoder_layers": 1, "heads": 2,

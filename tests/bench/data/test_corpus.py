@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("datasets")
 
+from bench.core.errors import UserError
 from bench.data.pipeline import corpus, tokenizer
 from bench.data.pipeline.corpus import CorpusSelection
-from bench.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("cache")
 

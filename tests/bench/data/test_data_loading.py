@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from bench import data
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.data.pipeline import loader
-from bench.errors import UserError
-from bench.spec import RunSpec
 
 MakeSpec = Callable[..., RunSpec]
 

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("datasets")
 
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.data import text
 from bench.data.pipeline.corpus import Corpus, divide
-from bench.errors import UserError
-from bench.spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("datasets")
 
 from bench import data
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.data.mixture import Interleaving, compute_shares, order_evenly, round_shares
-from bench.errors import UserError
-from bench.spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("cache")
 

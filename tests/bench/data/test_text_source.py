@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("datasets")
 
 from bench import data
-from bench.errors import UserError
-from bench.spec import RunSpec
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -202,7 +202,7 @@ def test_checking_imports_nothing_heavy() -> None:
 
 def test_the_yaml_states_every_option_with_its_default() -> None:
     yaml = pytest.importorskip("yaml")
-    from bench.spec import DataSpec
+    from bench.core.spec import DataSpec
 
     for name in ("synthetic", "text", "mixture"):
         written = yaml.safe_load((Path(__file__).parents[3] / f"conf/data/{name}.yaml").read_text())

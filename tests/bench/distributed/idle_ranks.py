@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.schedule import PipelineSize, build_schedule
+from bench.engines.distributed.executor import Neighbours, ScheduleExecutor
+from bench.engines.distributed.schedule import PipelineSize, build_schedule
 
 FORWARD_S, BACKWARD_S = 0.02, 0.04
 

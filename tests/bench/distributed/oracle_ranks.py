@@ -21,9 +21,10 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
-from bench.distributed.slices import (
+from bench.core.network import IGNORED
+from bench.engines.distributed.executor import Neighbours, ScheduleExecutor
+from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_schedule
+from bench.engines.distributed.slices import (
     SlicedEmbedding,
     SummedLinear,
     TensorRanks,
@@ -32,7 +33,6 @@ from bench.distributed.slices import (
     cut_weights,
     mark_slices,
 )
-from bench.tokens import IGNORED
 
 RANKS, MICRO_BATCHES, SAMPLES, TOKENS, WIDTH, INNER, VOCABULARY = 2, 4, 3, 6, 8, 12, 10
 SCHEDULES: dict[ScheduleName, tuple[Any, int]] = {

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import models
-from bench.distributed.cut import count_unit_flops, cut_units
+from bench.core.network import Stacks
+from bench.core.spec import ModelSpec
+from bench.engines.distributed.cut import count_unit_flops, cut_units
 from bench.predict.work import compute_training_flops
-from bench.spec import ModelSpec
-from bench.stacks import Stacks
 
 CONF = Path(__file__).parents[3] / "conf/model"
 SAMPLES = {"encoder": 1024, "decoder": 256, "tokens": 2048}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.distributed.schedule import (
+from bench.engines.distributed.schedule import (
     Action,
     Order,
     PipelineSize,
@@ -20,7 +20,7 @@ from bench.distributed.schedule import (
     find_obstacle,
     find_source,
 )
-from bench.distributed.simulation import SimulatedStep, count_passes_in_flight, simulate_schedule
+from bench.engines.distributed.simulation import SimulatedStep, count_passes_in_flight, simulate_schedule
 
 NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "breadth_first")
 CASES = [

@@ -9,11 +9,11 @@ import torch
 from torch import distributed
 
 from bench import data, objectives
-from bench.distributed.ranks import count_targets, weigh
+from bench.core.spec import RunSpec, config_id
 from bench.engines.ddp.engine import build as build_ddp
+from bench.engines.distributed.ranks import count_targets, weigh
 from bench.measure.collectives import CollectiveCounter
 from bench.models.t5 import build as t5
-from bench.spec import RunSpec, config_id
 
 SAMPLES = 8
 PADDED = {"name": "text", "source": "text", "options": {"packing": False}}

@@ -12,7 +12,7 @@ from engine_ranks import micro_batches
 from torch import distributed
 
 from bench import engines, models
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 STEPS = 3
 """Before the checkpoint, and after it."""

@@ -21,10 +21,10 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench import engines, models
+from bench.core.plugins import EngineBuilder
+from bench.core.spec import RunSpec
 from bench.measure import memory
 from bench.measure.collectives import CollectiveCounter
-from bench.plugins import EngineBuilder
-from bench.spec import RunSpec
 
 STEPS = 4
 MEMORY = "memory: "

@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from bench.core.spec import RunSpec
 from bench.runtime import fork_server
-from bench.spec import RunSpec
 
 
 def main() -> None:

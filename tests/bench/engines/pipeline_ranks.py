@@ -17,13 +17,13 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from bench import engines, models, objectives
-from bench.distributed.slices import find_slice
-from bench.distributed.stages import RankStages, build_stages
+from bench.core.engine_facts import place
+from bench.core.spec import RunSpec
 from bench.engines.deepspeed.engine import ZeroEngine
+from bench.engines.distributed.slices import find_slice
+from bench.engines.distributed.stages import RankStages, build_stages
 from bench.engines.pipeline.engine import PipelineEngine
-from bench.layout import place
 from bench.measure.collectives import CollectiveCounter
-from bench.spec import RunSpec
 
 STEPS = 5
 EVALUATED, HELD_OUT = (0, 3), 99

@@ -12,9 +12,9 @@ from pipeline_ranks import EVALUATED, HELD_OUT, STEPS, micro_batches
 from torch import Tensor
 
 from bench import models, objectives
-from bench.distributed.slices import Slice
+from bench.core.spec import RunSpec
+from bench.engines.distributed.slices import Slice
 from bench.engines.precision import on_device
-from bench.spec import RunSpec
 
 Ranks = list[dict[str, Any]]
 """What each rank of a job saw."""

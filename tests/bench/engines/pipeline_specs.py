@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from bench import engines, models
-from bench.spec import RunSpec
-from bench.units import Part
+from bench.core.network import Part
+from bench.core.spec import RunSpec
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "encoder_layers": 3, "decoder_layers": 3, "heads": 4, "vocab": 96,
       "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip

@@ -14,9 +14,9 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench import engines, models
-from bench.layout import LayoutPosition, find_rank
+from bench.core.engine_facts import LayoutPosition, find_rank
+from bench.core.spec import RunSpec
 from bench.measure import memory
-from bench.spec import RunSpec
 
 CPU = torch.device("cpu")
 

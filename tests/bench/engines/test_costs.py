@@ -9,22 +9,22 @@ from installed_packages import Install
 from bench import engines
 from bench.cli import main
 from bench.config import compose
-from bench.errors import NoPrediction
+from bench.core.errors import NoPrediction
+from bench.core.spec import RunSpec
 from bench.predict.memory import find_largest_micro_batch, predict_host_memory, predict_memory
 from bench.predict.step_time import predict_step_time
 from bench.predict.workload import predict_engine_memory, predict_engine_step
-from bench.spec import RunSpec
 from bench.sweep.forecast import Forecast, predict_forecast
 
 SILENT = """
 from pydantic import BaseModel
-from bench.engine_facts import EngineFacts
+from bench.core.engine_facts import EngineFacts
 class Options(BaseModel): pass
 def check(options, spec, device=None): pass
 def facts(spec): return EngineFacts(label="Toy")
 """
 TALKING = """
-from bench.engine_facts import EngineFacts
+from bench.core.engine_facts import EngineFacts
 from bench.engines.ddp import Options, check, costs
 def memory(spec, model, device, room, rehearsed): return costs.predict_memory(spec, model, device)
 def step(spec, model, device): return costs.predict_step(spec, model)

@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 import pytest
 
 from bench import engines
-from bench.engine_facts import EngineFacts, Member
-from bench.errors import UserError
-from bench.spec import EngineSpec, RunSpec
+from bench.core.engine_facts import EngineFacts, Member
+from bench.core.errors import UserError
+from bench.core.spec import EngineSpec, RunSpec
 
 Case = tuple[str, dict[str, Any], dict[str, Any], str]
 NATIVE = {"optimizer": {"implementation": "native"}}

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from started_ranks import Seen, start_ranks
 
-from bench.engine_facts import SUMMED_STEPS
-from bench.spec import RunSpec
+from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.spec import RunSpec
 
 FROZEN = "frozen"  # of engine_ranks.py
 

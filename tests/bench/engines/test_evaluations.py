@@ -8,7 +8,7 @@ from pipeline_ranks import EVALUATED
 from pipeline_runs import compare_to_one_process, run_jobs, train_alone
 from pipeline_specs import drop, pad, spec
 
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

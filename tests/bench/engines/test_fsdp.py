@@ -7,9 +7,9 @@ import pytest
 from started_ranks import Seen, start_ranks
 from test_engines_agree import same, spec
 
+from bench.core.spec import RunSpec
 from bench.predict.memory import predict_memory
 from bench.predict.workload import predict_engine_step
-from bench.spec import RunSpec
 
 RANKS = 4
 GRID: dict[str, Any] = {"nodes": 2, "devices_per_node": 2}

@@ -8,11 +8,11 @@ from test_engines_agree import CONF
 
 from bench import engines
 from bench.config import compose
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
 from bench.engines.fsdp.options import shard_ranks
-from bench.errors import UserError
 from bench.predict.step_time import predict_step_time
 from bench.predict.workload import predict_engine_memory, predict_engine_step
-from bench.spec import RunSpec
 
 PRESETS = ("fsdp", "fsdp_no_reshard", "fsdp_hybrid")
 

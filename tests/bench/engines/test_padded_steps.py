@@ -10,8 +10,8 @@ from pipeline_runs import Ranks, compare_to_one_process, run_jobs
 from pipeline_specs import pad
 from pipeline_specs import spec as build_spec
 
+from bench.core.spec import RunSpec
 from bench.predict.workload import predict_engine_step, predict_pipeline
-from bench.spec import RunSpec
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -18,14 +18,14 @@ from pipeline_runs import (
 from pipeline_specs import MICRO, parts_of, spec
 
 from bench import engines, models
-from bench.distributed.schedule import add_gathers, build_schedule
+from bench.core.engine_facts import list_stages, place
+from bench.core.network import pad_elements
+from bench.core.spec import RunSpec
+from bench.engines.distributed.schedule import add_gathers, build_schedule
 from bench.engines.pipeline.options import size_of
-from bench.layout import list_stages, place
 from bench.predict.memory.stages import TensorSlices
 from bench.predict.step_time.pipeline import list_exchanges
 from bench.predict.workload import build_workload
-from bench.spec import RunSpec
-from bench.stacks import pad_elements
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(600)]
 

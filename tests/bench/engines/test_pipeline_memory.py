@@ -12,11 +12,11 @@ import pytest
 from pipeline_specs import ENCODER, MICRO, parts_of, spec
 
 from bench import models
-from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
-from bench.distributed.simulation import count_passes_in_flight, list_moments
+from bench.core.network import count_part_elements
+from bench.core.spec import RunSpec
+from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_schedule
+from bench.engines.distributed.simulation import count_passes_in_flight, list_moments
 from bench.predict.memory import predict_memory, predict_memory_by_place
-from bench.spec import RunSpec
-from bench.units import count_part_elements
 
 pytestmark = pytest.mark.thorough
 

@@ -9,10 +9,9 @@ from pipeline_ranks import micro_batches
 from pipeline_specs import SHAPES, parts_of, spec
 
 from bench import engines, models
-from bench.distributed.slices import TensorRanks, find_slice
-from bench.errors import UserError
-from bench.stacks import count_parameters
-from bench.units import count_part_elements
+from bench.core.errors import UserError
+from bench.core.network import count_parameters, count_part_elements
+from bench.engines.distributed.slices import TensorRanks, find_slice
 
 
 @pytest.mark.parametrize("model", SHAPES)

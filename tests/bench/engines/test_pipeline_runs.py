@@ -14,15 +14,15 @@ from analysis import results
 from analysis.metrics.throughput import compute_tokens_per_s
 from analysis.metrics.waiting import compute_idle_share
 from analysis.observed import get_window
-from bench import store
 from bench.cli.run import format_answer
 from bench.config import compose
 from bench.config.decode import check_rank
-from bench.distributed.schedule import PipelineSize, build_computation
-from bench.errors import UserError
-from bench.layout import place as find_place
+from bench.core import store
+from bench.core.engine_facts import place as find_place
+from bench.core.errors import UserError
+from bench.core.record import RunRecord
+from bench.engines.distributed.schedule import PipelineSize, build_computation
 from bench.predict.memory import predict_memory_by_place
-from bench.record import RunRecord
 
 QUICK = (
     "precision=fp32", "batch.micro=2", "measure.warmup_steps=2", "measure.block_steps=1",

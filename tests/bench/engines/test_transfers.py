@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import store
+from bench.core import store
+from bench.core.record import RunRecord
+from bench.core.spec import RunSpec
 from bench.predict.workload import predict_engine_step
-from bench.record import RunRecord
-from bench.spec import RunSpec
 
 RUNS = Path("results/measured/two_cores.zip")
 PADDING = 5e-5

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from bench import engines
+from bench.core.spec import RunSpec
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.options import Options
-from bench.spec import RunSpec
 
 CONF = Path(__file__).parents[3] / "conf/engine"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml"))

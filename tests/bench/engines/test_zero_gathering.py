@@ -2,10 +2,10 @@
 
 Backward has a stop more than weights: the first module, which forward enters nowhere, and which has no weight here."""
 
-from bench.engine_costs import ModelSizes
+from bench.core.engine_costs import ModelSizes
+from bench.core.network import EqualTensors, WeightModule, list_modules, list_tensors
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
 from bench.models import t5
-from bench.stacks import EqualTensors, WeightModule, list_modules, list_tensors
 
 SHORT = GatheringLimits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.config import compose
+from bench.core.scheduling import Work
 from bench.launchers.slurm import Options, plan
-from bench.launching import Work
 
 STUDY = Path("/shared/my_project/results/paper")
 FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
@@ -13,7 +13,7 @@ FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
 
 def work(**changes: Any) -> Work:
     """Return a job on two nodes of eight devices."""
-    job = Work(FOLDER.name, FOLDER, "bench.allocation", (str(FOLDER),), 2, 8, time_limit_min=90)
+    job = Work(FOLDER.name, FOLDER, "bench.sweep.allocation", (str(FOLDER),), 2, 8, time_limit_min=90)
     return job._replace(**changes)
 
 

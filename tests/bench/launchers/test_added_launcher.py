@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pages import write
 
-from bench import launchers, plugins
-from bench.launching import Work
+from bench import launchers
+from bench.core import plugins
+from bench.core.scheduling import Work
 
 PROGRAM = "import os, sys; open(sys.argv[1], 'w').write(str(os.nice(0)))"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from slurm_jobs import options, work
 
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.scheduling import ClusterLimits, SchedulerAway
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, states, submit
 from bench.launchers.slurm.queue import list_queued
-from bench.scheduling import ClusterLimits, SchedulerAway
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 SLOW = "Socket timed out on send/recv operation"

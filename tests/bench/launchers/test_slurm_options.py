@@ -8,7 +8,7 @@ import yaml
 from slurm_jobs import options
 
 from bench.config import compose
-from bench.errors import UserError
+from bench.core.errors import UserError
 from bench.launchers.slurm import Options, check
 
 CONF = compose.find_conf_folder() / "launcher"

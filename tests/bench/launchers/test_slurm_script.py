@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from slurm_jobs import FOLDER, STUDY, options, script, work
 
 from bench.config import compose
-from bench.errors import UserError
+from bench.core.errors import UserError
 from bench.launchers.slurm import Options, plan
 from bench.launchers.slurm.script import quote_directive
 
@@ -94,7 +94,7 @@ def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
     run = ["bash", "-c", text.replace("\nexec ", f"\n{show}")]
     shown = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split("\0")[:-1]
     assert shown[0] == NASTY
-    assert shown[-6:] == ["printenv; true", "$(touch gone)", "-P", "-m", "bench.allocation", NASTY]
+    assert shown[-6:] == ["printenv; true", "$(touch gone)", "-P", "-m", "bench.sweep.allocation", NASTY]
     assert [path.name for path in tmp_path.rglob("gone")] == []
 
 
@@ -172,7 +172,13 @@ def test_a_warning_is_a_signal_that_nccl_leaves_alone() -> None:
 
 
 def test_our_own_python_runs_unless_another_is_named() -> None:
-    assert command(script(work(), Options()))[-5:] == [sys.executable, "-P", "-m", "bench.allocation", str(FOLDER)]
+    assert command(script(work(), Options()))[-5:] == [
+        sys.executable,
+        "-P",
+        "-m",
+        "bench.sweep.allocation",
+        str(FOLDER),
+    ]
     assert command(script(work(), Options(python=("python3", "-O"))))[-6:-4] == ["python3", "-O"]
 
 
@@ -208,7 +214,7 @@ def test_a_container_sees_the_whole_study() -> None:
     apptainer = Options.model_validate({"container": container | {"runtime": "apptainer"}})
     words = command(script(work(), apptainer))
     binds = ["--bind", str(STUDY), "--bind", "/data:/data:ro", "--bind", "/src"]
-    inside = [*binds, "/images/z.sif", "python3", "-P", "-m", "bench.allocation", str(FOLDER)]
+    inside = [*binds, "/images/z.sif", "python3", "-P", "-m", "bench.sweep.allocation", str(FOLDER)]
     assert words[words.index("apptainer") :] == ["apptainer", "exec", "--nv", *inside]
     pyxis = Options.model_validate({"container": container | {"runtime": "pyxis", "options": []}})
     words = command(script(work(), pyxis))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.scheduling import JobState
 from bench.launchers.slurm import cluster, states
 from bench.launchers.slurm.states import find_phase, select_latest
-from bench.scheduling import JobState
 
 RECORDED = Path(__file__).parent / "recorded"
 ARRAY = [("smoke-array", task) for task in range(6)]

@@ -13,13 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, GPTBigCodeConfig
 
-from bench import data, models, objectives, plugins
+from bench import data, models, objectives
+from bench.core import plugins
+from bench.core.network import IGNORED, count_parameters
+from bench.core.spec import RunSpec
 from bench.predict.memory import activations
 from bench.predict.work import compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import build_workload
-from bench.spec import RunSpec
-from bench.stacks import count_parameters
-from bench.tokens import IGNORED
 
 SIZES = {"width": 48, "layers": 3, "heads": 4, "vocab": 96, "positions": 64}
 TOKENS = 20

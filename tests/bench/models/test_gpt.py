@@ -13,14 +13,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from bench import models
 from bench.config import compose
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.network import count_parameters, list_modules, list_tensors
+from bench.core.spec import RunSpec
 from bench.models import gpt
 from bench.models.gpt.build import build, initialise
 from bench.predict.memory import activations
 from bench.predict.work import compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import build_workload
-from bench.spec import RunSpec
-from bench.stacks import count_parameters, list_modules, list_tensors
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: gpt\n" in path.read_text())

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bench import models
-from bench.errors import NoPrediction, UserError
+from bench.core.errors import NoPrediction, UserError
+from bench.core.spec import RunSpec
 from bench.measure.observe import count_flops
 from bench.models.hugging_face import build, check, from_hugging_face, token_kinds
 from bench.predict.work import compute_flops_per_step, compute_training_flops
-from bench.spec import RunSpec
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 BART = {

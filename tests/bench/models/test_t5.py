@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
 
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.network import count_parameters
+from bench.core.spec import RunSpec
 from bench.models import t5
 from bench.models.t5.build import build, initialise
 from bench.predict.work import compute_recomputed_flops, compute_training_flops
-from bench.spec import RunSpec
-from bench.stacks import count_parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: t5\n" in path.read_text() or path.stem == "tiny")

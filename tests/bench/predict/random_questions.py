@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from bench import api
-from bench.advising.search import Answer
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.files import find_conf_folder
+from bench.core.spec import Batch
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
-from bench.presets import find_conf_folder
-from bench.spec import Batch
+from bench.sweep.advise.search import Answer
 from bench.sweep.prediction import Prediction
 
 ADVISED = 20

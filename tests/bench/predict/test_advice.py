@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench import store
 from bench.config import compose
+from bench.core import store
+from bench.core.record import RunRecord
+from bench.core.spec import Batch, EngineSpec, RunSpec
 from bench.predict.advice import AdviceQuestion, advise, rate_doubt
 from bench.predict.advice.candidates import Axes, Candidate, DeviceLimits, search_candidates
 from bench.predict.advice.choices import (
@@ -24,8 +26,6 @@ from bench.predict.memory import predict_memory
 from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.predict.work import StepFlops
-from bench.record import RunRecord
-from bench.spec import Batch, EngineSpec, RunSpec
 
 RUNS = Path(__file__).parents[2] / "data/runs.zip/smoke"
 H200 = 150_000_000_000

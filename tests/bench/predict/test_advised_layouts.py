@@ -6,8 +6,8 @@ import pytest
 
 from bench.cli import main
 from bench.config import compose
+from bench.core.spec import Parallel, RunSpec, config_id
 from bench.predict.advice.candidates import ENOUGH, LayoutAxes, apply_layout, can_run, list_layouts
-from bench.spec import Parallel, RunSpec, config_id
 
 
 def build(*words: str) -> RunSpec:

@@ -11,12 +11,21 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bench import models
 from bench.config import compose
-from bench.errors import NoPrediction
+from bench.core.errors import NoPrediction
+from bench.core.network import (
+    Attention,
+    Mlp,
+    Stack,
+    Stacks,
+    count_parameters,
+    list_matrices,
+    list_modules,
+    list_tensors,
+)
+from bench.core.spec import Precision, RunSpec
 from bench.predict.memory import activations, predict_memory
 from bench.predict.work import compute_flops_per_step, compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import Workload
-from bench.spec import Precision, RunSpec
-from bench.stacks import Attention, Mlp, Stack, Stacks, count_parameters, list_matrices, list_modules, list_tensors
 
 TOKENS = 20
 SMALL = {"layers": 3, "width": 48, "heads": 4, "vocab": 96, "positions": 64}

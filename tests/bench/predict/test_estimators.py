@@ -8,8 +8,8 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 
 from analysis.validation import published_memory
 from bench.config import compose
+from bench.core.network import list_tensors
 from bench.models import t5
-from bench.stacks import list_tensors
 
 PARAMETERS, LAYER = 2_851_598_337, 32_899_072
 

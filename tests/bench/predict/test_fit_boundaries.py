@@ -4,8 +4,8 @@ import pytest
 
 from analysis.validation import published_memory
 from bench.config import compose
+from bench.core.spec import RunSpec
 from bench.predict.memory import predict_memory
-from bench.spec import RunSpec
 
 OLD_T5 = ("model=t5_3b", "precision=fp16", "model.attention=eager", "model.dropout=0.1", "devices_per_node=1")
 OFFLOAD = ("engine.offload_optimizer.device=cpu", "optimizer.implementation=native")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bench.core.spec import RunSpec
 from bench.predict.work import compute_flops_per_step, compute_training_flops
 from bench.predict.workload import get_network
-from bench.spec import RunSpec
 
 SHAPE = {
     "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,

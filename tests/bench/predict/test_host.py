@@ -3,8 +3,8 @@
 import pytest
 
 from bench.config import compose
+from bench.core.spec import RunSpec
 from bench.predict.memory import PROCESS_BYTES, HostMemory, format_host_memory, predict_host_memory, predict_memory
-from bench.spec import RunSpec
 
 XXL = 12_921_057_280
 OFFLOAD = ("engine.offload_optimizer.device=cpu", "optimizer.implementation=native")

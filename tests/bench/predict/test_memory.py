@@ -10,14 +10,14 @@ import torch
 from saved_tensors import kept_by_autograd
 
 from analysis.validation.recorded import RecordedRuns
-from bench import store
 from bench.config import compose
+from bench.core import store
+from bench.core.spec import RunSpec, canonical
 from bench.engines.deepspeed.facts import find_division
 from bench.engines.precision import on_device
 from bench.models.t5.build import build, initialise
 from bench.predict.memory import activations, find_largest_micro_batch, predict_memory
 from bench.predict.workload import build_workload, get_network
-from bench.spec import RunSpec, canonical
 
 ROOT = Path(__file__).parents[3]
 SMOKE = list(store.find_records([ROOT / "tests/data/runs.zip/smoke"]))

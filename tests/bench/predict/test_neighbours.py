@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench import store
+from bench.core import store
+from bench.core.record import Outcome, RunRecord
 from bench.predict.neighbours import (
     UNCORRECTED,
     Correction,
@@ -16,7 +17,6 @@ from bench.predict.neighbours import (
     identify_model,
     select_nearest,
 )
-from bench.record import Outcome, RunRecord
 
 SMOKE = Path(__file__).parents[2] / "data/runs.zip/smoke"
 ONE, TWO = (store.read_record(path) for path in list(store.find_records([SMOKE]))[:2])

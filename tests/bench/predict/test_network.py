@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.config import compose
-from bench.errors import UserError
-from bench.machine import Calibration, CollectiveTime, Machine
+from bench.core.errors import UserError
+from bench.core.machine import Calibration, CollectiveTime, Machine
 from bench.predict.step_time.network import RankSpan, change_link_speed, compute_collective_s
 
 NODE = Machine(name="node", intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=1e11)

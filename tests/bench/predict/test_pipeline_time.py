@@ -7,9 +7,10 @@ import pytest
 
 from bench import engines, models
 from bench.config import compose
-from bench.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
-from bench.distributed.simulation import list_moments, simulate_schedule
-from bench.engine_costs import PipelineCosts
+from bench.core.engine_costs import PipelineCosts
+from bench.core.spec import RunSpec
+from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
+from bench.engines.distributed.simulation import list_moments, simulate_schedule
 from bench.engines.pipeline import costs
 from bench.predict.memory import predict_memory
 from bench.predict.memory.stages import TensorSlices
@@ -17,7 +18,6 @@ from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.pipeline import list_exchanges
 from bench.predict.work import compute_blocks
 from bench.predict.workload import Software, build_workload, get_network
-from bench.spec import RunSpec
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
 

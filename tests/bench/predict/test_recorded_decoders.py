@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import store
+from bench.core import store
+from bench.core.record import RunRecord
 from bench.predict.memory import predict_memory
-from bench.record import RunRecord
 
 RUNS = Path(__file__).parents[3] / "results/measured/two_cores.zip"
 STUDIES = ("fsdp_beside_zero_cpu", "gpt2_3b_cpu", "fsdp_beside_zero_testbed", "gpt2_3b_testbed")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from analysis.validation.recorded import RecordedRuns
+from bench.core.spec import MeasureSpec, RunSpec, canonical
 from bench.predict.memory import predict_memory
-from bench.spec import MeasureSpec, RunSpec, canonical
 from tests.benchmarks.rehearsals import SEEN, build_spec, list_cases
 
 RECORDED = RecordedRuns(Path(__file__).parents[3] / "results")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench.errors import UserError
+from bench.core.errors import UserError
 from bench.predict.scaling_laws import (
     CHINCHILLA,
     CHINCHILLA_CORRECTED,

@@ -3,11 +3,11 @@
 import pytest
 
 from bench.config import compose
-from bench.errors import UserError
-from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine, MatmulRate
+from bench.core.errors import UserError
+from bench.core.machine import Calibration, CollectiveKind, CollectiveTime, Machine, MatmulRate
+from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.work import compute_flops_per_step
-from bench.spec import RunSpec
 
 H200 = compose.compose_request([("machine", "h200"), ("devices_per_node", 8)], None).machine
 POINT = ("model=mt5_base", "devices_per_node=8", "batch.micro=8", "launcher=slurm")

@@ -9,6 +9,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 
 from bench.config import compose
+from bench.core.spec import RunSpec
 from bench.models.t5 import Shape
 from bench.predict.work import (
     Matmul,
@@ -20,7 +21,6 @@ from bench.predict.work import (
     compute_recomputed_flops,
 )
 from bench.predict.workload import build_workload, get_network
-from bench.spec import RunSpec
 
 MODELS = ["tiny", "mt5_small", "mt5_xxl", "t5_3b", "t5_v1_1_xl"]
 

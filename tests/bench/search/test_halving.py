@@ -9,16 +9,16 @@ import pytest
 from simulated_search import section
 
 from bench.cli.search import format_verdict
-from bench.machine import Machine
-from bench.quantities import RunQuantities
-from bench.search.halving import choose_bracket, list_rung_tokens, select_furthest
-from bench.search.planning import build_proposer
-from bench.search.space import CandidatePool, SearchSpace, format_key
-from bench.search.verdict import conclude
-from bench.search_section import RungSection, SearchSection
-from bench.spec import RunSpec
+from bench.core.machine import Machine
+from bench.core.quantities import RunQuantities
+from bench.core.spec import RunSpec
+from bench.core.study import RungSection, SearchSection
 from bench.sweep.definition import SweepPoint, Trial
 from bench.sweep.policy import TrialResult
+from bench.sweep.search.halving import choose_bracket, list_rung_tokens, select_furthest
+from bench.sweep.search.planning import build_proposer
+from bench.sweep.search.space import CandidatePool, SearchSpace, format_key
+from bench.sweep.search.verdict import conclude
 
 TOKENS = 9_000
 RATES = [0.001 * number for number in range(1, 28)]

@@ -10,11 +10,13 @@ import pytest
 from simulated_search import SPACE, answer, pool, search, section
 
 from bench.cli.search import format_verdict
-from bench.errors import UserError
-from bench.search import optuna_proposer
-from bench.search.optuna_proposer import OptunaProposer
-from bench.search.planning import build_sampler
-from bench.search.proposers import (
+from bench.core.errors import UserError
+from bench.sweep.definition import Trial
+from bench.sweep.policy import TrialResult
+from bench.sweep.search import optuna_proposer
+from bench.sweep.search.optuna_proposer import OptunaProposer
+from bench.sweep.search.planning import build_sampler
+from bench.sweep.search.proposers import (
     PATIENCE,
     EarlyEnd,
     ListProposer,
@@ -22,9 +24,7 @@ from bench.search.proposers import (
     compute_told_costs,
     is_settled,
 )
-from bench.search.verdict import conclude, find_interval
-from bench.sweep.definition import Trial
-from bench.sweep.policy import TrialResult
+from bench.sweep.search.verdict import conclude, find_interval
 
 SPEED = {"ddp": 1.0, "zero1": 1.1, "zero3": 1.6}
 OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")

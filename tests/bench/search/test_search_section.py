@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench import api
-from bench.errors import UserError
-from bench.search_section import Bound, Dimension
+from bench.core.errors import UserError
+from bench.core.study import Bound, Dimension
 
 BASE = {"machine": "cpu", "model": "tiny", "data": "synthetic", "precision": "fp32", "devices_per_node": 1}
 

@@ -5,14 +5,14 @@ from typing import Any
 
 from ended_well import observed
 
-from bench import store
 from bench.config import compose
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, Outcome, OutcomeKind, RunRecord
+from bench.core.scheduling import JobState
+from bench.core.spec import RunSpec, config_id
+from bench.core.study import Budget
 from bench.launchers.slurm.states import find_phase
-from bench.machine import Machine
-from bench.record import Circumstance, Outcome, OutcomeKind, RunRecord
-from bench.scheduling import JobState
-from bench.spec import RunSpec, config_id
-from bench.study import Budget
 from bench.sweep.definition import SweepDefinition, SweepPoint, SweepRules
 
 

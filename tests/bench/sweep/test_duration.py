@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.spec import MeasureSpec
+from bench.core.spec import MeasureSpec
 from bench.sweep.forecast import (
     LEAST_MIN,
     MARGIN,

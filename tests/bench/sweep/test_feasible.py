@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from sweeps import attempt, point, spec, sweep
 
-from bench import store
-from bench.machine import Machine
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.spec import RunSpec, config_id
 from bench.predict.memory import predict_memory
 from bench.predict.neighbours import UNCORRECTED, Correction
-from bench.spec import RunSpec, config_id
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import SweepDefinition, SweepPoint, merge_sweeps
 from bench.sweep.forecast import FAR_OUT_FACTOR, Forecast, predict_forecast

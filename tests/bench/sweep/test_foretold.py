@@ -10,7 +10,7 @@ from sweeps import point, spec, sweep
 
 from bench import cli
 from bench.cli.sweep import PredictionText
-from bench.machine import Machine
+from bench.core.machine import Machine
 from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
 from bench.sweep.submitting import SubmitResult
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from sweeps import point, spec, sweep
 
-from bench.errors import UserError
-from bench.scheduling import Mode, SchedulingOptions
+from bench.core.errors import UserError
+from bench.core.scheduling import Mode, SchedulingOptions
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.status import PointStatus
 from bench.sweep.submitting import JobBatcher

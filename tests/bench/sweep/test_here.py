@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sweeps import attempt, point, spec, sweep
 
-from bench import store
 from bench.cli.sweep import format_ended
-from bench.machine import Machine
-from bench.record import Circumstance
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import Circumstance
 from bench.runtime.outcome import build_heartbeat
 from bench.sweep.local_sweep import LocalSweep
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sweeps import attempt, point, spec, sweep
 
+from bench.core.record import OutcomeKind
+from bench.core.scheduling import JobState
 from bench.launchers.slurm.states import find_phase
-from bench.record import OutcomeKind
-from bench.scheduling import JobState
 from bench.sweep import definition, jobs
 from bench.sweep.definition import SweepDefinition
 from bench.sweep.jobs import Job

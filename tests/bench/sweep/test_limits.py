@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sweeps import attempt, point, spec, sweep
 
-from bench import store
+from bench.core import store
+from bench.core.record import RunRecord
 from bench.predict.neighbours import Correction
-from bench.record import RunRecord
 from bench.sweep import definition
 from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import SweepDefinition, SweepPoint

@@ -8,9 +8,9 @@ import pytest
 from sweeps import point, spec, sweep
 
 from bench.cli import main
-from bench.errors import UserError
+from bench.core.errors import UserError
+from bench.core.scheduling import SchedulerAway
 from bench.launchers.slurm import queue
-from bench.scheduling import SchedulerAway
 from bench.sweep import definition, jobs, submitting
 
 AWAY = "Unable to contact slurm controller (connect failure)"

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.machine import Machine
+from bench.core.machine import Machine
+from bench.core.record import OutcomeKind
+from bench.core.store import RunAttempt
 from bench.predict.neighbours import Correction
-from bench.record import OutcomeKind
-from bench.store import RunAttempt
 from bench.sweep.definition import RunKey, SweepPoint
 from bench.sweep.forecast import Forecast, MemoryForecast
 from bench.sweep.policy import (

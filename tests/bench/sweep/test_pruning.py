@@ -4,9 +4,9 @@ from pathlib import Path
 
 from sweeps import attempt, point, spec
 
-from bench import store
-from bench.record import Outcome
-from bench.spec import RunSpec, config_id
+from bench.core import store
+from bench.core.record import Outcome
+from bench.core.spec import RunSpec, config_id
 from bench.sweep.definition import RunKey
 from bench.sweep.pruning import find_pruned_outcome, find_siblings, is_to_confirm
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.core.scheduling import JobState
 from bench.launchers.slurm import states
-from bench.scheduling import JobState
 from bench.sweep.lost import LeftBehind, reconcile_outcome
 
 SILENT = LeftBehind(None, None)

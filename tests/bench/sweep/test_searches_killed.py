@@ -10,17 +10,16 @@ import pytest
 import sweeps
 from ended_well import observed
 
-from bench import store
-from bench.machine import Machine
-from bench.record import Outcome, RunRecord
-from bench.search.planning import build_proposer, write_search
-from bench.search.space import CandidatePool, SearchSpace
-from bench.search_section import SearchSection
-from bench.spec import Batch, RunSpec
-from bench.study import Study
+from bench.core import store
+from bench.core.machine import Machine
+from bench.core.record import Outcome, RunRecord
+from bench.core.spec import Batch, RunSpec
+from bench.core.study import SearchSection, Study
 from bench.sweep import definition, local_sweep
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
 from bench.sweep.local_sweep import LocalSearch, LocalSweep
+from bench.sweep.search.planning import build_proposer, write_search
+from bench.sweep.search.space import CandidatePool, SearchSpace
 
 SPACE = {"batch.micro": [1, 2, 4, 8], "batch.accumulation": [1, 2, 4]}
 TRIALS = 6

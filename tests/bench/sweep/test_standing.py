@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sweeps import attempt, point, queued, spec, sweep
 
-from bench import store
-from bench.spec import config_id
+from bench.core import store
+from bench.core.spec import config_id
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.jobs import Job

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sweeps import attempt, point, spec, sweep
 
-from bench import store
 from bench.cli import main
+from bench.core import store
+from bench.core.record import OutcomeKind
 from bench.launchers.slurm.states import SQUEUE_FORMAT
-from bench.record import OutcomeKind
 from bench.sweep import definition, jobs
 from bench.sweep.jobs import Job
 

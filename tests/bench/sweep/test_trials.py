@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from sweeps import point, spec, sweep
 
-from bench import store
-from bench.errors import UserError
-from bench.machine import Machine
-from bench.search.planning import write_search
-from bench.search_section import SearchSection
-from bench.study import Study
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.machine import Machine
+from bench.core.study import SearchSection, Study
 from bench.sweep import definition
 from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, Trial
 from bench.sweep.forecast import Forecast, MemoryForecast
 from bench.sweep.local_sweep import LocalSearch, LocalSweep
 from bench.sweep.policy import Proposal, TrialResult
+from bench.sweep.search.planning import write_search
 
 ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_bytes=2**40))
 

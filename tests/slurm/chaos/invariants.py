@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bench import store
-from bench.record import Circumstance, OutcomeKind, RunRecord
+from bench.core import store
+from bench.core.record import Circumstance, OutcomeKind, RunRecord
 from bench.sweep.definition import RunKey
 from chaos.faults import Strike
 from chaos.marked import list_processes

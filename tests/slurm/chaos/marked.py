@@ -48,7 +48,7 @@ def _find_role(entry: Path, words: str, environment: dict[str, str]) -> str:
         return "rank" if _is_forked(entry) else "fork server"
     if "bench.runtime.worker" in words:
         return "rank"
-    if "bench.allocation" in words and not words.startswith("srun"):
+    if "bench.sweep.allocation" in words and not words.startswith("srun"):
         return "coordinator" if environment.get("SLURM_PROCID", "0") == "0" else "member agent"
     if "-m bench.runtime " in words:
         return "coordinator"

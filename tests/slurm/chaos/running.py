@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurm_testbed import Testbed, wait_for
 
-from bench import store
+from bench.core import store
 from chaos.faults import Strike, strike
 from chaos.invariants import has_struck, list_broken, list_untrue
 from chaos.marked import list_processes

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from slurm_testbed import Testbed
 from sweeping import QUICK, Study
 
-from bench import store
-from bench.record import Circumstance
+from bench.core import store
+from bench.core.record import Circumstance
 from chaos.marked import MARK, Process, list_processes
 from chaos.schedule import POINTS, Round
 

@@ -11,13 +11,13 @@ ops/adam/cpu_adam.py. Not counted: ZenFlow.
 
 from typing import NamedTuple
 
-from bench.engine_costs import BackwardWork, ByteRange, EngineStep, ModelSizes, SegmentBytes, Terms
+from bench.core.engine_costs import BackwardWork, ByteRange, EngineStep, ModelSizes, SegmentBytes, Terms
+from bench.core.errors import UserError
+from bench.core.spec import FULL, Device, RunSpec
 from bench.engines.deepspeed.costs import states
 from bench.engines.deepspeed.costs.states import count_averaged, find_accumulation_width
 from bench.engines.deepspeed.costs.zero_run import ZeroRun, build_zero_run, list_transfers
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
-from bench.errors import UserError
-from bench.spec import FULL, Device, RunSpec
 
 
 def predict_host(run: ZeroRun) -> dict[str, ByteRange] | None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engine_costs import ModelSizes
-from bench.stacks import EqualTensors, WeightModule
+from bench.core.engine_costs import ModelSizes
+from bench.core.network import EqualTensors, WeightModule
 
 Array = NDArray[np.int64]
 

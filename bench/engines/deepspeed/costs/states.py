@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engine_costs import Array, BackwardWork, ModelSizes, SegmentBytes, Terms, sum_bytes
+from bench.core.engine_costs import Array, BackwardWork, ModelSizes, SegmentBytes, Terms, sum_bytes
+from bench.core.network import EqualTensors, pad_elements
+from bench.core.spec import FULL, WIDTH
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, PassReplay, replay
 from bench.engines.deepspeed.costs.zero_run import STAGE_0_BUCKET, ZeroRun
 from bench.engines.precision.optimizer import count_adamw_bytes
-from bench.spec import FULL, WIDTH
-from bench.stacks import EqualTensors, pad_elements
 
 DOUBLE = 8
 """Bytes per element of fp64, in which DeepSpeed takes the norm of a gradient, one tensor after the other."""

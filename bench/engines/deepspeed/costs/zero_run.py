@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.engine_costs import CUDA_BASE_BYTES, ModelSizes, StepPass, Transfer, count_elements
+from bench.core.engine_costs import CUDA_BASE_BYTES, ModelSizes, StepPass, Transfer, count_elements
+from bench.core.network import EqualTensors, pad_elements
+from bench.core.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
-from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
-from bench.stacks import EqualTensors, pad_elements
 
 ALIGNMENT = 2
 """Elements of which stages 1 and 2 give each rank a multiple (nccl_start_alignment_factor)."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline_specs import SHAPES, drop, pad, spec
 
-from bench.spec import RunSpec
+from bench.core.spec import RunSpec
 
 PLACEMENTS = {
     "whole": ("", 1, 1), "one stage": ("1f1b", 1, 1),

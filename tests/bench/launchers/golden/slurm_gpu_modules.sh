@@ -32,4 +32,4 @@ export HF_HUB_OFFLINE=1 # again: a module may have changed them
 export NCCL_IB_HCA=mlx5
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=128 --cpu-bind=none --gpu-bind=none \
-    /shared/my_project/zeroscale/.venv/bin/python -P -m bench.allocation /shared/my_project/results/paper/jobs/paper-1121-a1b2c3
+    /shared/my_project/zeroscale/.venv/bin/python -P -m bench.sweep.allocation /shared/my_project/results/paper/jobs/paper-1121-a1b2c3

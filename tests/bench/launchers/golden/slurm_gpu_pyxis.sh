@@ -21,4 +21,4 @@ export ZEROSCALE_CONTAINER_DIGEST=/shared/my_project/images/zeroscale.sqsh
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=96 --cpu-bind=none --gpu-bind=none --mpi=none \
     --container-image=/shared/my_project/images/zeroscale.sqsh --container-mounts=/shared/my_project/results/paper:/shared/my_project/results/paper,/shared/my_project/data:/data:ro --no-container-mount-home \
-    python3 -P -m bench.allocation /shared/my_project/results/paper/jobs/paper-1121-a1b2c3
+    python3 -P -m bench.sweep.allocation /shared/my_project/results/paper/jobs/paper-1121-a1b2c3

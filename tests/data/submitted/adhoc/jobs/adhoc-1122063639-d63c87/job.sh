@@ -14,4 +14,4 @@
 set -euo pipefail
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=1 --ntasks-per-node=1 \
-    /shared/zeroscale/.venv/bin/python3 -m bench.allocation /shared/results/adhoc/jobs/adhoc-1122063639-d63c87
+    /shared/zeroscale/.venv/bin/python3 -m bench.sweep.allocation /shared/results/adhoc/jobs/adhoc-1122063639-d63c87

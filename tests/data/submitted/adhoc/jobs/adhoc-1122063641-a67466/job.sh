@@ -14,4 +14,4 @@
 set -euo pipefail
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 \
-    /shared/zeroscale/.venv/bin/python3 -m bench.allocation /shared/results/adhoc/jobs/adhoc-1122063641-a67466
+    /shared/zeroscale/.venv/bin/python3 -m bench.sweep.allocation /shared/results/adhoc/jobs/adhoc-1122063641-a67466

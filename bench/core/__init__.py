@@ -1,0 +1,1 @@
+"""Values that other packages share, without torch: specs, records, studies, networks and facts of engines."""

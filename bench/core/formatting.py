@@ -1,0 +1,111 @@
+"""How points, results and amounts are worded."""
+
+import statistics
+
+from bench.core.record import MemoryShortage, RunRecord
+from bench.core.spec import OBJECTIVE, RunSpec
+
+
+def describe_point(spec: RunSpec, identity: str) -> str:
+    """Describe what is measured in one line; `identity` is its config_id."""
+    devices = f"{spec.nodes} × {spec.devices_per_node}"
+    extra = " checkpointing" if spec.activation_checkpointing else ""
+    extra += describe_layout(spec)
+    extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
+    return (
+        f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "
+        f"micro {spec.batch.micro} × {spec.accumulation} = global {spec.global_batch}  "
+        f"{describe_lengths(spec)}  {spec.data.name}{extra}"
+    )
+
+
+def describe_choice(spec: RunSpec) -> str:
+    """Describe what advice chooses, the engine aside."""
+    batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
+    layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
+    again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
+    return f"{format_count(spec.nodes, 'node')}{layout}, {batch}, {again}"
+
+
+def describe_result(record: RunRecord) -> str:
+    """Describe in one line how a run ended and the median of its window, in seconds per optimizer step."""
+    from bench.core.statistics import series_interval  # here, since it takes its time and most commands need none
+
+    observed, outcome = record.observations, record.outcome
+    if outcome.kind != "ok" or observed is None or observed.steps is None:
+        return f"{outcome.kind}: {outcome.reason}"
+    window = observed.steps.step_s[observed.steps.cut :]
+    interval = series_interval(window)
+    doubt = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
+    memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
+    peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
+    return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
+
+
+def describe_shortage(shortage: MemoryShortage) -> str:
+    """Describe in one line what memory ran out of and what filled it, in GiB."""
+
+    def gib(count: int) -> str:
+        return f"{count / 2**30:.3g}"
+
+    known = shortage.model_dump(exclude_none=True)
+    wanted = {"requested_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
+    filled = {
+        "total_bytes": "of {} in all",
+        "live_bytes": "{} live in tensors",
+        "reserved_bytes": "{} reserved",
+        "resident_bytes": "{} resident",
+        "others_bytes": "{} of others",
+    }
+    parts = [
+        ", ".join(words.format(gib(known[name])) for name, words in some.items() if name in known)
+        for some in (wanted, filled)
+    ]
+    return f"{shortage.where} memory: {'; '.join(filter(None, parts))}"
+
+
+def describe_lengths(spec: RunSpec) -> str:
+    """Describe the tokens of a sample, of every kind in the objective's order."""
+    return f"{'/'.join(map(str, spec.sequence.values()))} tokens"
+
+
+def describe_layout(spec: RunSpec) -> str:
+    """Describe how ranks share a copy of the model; empty where none do."""
+    parallel = spec.parallel
+    parts = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "stages": parallel.stages_per_rank}
+    words = [f"  {name} {number}" for name, number in parts.items() if number > 1]
+    return "".join([*words, "  sequence-parallel" * parallel.sequence])
+
+
+def list_overrides(spec: RunSpec) -> list[str]:
+    """Return the same as overrides."""
+    batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
+    shares = spec.parallel.model_dump(exclude_defaults=True, exclude={"sequence"})
+    layout = [f"parallel.{name}={number}" for name, number in shares.items()]
+    again = f"activation_checkpointing={str(spec.activation_checkpointing).lower()}"
+    return [f"nodes={spec.nodes}", *layout, *batch, again]
+
+
+def format_count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time that something takes."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def format_number(value: float) -> str:
+    """Return a number in three digits at most, large ones with commas."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.3g}" if rounded < 1000 else f"{rounded:,.0f}"
+
+
+def format_interval(value: float, low: float, high: float) -> str:
+    """Return a value with its interval, three digits each."""
+    return f"{format_number(value)} ({format_number(low)}–{format_number(high)})"
+
+
+def format_percent(share: float) -> str:
+    """Return a share of more or less, with its sign."""
+    return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"

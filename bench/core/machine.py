@@ -1,0 +1,157 @@
+"""Machine: what one node is, each number with its source. Unknown is None, and nothing is guessed from a name."""
+
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from bench.core.errors import UserError
+from bench.core.spec import Frozen, Name, Positive, Precision
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+class MatmulRate(Frozen):
+    """Rate of one product of an m × k with a k × n matrix, median of many calls."""
+
+    precision: Precision
+    m: Positive
+    k: Positive
+    n: Positive
+    tflops: float = Field(gt=0)
+
+
+class CollectiveTime(Frozen):
+    """Seconds of one collective of fp32, median over calls of the slowest rank. Payload as nccl-tests counts it: the
+    tensor that is reduced, the gathered output, the input to be scattered."""
+
+    kind: CollectiveKind
+    nodes: Positive
+    ranks: Positive = Field(description="in all")
+    payload_bytes: Positive
+    s: float = Field(gt=0)
+
+
+def _parse_rows(given: object) -> object:
+    """Read a table of words, its columns named in the first line: hundreds of mappings are slow to compose."""
+    if not isinstance(given, str):
+        return given
+    names, *rows = [line.split() for line in given.splitlines()] or [[]]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+Table = BeforeValidator(_parse_rows)
+
+
+class Calibration(Frozen):
+    """What `zeroscale calibrate` measured on a machine. Unknown is empty or None."""
+
+    made: dict[str, str | None] = Field({}, description="date, device, versions")
+    matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
+    attention_tflops: dict[Precision, float] = Field({}, description="of T5's attention with its bias, forward")
+    kernel_s: float | None = Field(None, gt=0, description="host's time to start one operation")
+    slowdown: tuple[float, ...] = Field(
+        (), description="compute time with 1, 2, … ranks on one processor at once, over that of one"
+    )
+    collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
+
+
+class Machine(Frozen):
+    """A node type of `conf/machine`. Peaks are dense (no sparsity), per device, in 10^12 FLOP/s."""
+
+    name: Name
+    device: str | None = Field(None, description='"cpu" or "cuda"; None takes what is there')
+    device_names: tuple[str, ...] = Field((), description="what the device may call itself; empty accepts any")
+    devices_per_node: Positive | None = None
+    peak_tflops: dict[Precision, float] = {}
+    unsupported: tuple[Precision, ...] = ()
+    matmul_ceiling_tflops: dict[Precision, float] = Field(
+        {}, description="burst: the best product seen, a bound closer than the peak"
+    )
+    sustained_tflops: dict[Precision, float] = Field(
+        {}, description="of large products throughout a training; predictions use it"
+    )
+    attention_of_matmul: float | None = Field(
+        None, gt=0, le=1, description="rate of attention in one kernel over that of products"
+    )
+    multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
+    memory_bytes: Positive | None = Field(
+        None, description="per device, as its driver reports them: a card of 40 GB has 42.5e9"
+    )
+    memory_bytes_per_s: float | None = Field(None, gt=0)
+    intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
+    inter_node_bytes_per_s: float | None = Field(
+        None, gt=0, description="one way, per node, all its network cards together"
+    )
+    inter_node_floor_bytes_per_s: float | None = Field(
+        None, gt=0, description="one way, of one pair of ranks; less is `invalid`"
+    )
+    nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
+    power_w: float | None = Field(None, gt=0, description="board limit per device")
+    host_memory_bytes: Positive | None = Field(None, description="per node")
+    host_link_bytes_per_s: float | None = Field(None, gt=0, description="one way, between one device and its host")
+    calibration: Calibration | None = Field(None, description="not kept in records")
+    price_per_device_hour: float | None = Field(
+        None, gt=0, description="the user's, in a currency of their own; never built in"
+    )
+    source: str = ""
+    calibrated: dict[str, str] = Field(
+        {}, description="fields whose number was measured here, and the published one that it replaced"
+    )
+    note: str = ""
+
+    def on(self, device: str | None) -> "Machine":
+        """Return the machine as records keep it: with the kind of device that is used, without the measured tables."""
+        return self.model_copy(update={"device": device, "calibration": None})
+
+    def accepts(self, device_name: str) -> bool:
+        """Whether a device that calls itself `device_name` is this machine's."""
+        return not self.device_names or device_name.lower() in map(str.lower, self.device_names)
+
+
+class _PlausibleRange(NamedTuple):
+    """Between which numbers a field of any machine lies, and how it is given."""
+
+    low: float
+    high: float
+    remedy: str
+
+
+_TFLOPS = _PlausibleRange(1e-4, 1e5, "give 10^12 FLOP/s, for example 312")
+_LINK = "give bytes per second one way, for example 3e11 for 300 GB/s"
+_PLAUSIBLE = {
+    "peak_tflops": _TFLOPS,
+    "matmul_ceiling_tflops": _TFLOPS,
+    "sustained_tflops": _TFLOPS,
+    "memory_bytes": _PlausibleRange(1e8, 1e13, "give bytes, for example 85e9"),
+    "memory_bytes_per_s": _PlausibleRange(1e8, 1e14, "give bytes per second, for example 2.039e12"),
+    "intra_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
+    "inter_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
+    "inter_node_floor_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
+    "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
+    "host_memory_bytes": _PlausibleRange(1e8, 1e14, "give bytes, for example 1e12"),
+    "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
+    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
+}
+"""Wide enough for a small board and for what comes next: what lies outside is a mistaken unit."""
+
+
+def check_plausible(machine: Machine) -> None:
+    """Raise UserError for a number that no machine has. What was measured is taken as it is, in records too."""
+    for field, (low, high, remedy) in _PLAUSIBLE.items():
+        given = None if field in machine.calibrated else getattr(machine, field)
+        values = (
+            {f".{precision}": rate for precision, rate in given.items()} if isinstance(given, dict) else {"": given}
+        )
+        for name, value in values.items():
+            if value is not None and not low <= value <= high:  # NaN is outside of everything
+                raise UserError(f"machine.{field}{name}={value:g}", f"not between {low:g} and {high:g}", remedy)
+    for precision, ceiling in machine.matmul_ceiling_tflops.items():
+        peak = machine.peak_tflops.get(precision)
+        if peak and ceiling > peak and "matmul_ceiling_tflops" not in machine.calibrated:
+            value = f"machine.matmul_ceiling_tflops.{precision}={ceiling:g}"
+            raise UserError(value, f"above the peak of {peak:g}", "give the best product seen, or correct the peak")
+    for precision, sustained in machine.sustained_tflops.items():
+        peak = machine.peak_tflops.get(precision)
+        if peak and sustained > peak:
+            value = f"machine.sustained_tflops.{precision}={sustained:g}"
+            raise UserError(value, f"above the peak of {peak:g}", "give what training reaches, or correct the peak")

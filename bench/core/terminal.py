@@ -1,0 +1,109 @@
+"""What the command draws with rich: columns of text, the same on every terminal and in every log; findings; and, on a
+terminal alone, one line that shows how far something is."""
+
+import contextlib
+import functools
+import io
+import json
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from bench.core.errors import Check, CheckState
+
+_BAR_WIDTH = 20
+_UNBROKEN = 10_000  # columns: no line is broken or cut
+_STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
+_SUBJECT_WIDTH = 22
+
+
+class Progress(NamedTuple):
+    """How far something is."""
+
+    what: str  # that is under way
+    share: float | None = None  # of the longest that it may take, between 0 and 1; None where nobody knows
+    left: str = ""  # how long it may still take, in words
+
+
+def align(
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    least: Sequence[int] = (),
+    gap: int = 2,
+    indent: int = 0,
+) -> str:
+    """Return rows of cells as columns of text. Columns numbered in `right` end at the same place, others begin there;
+    `least` are the widths of the first ones that they have at least."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, gap, 0, 0))
+    for column in range(max(map(len, rows), default=0)):
+        width = least[column] if column < len(least) else None
+        table.add_column(justify="right" if column in right else "left", min_width=width, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    drawn = io.StringIO()
+    Console(file=drawn, width=_UNBROKEN, color_system=None).print(table)
+    return "\n".join(f"{'':{indent}}{line}".rstrip() for line in drawn.getvalue().splitlines())
+
+
+def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
+    """Print findings as they come, or all as JSON; return the exit code, 0 if nothing is missing."""
+    seen = []
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            _print_finding(finding)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in seen], indent=1))
+    return 1 if any(finding.state == "missing" for finding in seen) else 0
+
+
+def _print_finding(finding: Check) -> None:
+    """Print one line, and one for the remedy; neither is broken, for both hold paths and commands to be copied."""
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text(f"{finding.subject:<{_SUBJECT_WIDTH}}  ")
+    line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
+    if finding.remedy:
+        line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
+    Console().print(line, soft_wrap=True)
+
+
+def teller(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a text at once, or says nothing."""
+    return (lambda text: None) if quiet else functools.partial(print, flush=True)
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
+    """Give a function that shows on a terminal how far something is: a bar, the time it has taken, and what is left.
+    Anywhere else it shows nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda shown: None
+        return
+    from rich import progress as rich
+    from rich.console import Console
+    from rich.table import Column
+
+    doing = rich.TextColumn(
+        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
+    left = rich.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True))
+    columns = (rich.SpinnerColumn(), doing, rich.BarColumn(_BAR_WIDTH), rich.TimeElapsedColumn(), left)
+    # What is printed meanwhile goes above the bar, unless it goes to a file: there it must arrive.
+    with rich.Progress(
+        *columns, console=Console(stderr=True), transient=True, expand=True, redirect_stdout=sys.stdout.isatty()
+    ) as bar:
+        task = bar.add_task("starting", total=None, left="")
+
+        def show(shown: Progress | str) -> None:
+            one = shown if isinstance(shown, Progress) else Progress(shown)
+            total = None if one.share is None else 1.0
+            bar.update(task, description=one.what, total=total, completed=one.share or 0.0, left=one.left)
+
+        yield show

@@ -1,0 +1,104 @@
+"""What the ranks of a run share in every engine: target tokens of a step, the norm by which a run is verified, and the
+files of each rank's random state.
+
+A loss is divided by the target tokens where the spec says so. The mean of micro-batch means depends on how samples with
+different numbers of target tokens are divided into micro-batches and ranks; the mean over all target tokens of a step
+does not.
+
+The norm sums squares in fp64, in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor
+with errors that grow with its size: the norm of 2^27 elements is 1.4 % too small. What clips gradients stays torch's
+own norm, in every step.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench import objectives
+from bench.core.network import IGNORED, PAD, TokenKind
+from bench.core.spec import RunSpec
+
+_CHUNK = 2**16
+"""Elements that are converted at a time: torch would make a copy of the whole tensor in fp64."""
+
+
+def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
+    """Return the sum of all squares in fp64, 0-d, on the device of the gradients; on the host where there are none."""
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        total = total.to(gradient.device)
+        for chunk in torch.split(gradient.detach().flatten(), _CHUNK):
+            total += chunk.double().square_().sum()
+    return total
+
+
+class WeightedBatch(NamedTuple):
+    """A micro-batch, and the factor of its mean loss; None is 1."""
+
+    tensors: dict[str, Tensor]
+    weight: Tensor | None
+
+    def weigh(self, loss: Tensor) -> Tensor:
+        """Return the loss of this micro-batch, as it counts in the mean over micro-batches and ranks."""
+        return loss if self.weight is None else loss * self.weight
+
+
+def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator[WeightedBatch]:
+    """Yield the micro-batches of a step with their weights, which are 1 on average over micro-batches and ranks.
+
+    To divide by all target tokens their number has to be known before the first backward: all micro-batches are taken
+    at once then, and their number is added over the ranks. Else each is taken when it is needed. Collective.
+
+    A micro-batch without any target token weighs nothing. Its own mean would be 0 / 0, no number even times 0: it gets
+    one target. Of a step without any at all, the loss is no number.
+    """
+    if not objectives.weighs_targets(spec):
+        yield from (WeightedBatch(batch, None) for batch in micro_batches)
+        return
+    batches, kinds = list(micro_batches), objectives.load(spec.objective).KINDS
+    counts = torch.stack([count_targets(kinds, batch) for batch in batches]).double()
+    total = counts.sum()
+    dist.all_reduce(total)  # over the ranks of each copy of the model too, which have the same samples
+    weights = (counts * (len(batches) * dist.get_world_size()) / total).float()
+    batches = [_give_target(batch, count) for batch, count in zip(batches, counts, strict=True)]
+    yield from map(WeightedBatch, batches, weights.unbind())
+
+
+def _give_target(batch: dict[str, Tensor], count: Tensor) -> dict[str, Tensor]:
+    """Return a micro-batch whose last label counts if no other does, without waiting for the device to know."""
+    labels = batch["labels"].clone()
+    labels[0, -1] = torch.where(count > 0, labels[0, -1], PAD)
+    return batch | {"labels": labels}
+
+
+def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return how many tokens of a micro-batch have a loss, 0-d. Where labels are the inputs as well, the model shifts
+    them by one, and nothing predicts the first of a row."""
+    found = [
+        (tensors["labels"][:, int("input_ids" in kind.arguments) :] != IGNORED).sum()
+        for kind in kinds
+        if "labels" in kind.arguments
+    ]
+    return torch.stack(found).sum()
+
+
+def save_random_state(folder: Path) -> None:
+    """Write this rank's random state beside what ranks share."""
+    on_gpu = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    torch.save({"cpu": torch.get_rng_state(), **on_gpu}, _find_own(folder))
+
+
+def load_random_state(folder: Path) -> None:
+    """Load what `save_random_state` wrote on this rank."""
+    state = torch.load(_find_own(folder))
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _find_own(folder: Path) -> Path:
+    return folder / f"random_state_{dist.get_rank()}.pt"

@@ -1,0 +1,321 @@
+"""The supervisor on an allocation's first node: goes through the points of a job, each in fresh processes."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.files import is_disk_full
+from bench.core.quantities import find_slow_links
+from bench.core.record import Circumstance, Outcome, RunRecord
+from bench.core.scheduling import JobContext
+from bench.measure.environment import classify, compute_environment_id, find_device_kind
+from bench.runtime.coordinator import RunCoordinator
+from bench.runtime.node import count_supervisors
+from bench.runtime.outcome import RankState, list_survivors
+from bench.runtime.process import ForkServer
+from bench.runtime.transport import Rendezvous
+from bench.sweep import jobs, lost, snapshot
+from bench.sweep.allocation.agents import JobAgents
+from bench.sweep.definition import RequestedRun, RunKey
+from bench.sweep.jobs import Exclusion
+from bench.sweep.policy import (
+    Decision,
+    PlannedRun,
+    PostponeRun,
+    RecordWithoutRun,
+    SkipRun,
+    Snapshot,
+    StartRun,
+    SweepPlan,
+    next_run,
+)
+from bench.sweep.snapshot import UnfinishedAttempt
+
+_CONFIRMED = 2  # runs in a row that show the same; one may have met somebody else's traffic
+_SLOWED_SHARE = 0.02  # of the window
+_SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
+_END_MARGIN_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+
+
+class NodeHealth:
+    """Looks at every run of an allocation; what two runs in a row show goes on the study's list, and so does a node at
+    once where a rank cannot be ended."""
+
+    def __init__(self, study_folder: Path) -> None:
+        self._folder = study_folder
+        self._seen: dict[str, list[str]] = {}
+        self._excluded: list[Exclusion] = []
+
+    def examine(self, record: RunRecord | None, left: Sequence[RankState], attempt_folder: Path) -> None:
+        """Take in one run, and the ranks that it `left` behind."""
+        run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
+        for state in left:
+            self._exclude(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be ended", [run])
+        shown = find_defects(record) if record else {}
+        self._seen = {host: [*self._seen.get(host, []), run] for host in shown}
+        for host, reason in shown.items():
+            if len(self._seen[host]) >= _CONFIRMED:
+                self._exclude(host, reason, self._seen[host])
+
+    def _exclude(self, host: str, reason: str, runs: Sequence[str]) -> None:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(runs), at=at))
+        jobs.write_exclusion(self._folder, self._excluded[-1])
+
+    def format_excluded(self) -> str | None:
+        """Return why this allocation is no good any more, or None."""
+        return "; ".join(f"{found.host}: {found.reason}" for found in self._excluded) or None
+
+
+def find_defects(record: RunRecord) -> dict[str, str]:
+    """Return what a run shows against its hosts: a link beside the others', a device that its hardware slows down."""
+    if not record.environment or not record.observations:
+        return {}
+    hosts, found = record.environment.hosts, {}
+    if link := record.observations.link:
+        best = max((rate for rate in link.nodes_bytes_per_s if rate is not None), default=0.0)
+        for node in find_slow_links(link.nodes_bytes_per_s):
+            rate = link.nodes_bytes_per_s[node] or 0.0
+            found[hosts[node]] = f"its link carried {rate / 1e6:.1f} MB/s where others carried up to {best / 1e6:.1f}"
+    window_s = record.observations.steps.window_s if record.observations.steps else 0.0
+    for use in record.observations.device_use or ():
+        if (use.thermal_throttled_s or 0.0) > _SLOWED_SHARE * window_s > 0:
+            host = hosts[use.rank // record.spec.devices_per_node]
+            found[host] = (
+                f"the device of rank {use.rank} was held back by its temperature for {use.thermal_throttled_s:.1f} s"
+            )
+    for number, device in enumerate(record.environment.devices_after):  # of the first node
+        if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
+            found[hosts[0]] = f"the hardware slowed its device {number} down ({device['throttle_reasons']:#x})"
+    return found
+
+
+class JobLeader:
+    """Leads one allocation of a job. Whatever happens to one point is its record, and the next one follows."""
+
+    def __init__(self, folder: Path, context: JobContext) -> None:
+        self.job, self.context, self.folder = jobs.read(folder), context, folder
+        self.study_folder = folder.parent.parent
+        self.requested = self.job.requested(context.task)
+        self.began_at = time.time()
+        self.ends_at = context.end(self.job.time_limit_min, self.began_at)
+        first = self.requested[0].circumstance
+        self.device = first.machine.device or find_device_kind()
+        self.environment_id = compute_environment_id(classify(self.device, self.job.devices_per_node))
+        self.server = ForkServer(self.device, self.job.list_specs(context.task))
+        self.host = socket.gethostname()
+        self.patience_s = first.limits.startup_s
+        self.health = NodeHealth(self.study_folder)
+        self.interrupted_by: int | None = None
+        self.supervisor: RunCoordinator | None = None
+        self.agents: JobAgents | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def run(self) -> int:
+        """Go through the points; return 0 unless the allocation itself came to a bad end."""
+        spent = jobs.AllocationPeriod(
+            self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
+        )
+        note = jobs.begin_allocation(self.folder, spent)
+        try:
+            with contextlib.closing(self.server):
+                self._finalize_earlier()
+                self.server.wait_until_ready()
+                return self._go_through()
+        except (OSError, UserError) as error:  # a full disk, a node that never came
+            if self.interrupted_by:  # whoever sent the signal may have ended what it failed of
+                return _report_failure(f"interrupted by {signal.Signals(self.interrupted_by).name}")
+            return _report_failure(str(error), jobs.EXIT_LATER if is_disk_full(error) else 1)
+        finally:
+            if self.agents:
+                self.agents.send_end()
+            with contextlib.suppress(OSError):
+                jobs.end_allocation(note, time.time())
+
+    def _go_through(self) -> int:
+        network = self.requested[0].circumstance.network
+        others = count_supervisors(self.requested[0].spec, self.job.span) - 1
+        address, allocation = network.address(self.host), self.context.allocation
+        self.agents = JobAgents(
+            others, address, self.folder, allocation, self.patience_s, lambda: self.interrupted_by is not None
+        )
+        plan = self._plan()
+        passed: list[Decision] = []
+        while decision := next_run(plan, self._snapshot(passed)):
+            if self.interrupted_by:
+                break
+            if newer := self._find_newer_start():
+                return _report_failure(newer)
+            passed.append(decision)
+            if reason := self._carry_out(decision):
+                return _report_failure(reason)
+        return 1 if self.interrupted_by else 0
+
+    def _plan(self) -> SweepPlan:
+        """Return what this allocation goes through; predictions were looked at when it was submitted."""
+        control = self.job.control
+        return SweepPlan(
+            [self._build_planned(requested) for requested in self.requested],
+            self._build_planned(control) if control else None,
+        )
+
+    def _build_planned(self, requested: RequestedRun) -> PlannedRun:
+        return PlannedRun(
+            requested.key,
+            requested.kin,
+            prune=self.job.prune,
+            attempts=None if requested.again else self.job.attempts,
+            limit_min=requested.circumstance.limits.time_limit_min or 0.0,
+            environment_id=self.environment_id,
+            reopened=requested.again,
+        )
+
+    def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
+        """Return what the study's folder and the clock show now."""
+        warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
+        left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
+        return Snapshot(self._tried, busy=self._busy, left_s=left_s, passed=passed)
+
+    def _carry_out(self, decision: Decision) -> str:
+        """Do what was decided; return why the allocation has to end, empty if it goes on."""
+        run = decision.run
+        requested = self.job.control if run.role == "control" else None
+        requested = requested or next(requested for requested in self.requested if requested.key == run.key)
+        match decision:
+            case StartRun():
+                if self.server.has_ended:
+                    self.server.restart()
+                self._run_attempt(requested)
+                if self.agents and (lost := self.agents.wait()):
+                    return f"{', '.join(lost)} cannot be reached any more"
+                if reason := self.health.format_excluded():
+                    return f"{reason}; its node is left out from now on"
+            case RecordWithoutRun(outcome=outcome):
+                folder = self.study_folder / requested.config_id
+                store.finalize(
+                    store.open_attempt(folder, requested.spec, self._circumstance(requested)).folder, outcome
+                )
+                _print_progress(requested, outcome.reason)
+            case PostponeRun(why=why) | SkipRun(why=why):
+                _print_progress(requested, why)
+        return ""
+
+    def _busy(self, key: RunKey) -> str:
+        """Return who else measures a point now; empty: nobody."""
+        elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
+        return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
+
+    def _run_attempt(self, requested: RequestedRun) -> None:
+        """Make one attempt at a point, on all nodes."""
+        config_folder = self.study_folder / requested.config_id
+        attempt = store.open_attempt(
+            config_folder, requested.spec, self._circumstance(requested), new_repeat=requested.control
+        )
+        if not requested.control and (
+            rival := snapshot.find_rival_attempt(
+                config_folder, requested.key, before=attempt.attempt, ours=self._is_ours
+            )
+        ):
+            reason = f"job {rival.job} was faster by a moment: {rival.attempt.folder.name}"
+            store.finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
+            return
+        self.supervisor = RunCoordinator(
+            attempt.folder,
+            announce=lambda point: self._announce(attempt.folder, point),
+            span=self.job.span,
+            start=self.server.start,
+            scheduled=True,
+            ends_at=self.ends_at,
+            is_lost=self._find_newer_start,
+            handle_signals=False,
+        )
+        if self.interrupted_by:
+            self.supervisor.interrupt(self.interrupted_by)
+        record = self.supervisor.run()
+        left = list_survivors(self.supervisor.states())
+        self.supervisor = None
+        self.server.reap()
+        _print_progress(requested, _format_end(record))
+        self.health.examine(record, left, attempt.folder)
+
+    def _announce(self, folder: Path, point: Rendezvous) -> None:
+        if self.agents:
+            self.agents.run(folder, point)
+
+    def _circumstance(self, requested: RequestedRun) -> Circumstance:
+        """Return a point's circumstances with what is known only here."""
+        place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
+        more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
+        launcher = requested.circumstance.launcher | more
+        machine = requested.circumstance.machine.on(self.device)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        return requested.circumstance.model_copy(
+            update={"launcher": launcher, "machine": machine, "started_at": started_at}
+        )
+
+    def _finalize_earlier(self) -> None:
+        """Conclude what this job began before it was put back into the queue."""
+        begun = [*self.requested, *([self.job.control] if self.job.control else [])] if self.context.restart else []
+        for requested in begun:
+            for attempt in store.list_attempts(self.study_folder / requested.config_id):
+                found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
+                if found and self._is_ours(found):
+                    left_behind = lost.LeftBehind.read(attempt.folder)
+                    store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
+
+    def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
+        """Whether this job made an attempt, in this start or an earlier one. What still goes on of an earlier start is
+        no reason to leave a point out: its allocation was given up, and it ends as soon as it sees that."""
+        return (attempt.job, attempt.task) == (self.job.name, self.context.task)
+
+    def _find_newer_start(self) -> str:
+        """Return that the scheduler has started this job anew, empty if it has not: it does so when it has given a node
+        up whose processes go on all the same, and what they measure is not of this job any more."""
+        latest = jobs.find_latest_restart(self.folder, self.context.task)
+        newer = latest > self.context.restart
+        return f"start {latest} of this job has begun, so that this one was given up" if newer else ""
+
+    def _tried(self, config_id: str) -> list[store.RunAttempt]:
+        return store.list_attempts(self.study_folder / config_id)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted_by = number
+        if self.supervisor:
+            self.supervisor.interrupt(number)
+
+
+def _print_progress(requested: RequestedRun, what: str) -> None:
+    key = requested.key
+    _write_line(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", sys.stdout)
+
+
+def _write_line(text: str, stream: TextIO) -> None:
+    """Write a line of the job's log. Where its disk is full nobody reads any more, which ends no point and no job."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):  # what is left in the buffer is not to fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _format_end(record: RunRecord | None) -> str:
+    if record is None:
+        return "interrupted; the scheduler knows why"
+    outcome = record.outcome
+    return f"{outcome.kind}: {outcome.reason}" if outcome.reason else str(outcome.kind)
+
+
+def _report_failure(reason: str, exit_code: int = 1) -> int:
+    _write_line(f"this allocation ends: {reason}", sys.stderr)
+    return exit_code

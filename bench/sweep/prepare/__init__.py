@@ -1,0 +1,287 @@
+"""Data, tokenizers and compiled ops for nodes without a network: staged, then checked as a run would use them."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from bench import data, engines, launchers
+from bench.config import compose
+from bench.config.compose import Request
+from bench.core import store
+from bench.core.errors import Check, UserError
+from bench.core.files import get_cache_folder
+from bench.core.processes import build_module_command
+from bench.core.scheduling import JobSetup, SchedulingOptions, Work
+from bench.core.spec import RunSpec
+from bench.core.study import Study, list_control_pairs
+from bench.core.terminal import Progress
+from bench.runtime import extensions
+from bench.runtime.process import set_parent_death_signal
+from bench.sweep import inputs
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
+from bench.sweep.prepare.staging import StagingNeeds
+
+_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # as root, and as others
+_END_S = 10.0
+
+StagerMode = Literal["stage", "check"]
+
+
+def run_checks(
+    mode: StagerMode,
+    kind: StagingNeeds,
+    python: Sequence[str],
+    variables: dict[str, str],
+    follow: Callable[[str], None],
+) -> Iterator[Check]:
+    """Stage or check in a process of its own, and yield what it finds; `follow` hears what it is doing."""
+    noise = create_log_path()
+    prefix = find_network_isolation() if mode == "check" else ()
+    command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
+    with noise.open("a") as output:
+        child = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            start_new_session=True,  # it hears of Ctrl-C from here, and clears away what is half done
+            preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
+        )
+    try:
+        for message in _read_messages(child, kind):
+            if isinstance(message, str):
+                follow(f"{mode}: {message}")
+            else:
+                found = Check(**message)
+                yield found._replace(remedy=f"see {noise}") if found.state == "missing" and not found.remedy else found
+        if code := child.wait():
+            yield Check(mode, "missing", f"its process ended with {code}", f"see {noise}")
+    finally:
+        _end_child(child)
+
+
+def create_log_path() -> Path:
+    """Return the file that keeps what libraries and compilers print."""
+    path = get_cache_folder(os.environ) / "prepare.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _read_messages(child: "subprocess.Popen[str]", kind: StagingNeeds) -> Iterator[Any]:
+    assert child.stdin and child.stdout
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once, which its exit code tells
+        child.stdin.write(kind.model_dump_json(by_alias=True))
+    with child.stdout:
+        yield from map(json.loads, child.stdout)
+
+
+def _end_child(child: "subprocess.Popen[str]") -> None:
+    """Ask a process that still runs to end, then insist."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def find_network_isolation() -> tuple[str, ...]:
+    """Return the command that takes the network away from another one; nothing where that is not allowed."""
+    for prefix in _WITHOUT_NETWORK if shutil.which("unshare") else ():
+        if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
+            return prefix
+    return ()
+
+
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
+    """Return what points need by kind of node, each thing once."""
+    kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
+    seen = set()
+    for request in requests:
+        operations = engines.facts(request.spec).compiled_ops
+        kind = kinds.setdefault((_device(request), operations), {"data": [], "models": []})
+        for part, key in _keys(request.spec).items():
+            if key not in seen:
+                seen.add(key)
+                kind[part].append(request.spec)
+    elsewhere = launchers.load(requests[0].launcher).QUEUES
+    found = []
+    for (device, names), specs in kinds.items():
+        every = architectures if extensions.has_gpu_kernel(names, device) else (None,)
+        for number, architecture in enumerate(every):
+            plain = {"device": device, "operations": names, "architecture": architecture, "elsewhere": elsewhere}
+            found.append(StagingNeeds.model_validate(plain | (specs if number == 0 else {})))
+    return found
+
+
+def _keys(spec: RunSpec) -> dict[str, str]:
+    """Return what tells data, and models, apart."""
+    text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
+    shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
+    return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
+
+
+def _device(request: Request) -> str:
+    return inputs.find_device(request) or _setup(request).device or "cpu"
+
+
+def _setup(request: Request) -> JobSetup:
+    """Return what the jobs' commands run in; where there are no jobs, nothing but what is here."""
+    launcher, options = launchers.load_queueing(request.launcher), request.launcher_options
+    return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
+
+
+def outside_of(request: Request) -> str | None:
+    """Return the container image of the jobs, unless this runs in one already."""
+    return None if extensions.IMAGE in os.environ else _setup(request).image
+
+
+def architectures(listed: Sequence[str] | None, request: Request) -> list[str | None]:
+    """Return the GPU architectures to build for; None is that of the GPU here."""
+    if listed is None:
+        return [None]
+    given = f"--arch {','.join(listed)}"
+    available = variables("check", request)
+    if variable := available.get(extensions.ARCHITECTURES):
+        rule = f"jobs will find {extensions.ARCHITECTURES}={variable} in their environment, and build for that"
+        raise UserError(given, rule, "unset the variable, or leave --arch out")
+    if not listed or not all(re.fullmatch(r"\d+\.\d[a-f]?", one) for one in listed):
+        raise UserError(given, "not a list of architectures", "write it like 8.0,9.0")
+    if len(listed) > 1 and extensions.FOLDER in available:
+        rule = f"{extensions.FOLDER}={available[extensions.FOLDER]} holds the builds for one"
+        raise UserError(given, rule, "unset the variable, or give one")
+    return [*listed]
+
+
+def variables(mode: StagerMode, request: Request) -> dict[str, str]:
+    """Return the environment in which to stage or check: that of a job, with or without a network."""
+    given = _setup(request).variables
+    offline = dict.fromkeys(_OFFLINE, "1")
+    if mode == "check":
+        return dict(os.environ) | given | offline
+    return dict(os.environ) | {name: value for name, value in given.items() if name not in offline}
+
+
+def python(request: Request) -> tuple[str, ...]:
+    """Return the jobs' own Python where it can be named from here: not in a container, and not found by modules."""
+    setup = _setup(request)
+    command = setup.python
+    if not command or not Path(command[0]).is_absolute() or setup.image:
+        return (sys.executable,)
+    if not Path(command[0]).exists():
+        raise UserError(f"launcher.python={command[0]}", "not on this machine", "call prepare where it is")
+    return command
+
+
+_NODE_MIN = 30
+
+StudyGiven = Study | str | Path | None
+
+
+def prepare(
+    study: StudyGiven,
+    overrides: GivenOverrides,
+    config_dir: Path | None,
+    results: Path,
+    *,
+    offline: bool,
+    build_for: Sequence[str] | None,
+    follow: Callable[[Progress], None],
+) -> Iterator[Check]:
+    """Stage what a study's points need, then check it, or only check; return the findings, which are made as they are
+    read. Raises UserError at once for what contradicts itself."""
+    chosen, requests = _points(study, overrides, config_dir)
+    wanted = collect_needs(requests, architectures(build_for, requests[0]))
+    image = outside_of(requests[0])
+    if image and offline:
+        rule = f"jobs run in {image}, and this is outside of it"
+        raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
+    if image:  # libraries and ops are the image's own
+        wanted = [kind.model_copy(update={"operations": ()}) for kind in wanted]
+    modes: tuple[StagerMode, ...] = ("check",) if offline else ("stage",) if image else ("stage", "check")
+
+    def findings() -> Iterator[Check]:
+        complete = yield from _staged(modes, wanted, requests[0], follow)
+        if complete and not offline and launchers.load(requests[0].launcher).QUEUES:
+            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as the folder of any other job
+            yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, requests[0], image)
+
+    return findings()
+
+
+def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
+    """Return every point of the study or of the comma lists, its control point included."""
+    chosen, given = find_study(study, overrides, config_dir, "prepare")
+    requests = [
+        point.composed for point in compose.compose_points(chosen, given, config_dir, inputs.find_device).points
+    ]
+    if control := list_control_pairs(chosen, given):
+        requests.append(compose.compose_request(control, config_dir))
+    if len({request.launcher_options.model_dump_json() for request in requests}) > 1:
+        raise UserError("launcher", "points have several", "call prepare once for each")
+    return chosen, requests
+
+
+def _build_listener(follow: Callable[[Progress], None], share: float) -> Callable[[str], None]:
+    """Return what tells the texts of one kind of node, before which a share of all is done."""
+    return lambda text: follow(Progress(text, share))
+
+
+def _staged(
+    modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
+) -> Generator[Check, None, bool]:
+    """Yield what staging and checking find, each thing once; return whether nothing was missing after staging. What
+    cannot be staged need not be checked."""
+    create_log_path().unlink(missing_ok=True)
+    done, of = 0, len(modes) * len(wanted)
+    for mode in modes:
+        found: set[Check] = set()
+        for kind in wanted:
+            hear, done = _build_listener(follow, done / of), done + 1
+            for finding in run_checks(mode, kind, python(request), variables(mode, request), hear):
+                if finding not in found:  # kinds of node share much
+                    found.add(finding)
+                    yield finding
+        if mode == "stage" and any(finding.state == "missing" for finding in found):
+            return False
+    return True
+
+
+def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
+    """Return the words that ask for the same on a node. A Study that is no file yet becomes one in `folder`."""
+    if isinstance(study, Study):
+        path, content = folder / "study.yaml", study.model_dump_json(indent=1)  # JSON is YAML as well
+        folder.mkdir(parents=True, exist_ok=True)
+        store.write_atomically(path, content.encode())
+        study = path
+    named = format_overrides({"study": str(study)}) if study is not None else ()
+    elsewhere = ["--config-dir", str(config_dir.resolve())] if config_dir else []
+    return ("prepare", *named, *format_overrides(overrides), "--offline", *elsewhere)
+
+
+def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
+    """Write the job that checks where runs will be, with all that a site file says of it; return how to submit it."""
+    work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
+    plan = launchers.load(request.launcher).plan(work, request.launcher_options)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in plan.files.items():
+        store.write_atomically(path, text.encode(errors="surrogateescape"))
+    where = f"{socket.gethostname()}, outside of {image}" if image else socket.gethostname()
+    found = f"not looked at: this is {where}. A job that checks, and builds what is still missing there, is written"
+    return Check("compute node", "note", found, f"{shlex.join(plan.command)}, then read its log in {folder}")

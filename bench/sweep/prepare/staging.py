@@ -1,0 +1,230 @@
+"""What a sweep needs on its nodes, fetched, built and tried: `python -m bench.sweep.prepare.staging stage|check`.
+
+Reads Needs as JSON from standard input and prints JSON, line by line: a text says what is being done, an object is a
+Finding. `stage` may use the network and leaves all that is needed in caches; `check` does what a run will do first.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from bench import data, models
+from bench.core.errors import Check, UserError
+from bench.core.spec import Frozen, RunSpec
+from bench.measure.environment import read_version
+from bench.runtime import extensions
+
+_LIBRARIES = ("torch", "transformers", "datasets", "deepspeed")
+_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+StagingMessage = str | Check
+
+
+class StagingNeeds(Frozen):
+    """What points need on one kind of node; each spec stands for all that need the same of it."""
+
+    device: Literal["cpu", "cuda"]
+    operations: tuple[str, ...] = ()
+    architecture: str | None = None  # of the GPUs; None is that of those here
+    data: tuple[RunSpec, ...] = ()
+    models: tuple[RunSpec, ...] = ()
+    elsewhere: bool = False  # they run on other machines than this
+
+
+def main() -> None:
+    """Answer on standard output, which libraries are kept from."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    signal.signal(signal.SIGTERM, _end_group)
+    needs = StagingNeeds.model_validate_json(sys.stdin.read())
+    os.environ["DS_ACCELERATOR"] = needs.device
+    if needs.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if needs.architecture:
+        os.environ[extensions.ARCHITECTURES] = needs.architecture
+    os.environ |= extensions.build_environment(needs.operations, needs.device, os.environ)
+    for message in {"stage": stage, "check": check}[sys.argv[1]](needs):
+        print(json.dumps(message if isinstance(message, str) else message._asdict()), file=answers, flush=True)
+
+
+def _end_group(number: int, frame: FrameType | None) -> None:
+    """End what was started, then this process, which clears away what is half done."""
+    signal.signal(number, signal.SIG_IGN)
+    os.killpg(0, number)
+    with contextlib.suppress(ChildProcessError):
+        while os.wait():  # ninja ends its compilers first, if it is let
+            pass
+    sys.exit(128 + number)
+
+
+def stage(needs: StagingNeeds) -> Iterator[StagingMessage]:
+    """Fetch and build whatever a run would need a network or a compiler for."""
+    for spec in needs.data:
+        yield from _run_check(f"data {spec.data.name}", partial(_stage_data, spec, needs))
+    yield from _check_compiled(needs)
+
+
+def check(needs: StagingNeeds) -> Iterator[StagingMessage]:
+    """Do what a run does before its first step, up to the engine."""
+    yield _check_network()
+    yield from _run_check("libraries", partial(_check_libraries, needs))
+    if needs.device == "cuda":
+        yield from _run_check("GPU", _check_gpu)
+    for spec in needs.models:
+        yield from _run_check(f"model {spec.model.name}", partial(_check_model, spec))
+    for spec in needs.data:
+        yield from _run_check(f"data {spec.data.name}", partial(_check_micro_batch, spec))
+    yield from _check_compiled(needs)
+
+
+def _check_compiled(needs: StagingNeeds) -> Iterator[StagingMessage]:
+    if needs.device == "cpu":
+        yield from _run_check("CPU memory counter", check_memory_counter)
+    for name in needs.operations:
+        yield from _run_check(f"op {name}", partial(_check_operation, name, needs))
+
+
+def _run_check(subject: str, checker: Callable[[], Iterable[Check]]) -> Iterator[StagingMessage]:
+    """Say what is looked at, then what was found; what goes wrong is a finding too."""
+    yield subject
+    try:
+        yield from checker()
+    except UserError as error:
+        yield Check(subject, "missing", f"{error.value}: {error.rule}", error.remedy)
+    except Exception as error:  # a library raises whatever it likes
+        traceback.print_exc()
+        lines = str(error).strip().splitlines() or [""]
+        message = next((line for line in lines if "error:" in line), lines[0])
+        yield Check(subject, "missing", f"{type(error).__name__}: {message}")
+
+
+def _check_network() -> Check:
+    interfaces = {name for _, name in socket.if_nameindex()} - {"lo"}
+    if not interfaces:
+        return Check("network", "ok", "none in what follows")
+    message = "HF_HUB_OFFLINE and its like are set, but the network could not be taken away (unshare --net)"
+    return Check("network", "note", f"{message}: what finds another way out is not noticed")
+
+
+def _check_libraries(needs: StagingNeeds) -> Iterator[Check]:
+    torch = importlib.import_module("torch")
+    if needs.device == "cuda" and not (torch.version.cuda or torch.version.hip):
+        message, remedy = f"torch {torch.__version__} is built for processors only", "install a CUDA build of torch"
+        yield Check("libraries", "missing", message, remedy)
+        return
+    for name in _LIBRARIES:
+        importlib.import_module(name)
+    yield Check("libraries", "ok", ", ".join(f"{name} {read_version(name)}" for name in _LIBRARIES))
+
+
+def _check_gpu() -> Iterator[Check]:
+    import torch
+
+    if torch.cuda.is_available():
+        yield Check("GPU", "ok", torch.cuda.get_device_name())
+    else:
+        yield Check("GPU", "note", "none in sight: what needs one can be loaded here, and not be tried")
+
+
+def _check_model(spec: RunSpec) -> Iterator[Check]:
+    """Build a model without memory for its weights."""
+    import torch
+
+    module = models.load_builder(spec.model.family).build(spec, torch.device("meta"))
+    found = sum(parameter.numel() for parameter in module.parameters())
+    expected = models.count_expected_parameters(spec.model)
+    if expected in (found, None):
+        yield Check(f"model {spec.model.name}", "ok", f"can be built: {found:,} parameters")
+    else:
+        message, remedy = f"{found:,} parameters where {expected:,} were expected", "install another transformers"
+        yield Check(f"model {spec.model.name}", "missing", message, remedy)
+
+
+def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
+    subject, facts = f"data {spec.data.name}", data.load(spec.data.source).describe(spec)
+    corpora = [one["corpus"] for one in facts.get("sources", {"": facts}).values() if "corpus" in one]
+    if not corpora:
+        yield Check(subject, "ok", "made when it is needed, nothing to fetch")
+        return
+    from datasets import config
+    from huggingface_hub import constants
+
+    tokenizer, cache = facts["tokenizer"], Path(config.HF_DATASETS_CACHE)
+    size = sum(path.stat().st_size for path in (cache / "generator").rglob("*") if path.is_file())
+    for corpus in corpora:
+        sizes = f"{corpus['bytes']:,} bytes of text, {corpus['tokens']:,} tokens of {tokenizer['name']}"
+        message = f"{corpus['name']}: {sizes}, in {cache} ({size:,} bytes in all)"
+        yield _check_folder(Check(subject, "ok", message), cache, "HF_HOME", needs)
+    hub = Path(constants.HF_HUB_CACHE, f"models--{tokenizer['name'].replace('/', '--')}")
+    if hub.exists():
+        message = f"{tokenizer['vocabulary']:,} tokens, in {hub}"
+        yield _check_folder(Check(f"tokenizer {tokenizer['name']}", "ok", message), hub, "HF_HOME", needs)
+
+
+def _check_folder(result: Check, folder: Path, variable: str, needs: StagingNeeds) -> Check:
+    """Doubt a finding whose folder the nodes will not see."""
+    inside = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
+    if not needs.elsewhere or inside.isdisjoint((*_OF_ONE_NODE, tempfile.gettempdir())):
+        return result
+    message = f"{result.found}, which is this machine's own folder"
+    return result._replace(state="note", found=message, remedy=f"set {variable} to a folder that all nodes share")
+
+
+def _check_micro_batch(spec: RunSpec) -> Iterator[Check]:
+    in_process = spec.model_copy(update={"data": spec.data.model_copy(update={"workers": 0, "pin_memory": False})})
+    try:
+        batch = next(data.load(spec.data.source).micro_batches(in_process, 0))
+    except UserError as error:
+        remedy = f"{error.remedy}; or call `zeroscale prepare` where there is a network"
+        raise UserError(error.value, error.rule, remedy) from error
+    samples, tokens = len(next(iter(batch.tensors.values()))), "/".join(map(str, spec.sequence.values()))
+    yield Check(f"data {spec.data.name}", "ok", f"first micro-batch read: {samples} × {tokens} tokens")
+
+
+def check_memory_counter() -> Iterator[Check]:
+    """Say whether a CPU's memory can be counted; its counter is compiled if it has not been."""
+    try:
+        memory, torch = importlib.import_module("bench.measure.memory"), importlib.import_module("torch")
+    except ImportError:
+        return  # said elsewhere
+    cpu = torch.device("cpu")
+    memory.install_counter(cpu)
+    before = memory.read_live_bytes(cpu)
+    tensor = torch.empty(1000, dtype=torch.float32)
+    counted = None if before is None else memory.read_live_bytes(cpu) - before
+    if counted == tensor.nbytes:
+        yield Check("CPU memory counter", "ok", "counts a tensor's bytes exactly")
+    else:
+        message, remedy = (
+            f"counted {counted} bytes for {tensor.nbytes}",
+            "install a C++ compiler (see zeroscale doctor)",
+        )
+        yield Check("CPU memory counter", "note", message, remedy)
+
+
+def _check_operation(name: str, needs: StagingNeeds) -> Iterator[Check]:
+    """Load an op of DeepSpeed's like a run does; what was never built is built."""
+    if extensions.FOLDER not in os.environ:
+        remedy = "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100"
+        yield Check(f"op {name}", "missing", "no GPU here tells for which to build it", remedy)
+        return
+    folder, begin = Path(os.environ[extensions.FOLDER]), time.monotonic()
+    built = extensions.load(name, needs.device, folder)
+    how = f"built in {time.monotonic() - begin:.0f} s" if built else "loaded"
+    yield _check_folder(Check(f"op {name}", "ok", f"{how}, in {folder}"), folder, "XDG_CACHE_HOME", needs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Optuna's samplers, by ask and tell: its study is made anew from the trials before every proposal.
+
+Nothing is kept beside the trials: what a sampler stores of its own is in each trial's file, and its random numbers
+begin from the search's seed and the trial's number, so that a search that was killed asks for the same. What failed, or
+keeps not to the constraints, is told as a violated constraint and, for samplers that know none, as worse than the rest.
+They know no noise of single trials: what a busy or short run came to is told nearer to the mean.
+"""
+
+import importlib
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.core.errors import UserError
+from bench.core.study import Dimension
+from bench.sweep.policy import Proposal, TrialResult
+from bench.sweep.search.proposers import compute_cost, compute_told_costs, is_settled, is_spent
+from bench.sweep.search.space import CandidatePool, SearchCandidate, Values
+
+_STUDY = "zeroscale"
+_ENQUEUED = 10  # predicted best points that come first: as many as these samplers draw at random otherwise
+_MOST_FITTED = 60  # trials that a Gaussian process is fitted to: seconds go with their number's third power
+_PENALTY = 1.0  # in log: what failed counts as e times worse than the worst that ran
+_CONSTRAINT = "runs"
+_PER_TRIAL, _PER_STUDY = "trial", "study"
+
+
+class OptunaProposer:
+    """The predicted best points, then what one of Optuna's samplers asks for. A suggestion that cannot run, or was
+    tried, is replaced by the nearest point that was not."""
+
+    def __init__(self, pool: CandidatePool) -> None:
+        """UserError where Optuna is not installed, or what the sampler needs besides."""
+        self._pool, self._section = pool, pool.section
+        self._optuna = _import_optuna(self._section.sampler)
+        self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
+        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # which draw no categories together
+        self._distributions = {key: self._build_distribution(one) for key, one in pool.space.dimensions.items()}
+        self._candidates = [one for one in pool.list_all() if one.may_fit]
+        self._enqueued = self._list_enqueued()
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        """Return the predicted best points and then what the sampler asks for; None where the budget is spent, where
+        nothing more is gained, or where every point was tried."""
+        if is_spent(self._section, results) or is_settled(self._section, results):
+            return None
+        tried = {result.trial.point.config_id for result in results}
+        left = [one for one in self._candidates if one.point.config_id not in tried]
+        enqueued = [one for one in self._enqueued if one.point.config_id not in tried]
+        if enqueued:
+            return Proposal(enqueued[0].point, enqueued[0].values, "among the predicted best")
+        study, storage, identity = self.build_study(self._select_fitted(results))
+        trial = study.ask()
+        values = self._suggest(trial)
+        found = self._pool.find(values)
+        if found is None or not found.may_fit or found.point.config_id in tried:
+            if not left:
+                return None
+            found = min(left, key=lambda one: self._compute_distance(one.values, values))
+        kept = {
+            _PER_TRIAL: dict(study.trials[trial.number].system_attrs),
+            _PER_STUDY: dict(storage.get_study_system_attrs(identity)),
+        }
+        return Proposal(found.point, found.values, sampler_state=kept)
+
+    def _list_enqueued(self) -> list[SearchCandidate]:
+        """Return the predicted best point of each technique, the best first, and then the best of the rest."""
+        known = [
+            (cost, place, one) for place, one in enumerate(self._candidates)
+            if (cost := compute_cost(self._section.objective, one.predicted)) is not None
+        ]  # fmt: skip
+        ordered = [one for _, _, one in sorted(known)]
+        firsts = {one.point.spec["engine"]["name"]: one for one in reversed(ordered)}
+        begin = [one for one in ordered if firsts[one.point.spec["engine"]["name"]] is one]
+        return [*begin, *(one for one in ordered if one not in begin)][: max(_ENQUEUED, len(begin))]
+
+    def _compute_distance(self, one: Values, other: Values) -> float:
+        """Return how far apart two points are: each field adds between 0 and 1, and 1 where it has no order."""
+        apart, codes, others = 0.0, self._encode(one), self._encode(other)
+        for key in dict.fromkeys([*codes, *others]):  # in an order that is the same in every process
+            if key not in codes or key not in others:
+                apart += 1
+                continue
+            (here, distribution), (there, _) = codes[key], others[key]
+            if isinstance(distribution, self._optuna.distributions.CategoricalDistribution):
+                apart += here != there
+            elif here != there:
+                ends = distribution.low, distribution.high, here, there
+                low, high, here, there = map(math.log, ends) if distribution.log else ends
+                apart += abs(here - there) / (high - low)
+        return apart
+
+    def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
+        """Return the trials that a sampler is told of: for `gp` the latest, and of those before the best."""
+        if self._section.sampler != "gp" or len(results) <= _MOST_FITTED:
+            return results
+        earlier, latest = results[: -_MOST_FITTED // 2], results[-_MOST_FITTED // 2 :]
+        costs = [math.inf if cost is None else cost for cost in self._list_costs(earlier)]
+        best = sorted(range(len(earlier)), key=costs.__getitem__)[: _MOST_FITTED - len(latest)]
+        return [*(earlier[index] for index in sorted(best)), *latest]
+
+    def build_study(self, results: Sequence[TrialResult]) -> tuple[Any, Any, int]:
+        """Return an Optuna study in memory with these trials, its storage and its number there."""
+        optuna = self._optuna
+        storage = optuna.storages.InMemoryStorage()
+        with warnings.catch_warnings():  # that its interface may change, which constraints.txt is for
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = self._build_sampler(results[-1].trial.number + 1 if results else 0)
+        study = optuna.create_study(study_name=_STUDY, storage=storage, sampler=sampler, direction="minimize")
+        identity, costs = storage.get_study_id_from_name(_STUDY), self._list_costs(results)
+        worst = _find_worst(costs)
+        for result, cost in zip(results, costs, strict=True):
+            study.add_trial(self._build_trial(result, cost, worst))
+            for name, value in result.trial.sampler_state.get(_PER_STUDY, {}).items():
+                storage.set_study_system_attr(identity, name, value)
+        return study, storage, identity
+
+    def _build_trial(self, result: TrialResult, cost: float | None, worst: float) -> Any:
+        optuna, parameters = self._optuna, self._encode(result.trial.values)
+        attributes = dict(result.trial.sampler_state.get(_PER_TRIAL, {}))
+        answered = result.outcome is not None
+        if answered and self._knows_constraints:
+            attributes[f"constraints:{_CONSTRAINT}"] = 1.0 if cost is None else -1.0
+        return optuna.trial.create_trial(
+            state=optuna.trial.TrialState.COMPLETE if answered else optuna.trial.TrialState.RUNNING,
+            value=(worst + _PENALTY if cost is None else cost) if answered else None,
+            params={key: value for key, (value, _) in parameters.items()},
+            distributions={key: distribution for key, (_, distribution) in parameters.items()},
+            system_attrs=attributes,
+            user_attrs={"config_id": result.trial.point.config_id, "outcome": result.outcome or ""},
+        )
+
+    def _build_sampler(self, number: int) -> Any:
+        """Return the sampler, its random numbers begun for the trial with this number."""
+        samplers, seed = self._optuna.samplers, (self._section.seed * 1_000_003 + number) % 2**32
+        match self._section.sampler:
+            case "tpe":
+                return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+            case "gp":
+                return samplers.GPSampler(seed=seed)
+            case "cma_es":
+                return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+            case "nsga2":
+                return samplers.NSGAIISampler(seed=seed, population_size=min(50, max(4, self._section.trials // 5)))
+        # the sequence is one for the whole search, and what is drawn beside it is not
+        beside = samplers.RandomSampler(seed=seed)
+        return samplers.QMCSampler(
+            seed=self._section.seed,
+            scramble=True,
+            independent_sampler=beside,
+            warn_independent_sampling=False,
+            warn_asynchronous_seeding=False,
+        )
+
+    def _list_costs(self, results: Sequence[TrialResult]) -> list[float | None]:
+        return compute_told_costs(self._section, results)
+
+    def _suggest(self, trial: Any) -> Values:
+        """Ask for a value of each dimension that is set."""
+        values: Values = {}
+        for key, dimension in self._pool.space.dimensions.items():
+            if self._pool.space.is_active(key, values):
+                values[key] = self._suggest_value(trial, key, dimension)
+        return values
+
+    def _build_distribution(self, dimension: Dimension) -> Any:
+        """Return the distribution of a dimension: of the numbers of its values where these are ordered."""
+        kinds = self._optuna.distributions
+        if dimension.values is not None:
+            numbers = range(len(dimension.values))
+            if self._ordinal or all(isinstance(one, int | float) for one in dimension.values):
+                return kinds.IntDistribution(0, len(numbers) - 1)
+            return kinds.CategoricalDistribution(list(numbers))
+        assert dimension.from_ is not None and dimension.to is not None
+        if dimension.whole:
+            step = int(dimension.step or 1)
+            return kinds.IntDistribution(int(dimension.from_), int(dimension.to), log=dimension.log, step=step)
+        return kinds.FloatDistribution(dimension.from_, dimension.to, log=dimension.log, step=dimension.step)
+
+    def _suggest_value(self, trial: Any, key: str, dimension: Dimension) -> Any:
+        kinds, wanted = self._optuna.distributions, self._distributions[key]
+        if isinstance(wanted, kinds.CategoricalDistribution):
+            suggested = trial.suggest_categorical(key, wanted.choices)
+        else:
+            suggest = trial.suggest_int if isinstance(wanted, kinds.IntDistribution) else trial.suggest_float
+            suggested = suggest(key, wanted.low, wanted.high, step=wanted.step, log=wanted.log)
+        return dimension.values[suggested] if dimension.values is not None else suggested
+
+    def _encode(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return a trial's values as Optuna keeps them, each with its distribution."""
+        found = {}
+        for key, value in values.items():
+            dimension = self._pool.space.dimensions[key]
+            suggested = dimension.values.index(value) if dimension.values is not None else value
+            found[key] = suggested, self._distributions[key]
+        return found
+
+
+def _find_worst(costs: Sequence[float | None]) -> float:
+    return max((cost for cost in costs if cost is not None), default=0.0)
+
+
+def _import_optuna(sampler: str) -> Any:
+    """Return Optuna; UserError where it, or what a sampler needs besides, is not installed."""
+    wanted = {"cma_es": ("optuna", "cmaes"), "gp": ("optuna", "torch")}.get(sampler, ("optuna",))
+    for name in wanted:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            extra = "run" if name == "torch" else "search"
+            remedy = f"pip install 'zeroscale[{extra}]', or search.sampler={'tpe' if name == 'torch' else 'random'}"
+            raise UserError(f"search.sampler={sampler}", f"needs {name}, which is not installed", remedy) from error
+    optuna: Any = importlib.import_module("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

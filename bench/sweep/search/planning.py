@@ -1,0 +1,241 @@
+"""From what a user asks to a search that can propose its trials, new or gone on with."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import launchers
+from bench.config import compose
+from bench.config.compose import GROUPS, StudyPoint
+from bench.config.decode import decode_model
+from bench.config.rule_fields import list_field_names
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.formatting import format_count
+from bench.core.study import Dimension, Pair, SearchSection, Study
+from bench.sweep import definition, inputs, plan
+from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, SweepRules, Trial
+from bench.sweep.forecast import FAR_OUT_FACTOR
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
+from bench.sweep.lost import finalize_lost, keep_ends
+from bench.sweep.policy import Proposer
+from bench.sweep.search.halving import HalvingProposer
+from bench.sweep.search.proposers import EarlyEnd, ListProposer
+from bench.sweep.search.space import CandidatePool, SearchCandidate, SearchSpace, list_pairs
+from bench.sweep.snapshot import TrialReader
+from bench.sweep.status import read_state
+
+_TRIED_FOR_FIRST = 200  # values of a space of which one has to make a point that can run
+_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # of a search that goes on
+_SECTION = "search."
+_ONE_OF = ("machine", "launcher")  # for all trials: what differs by these is not compared
+
+
+class SearchPoints:
+    """The points of a search's space: each composed and checked when its values are asked for."""
+
+    def __init__(
+        self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
+    ) -> None:
+        """UserError for a study without a search, for several values of a key, and for a field that is none. `machine`
+        is that of a search that goes on: the one that conf/config.yaml names may be another by now."""
+        if study.search is None:
+            rule = "has no `search` section"
+            raise UserError(f"study={study.name}", rule, "give one with a space and an objective, or use `sweep`")
+        self.overrides, self.config_dir = overrides, config_dir
+        given = compose.parse_single(overrides)
+        self._pinned = [(key, value) for key, value in given if not key.startswith(_SECTION)]
+        section = _change_section(study.search, [(key, value) for key, value in given if key.startswith(_SECTION)])
+        space = {key: one for key, one in section.space.items() if key not in dict(self._pinned)}
+        if not space:
+            raise UserError("search.space", "every field of it was given a value", "leave one of these out")
+        for key, dimension in space.items():
+            _check_fields(key, dimension)
+        if section.rungs and "learning.stop_after" in {*study.base, *dict(self._pinned)}:
+            rule = "a search with rungs says where its trainings stop"
+            raise UserError("learning.stop_after", rule, "leave it out, or search.rungs")
+        self.section = section.model_copy(update={"space": space})
+        base = study.base if machine is None else {"machine": machine} | study.base
+        self.study = study.model_copy(update={"search": self.section, "base": base})
+
+    def build(self, values: Mapping[str, Any]) -> StudyPoint:
+        """Return the point with these values of the space; UserError for one that is left out or cannot run."""
+        pinned = [(key, [value]) for key, value in self._pinned]
+        study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
+        found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
+        inputs.check_devices(found.composed)
+        if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
+            rule = "is of a training to its end, and there is none"
+            raise UserError("search.objective=validation_loss", rule, "give learning.tokens in base")
+        return found
+
+    def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
+        """Return the same as it is asked for, with what is predicted of it."""
+        varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
+        return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
+
+
+class PlannedSearch(NamedTuple):
+    """A search that is planned and not started."""
+
+    sweep: SweepDefinition
+    pool: CandidatePool
+    proposer: Proposer
+
+    @property
+    def queues(self) -> bool:
+        """Whether its trials start by a queue, and not here and now."""
+        return bool(launchers.load(str(self.sweep.launcher["name"])).QUEUES)
+
+
+def plan_search(
+    study: Study | str | Path | None, overrides: GivenOverrides, config_dir: Path | None, etiquette: Mapping[str, Any]
+) -> PlannedSearch:
+    """Return the search that is asked for; UserError for one that cannot be."""
+    found, _ = find_study(study, overrides, config_dir, "search")
+    texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
+    points = SearchPoints(found, texts, config_dir)
+    pool_space = SearchSpace(points.section, points.study.base)
+    refused: UserError | None = None
+    for values in pool_space.list_candidates(points.section.seed, _TRIED_FOR_FIRST):
+        try:
+            first = points.build(values)
+        except UserError as error:
+            refused = refused or error
+        else:
+            planned = _build_search(points, pool_space, _define_search(points, first, etiquette))
+            _check_within_reach(planned.pool)
+            return planned
+    rule = f"none of its points can run; of the first the reason is: {refused}"
+    raise UserError("search.space", rule, "change the space, or the rules that leave points out")
+
+
+def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
+    """Return what is written down of a search, whose trials are added later; `first` is any of its points."""
+    options, study = plan.merge_options([first], etiquette, False), points.study
+    request = SearchRequest(
+        study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
+    )
+    budget = study.budget.model_copy(update={"node_hours": points.section.node_hours or study.budget.node_hours})
+    return plan.define_sweep(
+        study, [first.composed], options, SweepRules(budget=budget), points=(), order=(), search=request
+    )
+
+
+def _check_within_reach(pool: CandidatePool) -> None:
+    """Raise UserError where every point is predicted far out of a device's memory, or of what a constraint leaves."""
+    bound = pool.section.constraints.get("peak_bytes")
+    most = math.inf if bound is None or bound.at_most is None else bound.at_most
+    looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))
+    if any(one and one.may_fit and _predict_peak(one) <= FAR_OUT_FACTOR * most for one in looked_at):
+        return
+    candidates = [one for one in pool.list_all() if one.may_fit]
+    if not candidates:
+        count = format_count(len(pool.list_all()), "point")
+        rule = f"each of its {count} is predicted far out of memory of a device of {pool.machine.name}"
+        raise UserError("search.space", rule, "change the space, or the machine")
+    rule = f"{bound}, and each of its {format_count(len(candidates), 'point')} is predicted to need more"
+    least = f"the least {min(map(_predict_peak, candidates)):.4g}"
+    raise UserError("search.constraints.peak_bytes", f"{rule}, {least}", "loosen it, or change the space")
+
+
+def _predict_peak(candidate: SearchCandidate) -> float:
+    """Return the bytes of live tensors that are predicted of a candidate; 0 where nothing is."""
+    forecast = candidate.point.forecast
+    return forecast.room.tensor_bytes if forecast and forecast.room else 0
+
+
+def restore_search(sweep: SweepDefinition) -> PlannedSearch:
+    """Return a search that was asked for before."""
+    request = sweep.search
+    assert request
+    config_dir = Path(request.config_dir) if request.config_dir else None
+    points = SearchPoints(request.study, request.overrides, config_dir, next(iter(sweep.machines)))
+    return _build_search(points, SearchSpace(points.section, points.study.base), sweep)
+
+
+def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefinition) -> PlannedSearch:
+    machine = next(iter(sweep.machines.values()))
+    pool = CandidatePool(points.section, space, points.build_sweep_point, machine)
+    return PlannedSearch(sweep, pool, build_proposer(pool))
+
+
+def build_proposer(pool: CandidatePool) -> Proposer:
+    """Return what asks for the trials of a pool; UserError where its sampler is not installed."""
+    sampler = build_sampler(pool)
+    return EarlyEnd(HalvingProposer(pool, sampler) if pool.section.rungs else sampler, pool.section)
+
+
+def build_sampler(pool: CandidatePool) -> Proposer:
+    """Return what asks for points of a pool, without regard to rungs and to trials that cannot win."""
+    match pool.section.sampler:
+        case "grid" | "random":
+            return ListProposer(pool, at_random=pool.section.sampler == "random")
+    from bench.sweep.search.optuna_proposer import OptunaProposer  # which needs the extra
+
+    return OptunaProposer(pool)
+
+
+def write_search(folder: Path, sweep: SweepDefinition) -> None:
+    """Write down what was asked, unless it is what the folder holds already; UserError where that is another search."""
+    if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
+        before = next((one for one in reversed(definition.read(folder)) if one.search), None)
+        if before and before.search and sweep.search:
+            if _identify(before.search) != _identify(sweep.search):
+                rule = "holds the trials of another search"
+                raise UserError(str(folder), rule, "give this one another name, or --results DIR")
+            if before.search == sweep.search and before.launcher == sweep.launcher:
+                return
+    definition.write(folder, sweep)
+
+
+def _identify(request: SearchRequest) -> dict[str, Any]:
+    """Return what makes a search what it is: how far it goes may change."""
+    plain = request.model_dump(mode="json", by_alias=True)
+    study = {key: value for key, value in plain["study"].items() if key not in ("question", "budget")}
+    study["search"] = {key: value for key, value in study["search"].items() if key not in _MAY_CHANGE}
+    return {"study": study, "overrides": plain["overrides"]}
+
+
+def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSection:
+    """Return the section with what was given beside it, such as search.sampler=random."""
+    if not given:
+        return section
+    plain = section.model_dump(by_alias=True, exclude_defaults=True)
+    plain |= {key.removeprefix(_SECTION): value for key, value in given}
+    decoded: SearchSection = decode_model(SearchSection, plain, "search")
+    return decoded
+
+
+def _check_fields(key: str, dimension: Dimension) -> None:
+    """Raise UserError for what is no field of a point."""
+    names = {
+        name
+        for value in ((None,) if dimension.values is None else dimension.values)
+        for name in (value if isinstance(value, Mapping) else (key,))
+    }
+    known = list_field_names()
+    for name in sorted(names):
+        if name.partition(".")[0] in _ONE_OF:
+            raise UserError(f"search.space.{name}", "a search has one machine and one launcher", "give it in base")
+        if name not in known and name not in GROUPS:
+            close = suggest_nearest(name, known, "see conf/config.yaml and the files of its groups")
+            raise UserError(f"search.space.{name}", "no field of a point", close)
+
+
+def add_trials(folder: Path, sweep: SweepDefinition) -> int:
+    """Write down trials until as many as `parallel` have no answer, or the search is at its end; return how many."""
+    state = read_state(folder)
+    if finalize_lost(state) or keep_ends(state):
+        state = read_state(folder)
+    planned = restore_search(sweep)
+    reader = TrialReader(folder, state.tried, sweep.rules.budget.attempts)
+    given_up = {status.key.config_id for status in state.statuses if status.state == "given up"}
+    added, section = 0, planned.pool.section
+    while True:
+        results = reader.read_results()
+        waiting = sum(result.outcome is None and result.trial.point.config_id not in given_up for result in results)
+        if waiting >= section.parallel or not (proposal := planned.proposer.propose(results)):
+            return added
+        number = len(results)
+        added += definition.write_trial(folder, Trial(number=number, **proposal._asdict()))

@@ -1,0 +1,156 @@
+"""What is tried next, from what came of the trials so far: pure, so that a search that was killed goes on as it would
+have."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from bench.core.errors import UserError
+from bench.core.formatting import format_count
+from bench.core.quantities import OBJECTIVES, compute_work
+from bench.core.spec import RunSpec
+from bench.core.study import SearchSection
+from bench.sweep.definition import SweepPoint
+from bench.sweep.policy import Proposal, Proposer, TrialResult
+from bench.sweep.search.space import CandidatePool
+
+_LEAST_SPREAD = 0.01
+"""Of costs, as a deviation: points of a space differ by some percent, however little the noise leaves of it."""
+
+
+def compute_cost(objective: str, value: float | None) -> float | None:
+    """Return the cost of a value of an objective; None where it is unknown."""
+    if value is None or value <= 0:
+        return None
+    return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
+
+
+def find_cost(section: SearchSection, result: TrialResult) -> float | None:
+    """Return what a trial cost; None for one that failed, that keeps not to the constraints, or that has no answer."""
+    if result.quantities is None or not keeps_constraints(section, result):
+        return None
+    return compute_cost(section.objective, result.quantities.get(section.objective))
+
+
+def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
+    """Return the costs of trials as a sampler is told them that knows no noise of single trials: that of a run that was
+    no sound measurement lies so much nearer to the mean of all as noise explains its distance (Efron and Morris,
+    1975)."""
+    costs = [find_cost(section, result) for result in results]
+    noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
+    known = [(cost, noise**2) for cost, noise in zip(costs, noises, strict=True) if cost is not None]
+    if not any(noise for _, noise in known):
+        return costs
+    spread = statistics.pvariance(cost for cost, _ in known) - statistics.mean(noise for _, noise in known)
+    spread = max(spread, _LEAST_SPREAD**2)
+    middle = statistics.fmean([cost for cost, _ in known], weights=[1 / (spread + noise) for _, noise in known])
+    return [
+        None if cost is None else middle + (cost - middle) * spread / (spread + noise**2)
+        for cost, noise in zip(costs, noises, strict=True)
+    ]
+
+
+def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
+    """Whether a trial ended well and every bounded quantity is known and within its bounds."""
+    measured = result.quantities
+    return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
+
+
+def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
+    """Return which constraints no trial that ended well keeps to, and how near one came; empty where one keeps to all,
+    and where none ended well."""
+    measured = [result.quantities for result in results if result.quantities]
+    if not measured or any(keeps_constraints(section, result) for result in results):
+        return ""
+    remedy = "loosen it, or change the space"
+    for name, bound in section.constraints.items():
+        if any(bound.holds(one.get(name)) for one in measured):
+            continue
+        known = [value for one in measured if (value := one.get(name)) is not None]
+        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is known of none"
+        rule = f"of {format_count(len(measured), 'trial')} that ended well none has {bound}; {nearest}"
+        return str(UserError(f"search.constraints.{name}", rule, remedy))
+    names = ", ".join(section.constraints)
+    rule = f"of {format_count(len(measured), 'trial')} that ended well none keeps to all of them"
+    return str(UserError(f"search.constraints: {names}", rule, "loosen one, or change the space"))
+
+
+PATIENCE = 20
+"""A search by one of Optuna's samplers ends once so many trials in a row improve the best by less than `gain`. Replays
+by `gp` had found the best of all after 12 trials with rough predictions and after 16 without any (medians); how many of
+them would have ended before, was not measured."""
+
+
+def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
+    """Whether a search has had all the trials or node-hours that it may have."""
+    hours = sum(result.node_hours for result in results)
+    return len(results) >= section.trials or (section.node_hours is not None and hours >= section.node_hours)
+
+
+def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
+    """Whether the last trials with an answer improved the best by less than was asked for. Trainings with rungs are
+    never settled: their losses compare with their like alone."""
+    if section.rungs or section.sampler in ("grid", "random"):
+        return False
+    answered = [one for one in results if one.outcome]
+    costs = [math.inf if cost is None else cost for cost in compute_told_costs(section, answered)]
+    return len(costs) > PATIENCE and min(costs[:-PATIENCE]) - min(costs) < section.gain
+
+
+class ListProposer:
+    """Candidates one after the other: a grid in its own order, or in a seeded-random one."""
+
+    def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
+        self._section = pool.section
+        candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
+        order = pool.shuffle(candidates) if at_random else range(len(candidates))
+        self._candidates = [candidates[place] for place in order]
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        """Return the first candidate that was not tried; None at the end of them."""
+        if is_spent(self._section, results):
+            return None
+        tried = {result.trial.point.config_id for result in results}
+        left = (candidate for candidate in self._candidates if candidate.point.config_id not in tried)
+        found = next(left, None)
+        return Proposal(found.point, found.values) if found else None
+
+
+MARGIN = 0.1
+"""By so much more than the best may a step take before a trial is ended: two runs of the same differ by some percent
+more than the steps of either show."""
+
+
+class EarlyEnd:
+    """A proposer whose trials end their windows once a step surely takes longer than that of a winner could."""
+
+    def __init__(self, proposer: Proposer, section: SearchSection) -> None:
+        self._proposer, self._section = proposer, section
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        """Return what the proposer asks for, with the longest step that is worth its whole window."""
+        proposal = self._proposer.propose(results)
+        if proposal is None:
+            return None
+        limit_s = compute_step_limit_s(self._section, proposal.point, results)
+        return proposal._replace(point=proposal.point.model_copy(update={"step_limit_s": limit_s}))
+
+
+def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
+    """Return the seconds of a step above which a point cannot be the best: a trial surely needs less for the same work,
+    by the end of its interval. None while there is none, or where what is sought does not follow from the time of a
+    step."""
+    ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
+    spec = RunSpec.model_validate(point.spec)
+    tokens = float(spec.global_batch * spec.tokens_per_sample)
+    work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
+    if not ended or not work:
+        return None
+    limits_s = []
+    for one in ended:
+        value, interval = one.get(section.objective), one.interval(section.objective)
+        if interval:
+            value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
+        assert value
+        limits_s.append(value if section.objective == "step_s" else work / value)
+    return min(limits_s) * (1 + MARGIN)

@@ -1,0 +1,192 @@
+"""The values that a search may take, listed where they are few and drawn where a range has too many; and the points of
+these values: composed, checked and predicted once."""
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from bench.core.errors import UserError
+from bench.core.machine import Machine
+from bench.core.quantities import predict_quantity
+from bench.core.spec import RunSpec
+from bench.core.study import MOST_LISTED, Dimension, Pair, SearchSection
+from bench.sweep.definition import SweepPoint
+from bench.sweep.pruning import is_far_out_of_memory
+
+Values = dict[str, Any]
+"""By dimension, one of its values; a dimension whose condition does not hold is left out."""
+_MOST_DRAWS = 20  # per value that is wanted: a small space may be given as ranges
+
+
+class SearchSpace:
+    """The dimensions of a space in their order; each may depend on those before it."""
+
+    def __init__(self, section: SearchSection, base: Mapping[str, Any] | None = None) -> None:
+        """`base` are fields with one value, which conditions may name too."""
+        self.dimensions, self._base = section.space, dict(base or {})
+
+    def is_active(self, key: str, before: Mapping[str, Any]) -> bool:
+        """Whether a dimension is set, by the values of those before it."""
+        fields = self._base | dict(list_pairs(before))
+        return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
+
+    def iterate(self) -> Iterator[Values] | None:
+        """Yield all values in the order of the dimensions, the last varying fastest; None where a range has too many
+        to be listed."""
+        if any(dimension.list_values() is None for dimension in self.dimensions.values()):
+            return None
+        return self._iterate_from({}, list(self.dimensions))
+
+    def _iterate_from(self, before: Values, keys: list[str]) -> Iterator[Values]:
+        if not keys:
+            yield before
+            return
+        key, rest = keys[0], keys[1:]
+        if not self.is_active(key, before):
+            yield from self._iterate_from(before, rest)
+            return
+        for value in self.dimensions[key].list_values() or ():
+            yield from self._iterate_from({**before, key: value}, rest)
+
+    def draw(self, generator: random.Random) -> Values:
+        """Draw values at random: each of a list as likely, ratios where a range says so."""
+        values: Values = {}
+        for key, dimension in self.dimensions.items():
+            if self.is_active(key, values):
+                values[key] = _draw_value(dimension, generator)
+        return values
+
+    def list_all(self, most: int = MOST_LISTED) -> list[Values] | None:
+        """Return all values in the order of the dimensions; None where there are more than `most`."""
+        listed = self.iterate()
+        found = None if listed is None else list(itertools.islice(listed, most + 1))
+        return None if found is None or len(found) > most else found
+
+    def list_candidates(self, seed: int, most: int = MOST_LISTED) -> list[Values]:
+        """Return all values or, of a space with more than `most`, so many that are drawn."""
+        listed = self.list_all(most)
+        if listed is not None:
+            return listed
+        generator, drawn = random.Random(seed), dict[str, Values]()
+        for _ in range(_MOST_DRAWS * most):
+            values = self.draw(generator)
+            drawn.setdefault(format_key(values), values)
+            if len(drawn) == most:
+                break
+        return list(drawn.values())
+
+    def compute_share(self, values: Mapping[str, Any]) -> float:
+        """Return how likely values are to be drawn, relative to other values of a listed space."""
+        return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
+
+
+def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
+    """Return the overrides that values of a space stand for; a mapping stands for several."""
+    several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
+    return [pair for fields in several for pair in fields.items()]
+
+
+def format_key(values: Mapping[str, Any]) -> str:
+    """Return what is equal for equal values."""
+    return json.dumps(values, sort_keys=True)
+
+
+def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
+    if dimension.count is not None and not dimension.log:
+        return dimension.find_value(generator.randrange(dimension.count))
+    assert dimension.from_ is not None and dimension.to is not None
+    if not dimension.log:
+        return generator.uniform(dimension.from_, dimension.to)
+    if not dimension.whole:
+        return math.exp(generator.uniform(math.log(dimension.from_), math.log(dimension.to)))
+    low, high = math.log(dimension.from_ - 0.5), math.log(dimension.to + 0.5)  # each whole number has its own share
+    return min(max(round(math.exp(generator.uniform(low, high))), int(dimension.from_)), int(dimension.to))
+
+
+BuildPoint = Callable[[Mapping[str, Any]], SweepPoint]
+"""The point with these values; UserError for one that is left out or cannot run."""
+
+_Item = TypeVar("_Item")
+
+
+class SearchCandidate(NamedTuple):
+    """A point that may be tried."""
+
+    values: Values
+    point: SweepPoint
+    predicted: float | None  # its objective
+    may_fit: bool  # into the device's memory; False: it surely does not
+    needs_bytes: float | None  # at least, as predicted
+
+
+class CandidatePool:
+    """Candidates by their values; each is built when it is first looked at."""
+
+    def __init__(self, section: SearchSection, space: SearchSpace, build: BuildPoint, machine: Machine) -> None:
+        self.section, self.space, self.machine = section, space, machine
+        self._build = build
+        self._known: dict[str, SearchCandidate | str] = {}
+
+    def find(self, values: Mapping[str, Any]) -> SearchCandidate | None:
+        """Return the candidate with these values; None for what cannot run."""
+        found = self._look_up(values)
+        return found if isinstance(found, SearchCandidate) else None
+
+    def list_all(self) -> list[SearchCandidate]:
+        """Return every candidate, those of a large space drawn; each run once. UserError where none can run."""
+        everything = self.space.list_candidates(self.section.seed)
+        found: dict[str, SearchCandidate] = {}
+        for values in everything:
+            if candidate := self.find(values):
+                found.setdefault(candidate.point.config_id, candidate)
+        if not found:
+            why, count = Counter(self.explain_left_out()).most_common(1)[0]
+            rule = f"none of its {len(everything):,} points can run; of {count:,} the reason is: {why}"
+            raise UserError("search.space", rule, "change the space, or the rules that leave points out")
+        return list(found.values())
+
+    def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:
+        """Return the places of candidates from `list_all` in a seeded-random order. Those of a large space keep the
+        order in which they were drawn."""
+        places = range(len(candidates))
+        if self.space.list_all() is None:
+            return list(places)
+        shares = [self.space.compute_share(candidate.values) for candidate in candidates]
+        return _shuffle(places, self.section.seed, shares)
+
+    def explain_left_out(self) -> list[str]:
+        """Return why each of the values that were looked at cannot run."""
+        return [found for found in self._known.values() if isinstance(found, str)]
+
+    def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:
+        key = format_key(values)
+        if key not in self._known:
+            try:
+                self._known[key] = self._build_candidate(dict(values))
+            except UserError as refused:
+                self._known[key] = str(refused)
+        return self._known[key]
+
+    def _build_candidate(self, values: Values) -> SearchCandidate:
+        point = self._build(values)
+        forecast, spec = point.forecast, RunSpec.model_validate(point.spec)
+        room, step = (forecast.room, forecast.step) if forecast else (None, None)
+        predicted = predict_quantity(
+            self.section.objective, spec, step.s if step else None, room.tensor_bytes if room else None
+        )
+        far_out = is_far_out_of_memory(forecast, self.machine)
+        return SearchCandidate(values, point, predicted, not far_out, room.low_bytes if room else None)
+
+
+def _shuffle(items: Sequence[_Item], seed: int, shares: Sequence[float]) -> list[_Item]:
+    """Return items in a seeded-random order, in which each next item is drawn in proportion to its share (Efraimidis
+    and Spirakis, 2006)."""
+    generator = random.Random(seed)
+    if len(set(shares)) < 2:
+        return generator.sample(items, len(items))
+    keys = [generator.expovariate(share) for share in shares]
+    return [items[at] for at in sorted(range(len(items)), key=keys.__getitem__)]

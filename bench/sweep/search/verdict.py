@@ -1,0 +1,108 @@
+"""What a search found: the best, what cannot be told apart from it, and what it cost."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.core.study import SearchSection
+from bench.sweep.policy import TrialResult
+from bench.sweep.search.halving import HalvingProposer, find_end, select_furthest
+from bench.sweep.search.proposers import ListProposer, explain_unmet, find_cost, is_settled, is_spent
+from bench.sweep.search.space import CandidatePool
+
+
+class SearchVerdict(NamedTuple):
+    """Where a search stands."""
+
+    section: SearchSection
+    best: TrialResult | None  # None: nothing ended well and kept to the constraints
+    unmet: str  # the constraints that nothing that ended well kept to, in one line; empty where something did
+    equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
+    outcomes: Counter[str]
+    ended_early: int  # of those that ended well: their steps could not win
+    pending: int  # trials without an answer
+    environments: int  # in which trials with as many devices on a node have their answers, at most
+    node_hours: float
+    candidates: int | None  # points of the space that may fit; None where they are too many to list
+    never_feasible: int
+    cannot_run: int
+    is_settled: bool  # ended since its last trials gained too little
+    is_spent: bool  # ended by its budget
+    reached: dict[int, int]  # trainings that ended well after this many tokens; empty of a search without rungs
+    whole_tokens: int | None  # of a training that comes to its end; None of a search without rungs
+    is_exhausted: bool  # of one with rungs: no training is to begin or to go on
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be tried: the budget is spent, or the rest gains too little."""
+        return not self.pending and (self.is_spent or self._is_finished)
+
+    @property
+    def none_ended(self) -> bool:
+        """Whether no training of a search with rungs has come to its end: the best one led in mid-schedule only."""
+        return self.whole_tokens is not None and self.whole_tokens not in self.reached
+
+    @property
+    def _is_finished(self) -> bool:
+        if self.section.rungs:
+            return self.is_exhausted
+        return self.candidates == sum(self.outcomes.values()) or self.is_settled
+
+
+def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
+    """Return where a search stands."""
+    section = pool.section
+    furthest = select_furthest(section, results)
+    ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
+    ended.sort(key=lambda pair: pair[0])
+    best = ended[0][1] if ended else None
+    listed = pool.list_all() if pool.space.list_all() is not None else None
+    trained = [result.trial.point.spec for result in results if section.rungs]
+    reached = Counter(
+        find_end(result.trial.point.spec)
+        for result in results
+        if section.rungs and find_cost(section, result) is not None
+    )
+    return SearchVerdict(
+        section=section,
+        best=best,
+        unmet=explain_unmet(section, results),
+        equals=tuple(result for _, result in ended[1:] if best and _overlap(section, best, result)),
+        outcomes=Counter(result.outcome for result in results if result.outcome),
+        ended_early=sum(result.quantities is not None and result.quantities.ended_early for result in results),
+        environments=_count_environments(results),
+        pending=sum(result.outcome is None for result in results),
+        node_hours=sum(result.node_hours for result in results),
+        candidates=sum(candidate.may_fit for candidate in listed) if listed is not None else None,
+        never_feasible=sum(not candidate.may_fit for candidate in listed or ()),
+        cannot_run=len(pool.explain_left_out()),
+        is_settled=is_settled(section, results),
+        is_spent=is_spent(section, results),
+        reached=dict(sorted(reached.items())),
+        whole_tokens=max((int(spec["learning"]["tokens"]) for spec in trained), default=None),
+        is_exhausted=section.rungs is not None
+        and HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None,
+    )
+
+
+def _count_environments(results: Sequence[TrialResult]) -> int:
+    """Return in how many environments trials have their answers; the threads of a rank, which are part of one, follow
+    from the devices of a node."""
+    found: dict[int, set[str]] = {}
+    for result in results:
+        if result.environment_id:
+            found.setdefault(result.trial.point.devices_per_node, set()).add(result.environment_id)
+    return max(map(len, found.values()), default=0)
+
+
+def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
+    """Return the interval of a trial's objective: of this run alone; the value itself where it has none."""
+    assert result.quantities
+    value = result.quantities.get(section.objective)
+    assert value is not None
+    return result.quantities.interval(section.objective) or (value, value)
+
+
+def _overlap(section: SearchSection, one: TrialResult, other: TrialResult) -> bool:
+    (low, high), (other_low, other_high) = find_interval(section, one), find_interval(section, other)
+    return low <= other_high and other_low <= high
