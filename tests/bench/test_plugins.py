@@ -10,7 +10,7 @@ from bench.config import rule_fields
 from bench.core import plugins
 from bench.core.errors import UserError
 
-ROOT = Path(plugins.__file__).parents[1]
+ROOT = Path(plugins.__file__).parents[2]
 SOURCE = """
 from pydantic import BaseModel
 class Options(BaseModel): pass

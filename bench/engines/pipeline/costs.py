@@ -1,5 +1,5 @@
-"""Costs of a pipeline next to its passes, rank by rank: memory of the tensors that `bench.engines.distributed.flat` keeps,
-and bytes that it moves between copies.
+"""Costs of a pipeline next to its passes, rank by rank: memory of `bench.engines.distributed.flat`, and bytes moved
+between copies.
 
 Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing here is fitted to a measurement.
 """
