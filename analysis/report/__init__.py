@@ -13,7 +13,7 @@ from analysis.claims.sources import STUDY
 from analysis.formats import format_markdown_table, to_latex
 from analysis.report import tables
 from analysis.report.analogue import build_analogue, render_claim_tables
-from analysis.report.contents import select_failures, select_runs
+from analysis.report.contents import MOST_ROWS, select_failures, select_runs
 from analysis.report.evidence import read_evidence
 from analysis.report.findings import ReportFindings, compute_findings
 from analysis.report.page import render_page
@@ -28,8 +28,6 @@ Follow = Callable[[str, float | None], None]
 
 PAGE = "report.html"
 _CLAIMED_FAMILY = "t5"  # of the models that the study of the claims trained
-MOST_ROWS = 1000
-"""Of a table for readers; the CSV has all."""
 
 
 def write_report(
