@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
-        from bench.reference.config import GROUPS  # which only a mistake pays for
+        from bench.config.reference.config import GROUPS  # which only a mistake pays for
 
         remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
         raise UserError(self.prog.split()[-1], message, remedy)
@@ -47,8 +47,8 @@ VERBS = {
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to take, why, and how sure"),
-    "explain": Verb("analysis.cli.explain", "what a column, flag, outcome, verb or config key means"),
-    "completion": Verb("analysis.cli.completion", "a script by which bash or zsh completes what is typed"),
+    "explain": Verb("bench.cli.explain", "what a column, flag, outcome, verb or config key means"),
+    "completion": Verb("bench.cli.completion", "a script by which bash or zsh completes what is typed"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
     "figures": Verb("analysis.cli.figures", "the report's figures as files for print: PDF, PNG or SVG"),

@@ -12,10 +12,10 @@ import re
 import shlex
 from pathlib import Path
 
+from bench.config.reference import schema
 from bench.core import store, terminal
 from bench.core.errors import UserError
 from bench.core.files import find_conf_folder
-from bench.reference import schema
 
 _SITE, _STUDY = "my_site", "my_study"
 _STARTER = Path(schema.__file__).parent / "starter"

@@ -6,11 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench.core.machine import Machine
-from bench.core.record import RunRecord
-from bench.core.spec import DataSpec, EngineSpec, ModelSpec
-from bench.core.study import Study
-from bench.reference.config import (
+from bench.config.reference.config import (
     GROUPS,
     PLUGIN_GROUPS,
     ConfigKey,
@@ -19,6 +15,10 @@ from bench.reference.config import (
     list_keys,
     list_sections,
 )
+from bench.core.machine import Machine
+from bench.core.record import RunRecord
+from bench.core.spec import DataSpec, EngineSpec, ModelSpec
+from bench.core.study import Study
 from docs.generate.markdown import code, plain, table
 
 # ---------------------------------------- the page of the config

@@ -5,10 +5,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from bench.config.reference.config import GROUPS
+from bench.config.reference.schema import Schema, build_schemas
 from bench.core.files import find_conf_folder, read_yaml
 from bench.core.study import Study
-from bench.reference.config import GROUPS
-from bench.reference.schema import Schema, build_schemas
 
 FILES = sorted(path for group in GROUPS for path in (find_conf_folder() / group).glob("*.yaml"))
 

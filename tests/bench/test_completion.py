@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.cli.completion import build_script
 from bench.cli import VERBS
+from bench.cli.completion import build_script
 from bench.core.errors import UserError
 
 Complete = Callable[..., list[str]]

@@ -8,9 +8,9 @@ from analysis.columns import Column, list_all_columns
 from analysis.figures import list_figures
 from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
 from analysis.outcomes import OUTCOMES
+from bench.config.reference.config import GROUPS, KeySection, list_group_files, list_sections
 from bench.core.files import find_conf_folder
 from bench.core.record import FINAL
-from bench.reference.config import GROUPS, KeySection, list_group_files, list_sections
 
 
 class Explanation(NamedTuple):

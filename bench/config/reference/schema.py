@@ -10,12 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench.core import plugins
-from bench.core.files import find_conf_folder
-from bench.core.machine import Machine
-from bench.core.spec import MeasureSpec, RunSpec
-from bench.core.study import Study
-from bench.reference.config import (
+from bench.config.reference.config import (
     GROUPS,
     PLUGIN_GROUPS,
     PluginGroup,
@@ -24,6 +19,11 @@ from bench.reference.config import (
     read_key_comments,
     read_plugin_comments,
 )
+from bench.core import plugins
+from bench.core.files import find_conf_folder
+from bench.core.machine import Machine
+from bench.core.spec import MeasureSpec, RunSpec
+from bench.core.study import Study
 
 Schema = dict[str, Any]
 

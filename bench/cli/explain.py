@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
-    from analysis.explanations import Explanation
+    from bench.cli.explanations import Explanation
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,15 +42,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_known() -> "Iterator[Explanation]":
-    from analysis.explanations import list_explanations
+    from bench.cli.explanations import list_explanations
 
     return list_explanations()
 
 
 def _explain_verbs() -> "Iterator[Explanation]":
     """Yield what each verb does; `zeroscale VERB --help` tells its options."""
-    from analysis.explanations import Explanation
     from bench.cli import VERBS
+    from bench.cli.explanations import Explanation
 
     for name, verb in VERBS.items():
         yield Explanation(name, "verb", verb.summary, (("see", f"zeroscale {name} --help"),))

@@ -6,10 +6,10 @@ from typing import get_args
 import pytest
 
 from analysis.columns import list_all_columns
-from analysis.explanations import Explanation, list_explanations
 from analysis.flags import FLAGS, NOTES
 from analysis.outcomes import OUTCOMES
 from bench import cli
+from bench.cli.explanations import Explanation, list_explanations
 from bench.core.record import OutcomeKind
 
 

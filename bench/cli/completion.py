@@ -66,7 +66,7 @@ def build_script(shell: str) -> str:
 
 def _list_overrides() -> list[str]:
     """Return `KEY=` for every key of a run, and `GROUP=FILE` for every file of conf/."""
-    from bench.reference.config import GROUPS, list_group_files, list_sections
+    from bench.config.reference.config import GROUPS, list_group_files, list_sections
 
     keys = [key.path for section in list_sections() if section.group != "study" for key in section.keys]
     files = [f"{group}={file}" for group in GROUPS for file in list_group_files(group)]
@@ -74,7 +74,7 @@ def _list_overrides() -> list[str]:
 
 
 def _list_names() -> list[str]:
-    from analysis.explanations import list_explanations
     from bench.cli import VERBS
+    from bench.cli.explanations import list_explanations
 
     return sorted({one.name for one in list_explanations()} | set(VERBS))
