@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from bench.core.errors import UserError
 
@@ -195,6 +194,8 @@ _MOST_VALUES = 100_000
 def read_yaml(path: Path, called: str) -> dict[str, Any]:
     """Return the file's keys and values, interpolations left as they are; UserError, which begins with `called`, for
     what is no mapping of words to values."""
+    from omegaconf import OmegaConf  # imported here: who only reads results waits for none of it
+
     try:
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if _count_values(tree, {}) > _MOST_VALUES:

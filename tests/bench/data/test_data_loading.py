@@ -89,7 +89,8 @@ def test_workers_end_with_a_killed_rank(make_spec: MakeSpec, tmp_path: Path) -> 
     rank = tmp_path / "rank.py"
     rank.write_text(
         "import multiprocessing, pathlib, signal, sys\n"
-        "from bench import data, spec\n"
+        "from bench import data\n"
+        "from bench.core import spec\n"
         "if __name__ == '__main__':\n"
         "    text = pathlib.Path(sys.argv[1]).read_text()\n"
         "    batches = data.load('synthetic').micro_batches(spec.RunSpec.model_validate_json(text), 0)\n"
