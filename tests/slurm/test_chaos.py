@@ -1,5 +1,5 @@
-"""Random faults over sweeps: what a seed does, how outcomes are judged, and a short piece that runs; `make chaos` runs
-any others."""
+"""Random faults in sweeps: content of a seed, rules for outcomes, and a short round that really runs. `make chaos` runs
+more."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,7 @@ from slurm_testbed import Testbed
 pytestmark = pytest.mark.processes
 
 PIECE = plan_round(4)
-"""On one node: kills the command that submits, a coordinator and an srun, and cuts a link briefly."""
+"""A seed on one node: it kills the submitting command, a coordinator and an srun, and cuts a link briefly."""
 
 
 def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:

@@ -1,4 +1,4 @@
-"""What befalls the points of an allocation, on a real Slurm: each mishap is one record, and the sweep goes on."""
+"""Faults of the points of an allocation, on a real Slurm: each fault gives one record, and the sweep continues."""
 
 import json
 import os
