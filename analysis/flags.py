@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_window
-from analysis.stats import windows
+from analysis.stats import intervals
 from analysis.stats.intervals import FEW, WIDE
 from bench.core.quantities import BUSY_SHARE, PRESSURE_SHARE, is_busy
 from bench.core.record import RunRecord
@@ -59,25 +59,25 @@ def _is_unsteady(record: RunRecord) -> bool:
     steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
         return False
-    return steps.steady is False or windows.of(timed.step_s).changed
+    return steps.steady is False or intervals.describe_window(timed.step_s).changed
 
 
 def _is_wide(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None:
         return False
-    interval = windows.of(timed.step_s).mean
+    interval = intervals.describe_window(timed.step_s).mean
     return interval is None or interval.high - interval.low > WIDE * timed.seconds / len(timed.step_s)
 
 
 def _has_few_steps(record: RunRecord) -> bool:
     timed = get_window(record)
-    return timed is not None and windows.of(timed.step_s).few
+    return timed is not None and intervals.describe_window(timed.step_s).few
 
 
 def _has_stall(record: RunRecord) -> bool:
     timed = get_window(record)
-    return timed is not None and windows.of(timed.step_s).stall_s > _STALL_SHARE * timed.seconds
+    return timed is not None and intervals.describe_window(timed.step_s).stall_s > _STALL_SHARE * timed.seconds
 
 
 def _has_skipped_steps(record: RunRecord) -> bool:
@@ -146,7 +146,7 @@ FLAGS = {
     ),
     "unsteady": Flag(
         "was timed before its steps were steady: the mean of the window's last third is another than that of its "
-        f"first third, by more than {100 * windows.CHANGE:g} % and by more than their intervals allow",
+        f"first third, by more than {100 * intervals.CHANGE:g} % and by more than their intervals allow",
         _is_unsteady,
     ),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _has_skipped_steps),
@@ -177,7 +177,7 @@ NOTES = {
         f"has steps worth fewer than {FEW} independent ones: its mean's 95 % interval covers less", _has_few_steps
     ),
     "stall": Flag(
-        f"has a stall: its longest {100 * windows.STALL_SHARE:g} % of steps exceed as many medians by more than "
+        f"has a stall: its longest {100 * intervals.STALL_SHARE:g} % of steps exceed as many medians by more than "
         f"{100 * _STALL_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
         _has_stall,
     ),

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from analysis.stats import windows
-from analysis.stats.intervals import Interval, rate_of
+from analysis.stats import intervals
+from analysis.stats.intervals import Interval, rate_interval
 from bench.core.errors import NoPrediction, UserError
 from bench.core.quantities import find_slow_links, find_slow_ranks
 from bench.core.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
@@ -90,21 +90,25 @@ def compute_step_quantile(record: RunRecord, share: float) -> float | None:
     timed = get_window(record)
     if timed is None:
         return None
-    if share in windows.SHARES:
-        return windows.of(timed.step_s).quantiles[windows.SHARES.index(share)]
+    if share in intervals.SHARES:
+        return intervals.describe_window(timed.step_s).quantiles[intervals.SHARES.index(share)]
     return float(np.quantile(timed.step_s, share))
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:
     """Return the interval of the median step time, from the run's own steps."""
     timed = get_window(record)
-    return windows.of(timed.step_s).median if timed else None
+    return intervals.describe_window(timed.step_s).median if timed else None
 
 
 def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
     """Return the interval of a rate over the window, from the run's own steps; None where the rate is."""
     timed = get_window(record)
-    return rate_of(windows.of(timed.step_s).mean, timed.step_s, rate) if timed and rate is not None else None
+    return (
+        rate_interval(intervals.describe_window(timed.step_s).mean, timed.step_s, rate)
+        if timed and rate is not None
+        else None
+    )
 
 
 def get_tokens(record: RunRecord) -> Tokens | None:

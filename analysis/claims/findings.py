@@ -115,8 +115,7 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
     detected: list[Effect] = [*stats.verdicts(tested)]
     if claim.quantity != "sample_s":
         detected = [_OF_AMOUNTS.get(effect, effect) for effect in detected]
-    equal = iter(stats.are_equal(tested))
-    small = [one.decides and next(equal) for one in tested]
+    small = stats.are_equal(tested)
     return [SMALL.get(effect, effect) if below else effect for effect, below in zip(detected, small, strict=True)]
 
 

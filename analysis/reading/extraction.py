@@ -21,7 +21,7 @@ import pyarrow as pa
 from analysis.columns import Column, list_all_columns
 from analysis.observed import get_window
 from analysis.reading.rows import FILE, RecordFile, build_row, build_schema
-from analysis.stats import windows
+from analysis.stats import intervals
 from bench.core.record import RunRecord
 from bench.core.store import Unreadable, read_record
 
@@ -99,7 +99,7 @@ def _extract_here(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
     for begin in range(0, len(files), _BATCH):
         some, skipped = files[begin : begin + _BATCH], dict[str, str]()
         records = [(file, found) for file in some if (found := _read_record(root, file, skipped))]
-        windows.prepare(timed.step_s for _, record in records if (timed := get_window(record)))
+        intervals.prepare_windows(timed.step_s for _, record in records if (timed := get_window(record)))
         rows = [result for one in records if (result := _try_build_row(*one, known, skipped))]
         yield _Batch(len(some), _build_fitting_rows(rows, skipped), skipped)
 

@@ -70,10 +70,10 @@ class RankedFamily:
         return self._paces[self._family.lead] if self._family else None
 
     @property
-    def luck(self) -> float:
+    def selection_bias(self) -> float:
         """By which part the time of the fastest is probably shorter than it truly is, for it was chosen as the
         fastest."""
-        return float(np.expm1(self._family.luck)) if self._family else 0.0
+        return float(np.expm1(self._family.selection_bias)) if self._family else 0.0
 
     def compare(self, one: Pace, other: Pace) -> Comparison:
         """Compare two configurations; those that are not of the family by themselves."""
@@ -81,12 +81,12 @@ class RankedFamily:
         if self._family is None or places[0] is None or places[1] is None:
             return compare_paces(one, other)
         ours, theirs = (self._means[place] for place in places if place is not None)
-        value, reach = self._family.gap(places[0], places[1])
-        low, high = (float(np.exp(end)) for end in (value - reach, value + reach))
+        value, margin = self._family.gap(places[0], places[1])
+        low, high = (float(np.exp(end)) for end in (value - margin, value + margin))
         runs = len(ours), len(theirs)
         interval = Interval(low, high, "between repeats", self._level, sum(runs))
-        chance = compare_paces(one, other).p
-        return Comparison(float(np.exp(value)), interval, chance, superiority(ours, theirs), "run", runs)
+        p_value = compare_paces(one, other).p_value
+        return Comparison(float(np.exp(value)), interval, p_value, superiority(ours, theirs), "run", runs)
 
     def verdict(self, comparison: Comparison) -> Verdict:
         """Return what a comparison of the family tells."""
@@ -203,7 +203,7 @@ class Best(NamedTuple):
     pareto_points: tuple[ParetoPoint, ...]  # all whose memory is known, the leanest first
     failed: tuple[Row, ...]
     busy: tuple[Row, ...] = ()  # all of whose runs are flagged busy, so that they are ranked nowhere
-    luck: float = 0.0  # by which part the fastest's time is probably too short, for it was chosen as the fastest
+    selection_bias: float = 0.0  # relative, of the fastest's time
 
     @property
     def ties(self) -> tuple[Row, ...]:
@@ -243,7 +243,7 @@ def _best(question: Question, rows: Sequence[Row], pace: Paces) -> Best:
     if ranking is None:
         return Best(question, None, (), (), failed, busy)
     points = _list_pareto_points(ranking, pace)
-    return Best(question, ranking.fastest, ranking.rivals, points, failed, busy, ranking.family.luck)
+    return Best(question, ranking.fastest, ranking.rivals, points, failed, busy, ranking.family.selection_bias)
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
