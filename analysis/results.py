@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from analysis.columns import list_all_columns
 from analysis.flags import DISTURBED
+from analysis.questions import describe_variants
 from analysis.reading import FoundRows, Reading, find_rows
 from analysis.reading.extraction import Follow
 from analysis.reading.rows import FILE, TRACES, RecordFile, RecordRows, build_row, build_schema, split_table
 from analysis.searches import MeasuredSearch, find_searches
 from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
 from analysis.table import judge_table, list_rows
-from analysis.variants import describe_variants
 from bench.core.errors import make_printable
 from bench.core.formatting import format_count
 from bench.core.record import Outcome, RunRecord

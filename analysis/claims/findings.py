@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
-from analysis import engines
+from analysis import questions
 from analysis.claims import Claim, ClaimComparison, ClaimFinding, ClaimSide, Effect, Start, Starts
 from analysis.claims.sources import CLAIMS, SMALL
-from analysis.early_failures import drop_retried, may_be_same
+from analysis.questions import drop_retried, may_be_same
 from analysis.results import Results, Runs
 from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
@@ -181,7 +181,7 @@ def _comparison(
             differ = (differ[0], f"{differ[1]}, micro {other.spec.batch.micro}")
     ours, theirs = one.spec, other.spec
     as_preset = ours.engine == theirs.engine or not (
-        engines.list_own_options(ours, theirs) or engines.list_own_options(theirs, ours)
+        questions.list_own_options(ours, theirs) or questions.list_own_options(theirs, ours)
     )
     tested, effect = _tested(claim, one.row, other.row, results), _name_failure(claim, one.row, other.row)
     starts = functools.partial(_find_starts, (one.row, other.row), results, find_start)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis import engines
+from analysis import questions
 from analysis.claims import Claim, Effect, Verdict
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.formatting import format_count
@@ -63,12 +63,12 @@ def _more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 def _higher_stage(one: RunSpec, other: RunSpec) -> bool:
     stages = (one.engine.name, other.engine.name) in itertools.combinations(_STAGES, 2)
-    return stages and engines.may_be_compared(one, other)
+    return stages and questions.may_be_compared(one, other)
 
 
 def _two_and_three(one: RunSpec, other: RunSpec) -> bool:
     stages = (one.engine.name, other.engine.name) == ("zero2", "zero3")
-    return stages and engines.may_be_compared(one, other)
+    return stages and questions.may_be_compared(one, other)
 
 
 def _layered(one: RunSpec, other: RunSpec) -> bool:
@@ -153,7 +153,7 @@ def _nodes(spec: RunSpec, other: RunSpec) -> str:
 
 
 def _engine(spec: RunSpec, other: RunSpec) -> str:
-    return engines.describe_engine(spec, other)
+    return questions.describe_engine(spec, other)
 
 
 def _layout(spec: RunSpec, other: RunSpec) -> str:
@@ -172,11 +172,11 @@ CLAIMS = {
         ),
         Claim(
             "C2", "progressing through ZeRO stages did not consistently increase steps per second",
-            STUDY, engines.dump_without_engine, _higher_stage, _engine, _not_consistently_faster,
+            STUDY, questions.dump_without_engine, _higher_stage, _engine, _not_consistently_faster,
         ),
         Claim(
             "C3", "ZeRO-2 had lower seconds per step than ZeRO-3 for mT5-XXL (13B) at every node count tried",
-            STUDY, engines.dump_without_engine, _two_and_three, _engine, _always("slower", "faster"),
+            STUDY, questions.dump_without_engine, _two_and_three, _engine, _always("slower", "faster"),
         ),
     ),
     FRONTIER: (

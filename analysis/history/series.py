@@ -11,12 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from analysis.flags import NO_MEASUREMENT
-from analysis.questions import describe_choice, format_ranks
+from analysis.questions import describe_choice, describe_variants, format_ranks
 from analysis.results import Results
 from analysis.stats.change_points import LEAST_PLACES, LevelChange, find_changes
 from analysis.summary import Row
 from analysis.table import list_rows
-from analysis.variants import describe_variants
 from bench.core.record import RunRecord
 
 By = Literal["commit", "version", "date"]

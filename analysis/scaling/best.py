@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.questions import Question, describe_choice, group_by_question
+from analysis.questions import Question, describe_choice, group_by_question, tell_apart
 from analysis.results import Results
 from analysis.scaling.time_per_sample import (
     BASIS,
@@ -35,7 +35,6 @@ from analysis.stats.compare import EQUAL, TIES, TOO_FEW, Comparison, Verdict, en
 from analysis.stats.family import Family
 from analysis.stats.intervals import Interval
 from analysis.summary import Row, is_disturbed
-from analysis.variants import tell_apart
 from bench.core.statistics import LEVEL
 
 

@@ -7,9 +7,8 @@ the same kind stay in it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from analysis import engines
-from analysis.early_failures import assign_environments, drop_retried, may_be_same
-from analysis.questions import describe_series
+from analysis import questions
+from analysis.questions import assign_environments, describe_series, drop_retried, may_be_same
 from analysis.results import Results
 from analysis.scaling.time_per_sample import read_once
 from analysis.summary import Row
@@ -102,7 +101,7 @@ def differ_in_engine(one: Track, other: Track) -> bool:
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])
         and may_be_same(one.environment_id, other.environment_id)
-        and engines.differ_in_engine(_drop_nodes_and_batch(one.spec), _drop_nodes_and_batch(other.spec))
+        and questions.differ_in_engine(_drop_nodes_and_batch(one.spec), _drop_nodes_and_batch(other.spec))
     )
 
 

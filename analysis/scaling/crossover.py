@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis import engines
+from analysis import questions
 from analysis.results import Results
 from analysis.scaling.best import compare_fastest, ranked
 from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, list_tracks
@@ -139,7 +139,7 @@ def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
         node_comparison._replace(verdict=next(decided)) if node_comparison.comparison else node_comparison
         for node_comparison in met
     )
-    names = (engines.describe_engine(one.spec, other.spec), engines.describe_engine(other.spec, one.spec))
+    names = (questions.describe_engine(one.spec, other.spec), questions.describe_engine(other.spec, one.spec))
     return Crossover(one.law, one.batch, (one.name, other.name), names, judged)
 
 
