@@ -9,7 +9,7 @@ from records import failed, results, run, spec
 
 from analysis.claims.findings import find_findings
 from analysis.questions import assign_environments, drop_retried, group_by_question, may_be_same
-from analysis.scaling.comparable import list_families
+from analysis.scaling.curves import list_families
 from analysis.summary import Row
 
 

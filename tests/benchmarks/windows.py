@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from analysis.scaling.time_per_sample import Pace, compare_paces
+from analysis.scaling import Pace, compare_paces
 from analysis.stats import intervals
 from analysis.stats.compare import verdicts
 from analysis.stats.intervals import WIDE

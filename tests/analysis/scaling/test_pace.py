@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.scaling.time_per_sample import Pace, compare_paces, scaled
+from analysis.scaling import Pace, compare_paces, scaled
 
 
 def pace(*runs: float, names: str = "") -> Pace:
