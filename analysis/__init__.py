@@ -40,6 +40,6 @@ def describe_columns(frame: "DataFrame | None" = None) -> "DataFrame":
 
     This needs no `attrs`: it serves where an operation has lost them.
     """
-    from analysis.attributes import tabulate_columns  # here, so that `import analysis` stays light
+    from analysis.columns import tabulate_columns  # here, so that `import analysis` stays light
 
     return tabulate_columns(frame)

@@ -120,7 +120,7 @@ def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
 
 
 def _annotate(frame: "DataFrame") -> "DataFrame":
-    from analysis.attributes import annotate
+    from analysis.columns import annotate
 
     return annotate(frame)
 

@@ -42,10 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(entries: "Sequence[Entry]") -> None:
     """Print the rule and the entries, a line for each thing that is said of one."""
-    from analysis.claims import rule
-    from analysis.claims.verdicts import HEAD, cells
+    from analysis.claims.verdicts import HEAD, TEXT, cells
 
-    print(_wrapped(rule.TEXT))
+    print(_wrapped(TEXT))
     for entry in entries:
         claim, text, *rest = cells(entry)
         print(f"\n{_wrapped(text, f'{claim}  ')}")

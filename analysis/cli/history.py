@@ -32,8 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, whatever changed; what is no record is named on standard error."""
+    from analysis.history import build_history
     from analysis.history.output import PAGE, render_page, render_tables, to_text
-    from analysis.history.series import build_history
 
     history = build_history(records.read(args.paths), args.by, _sort_by_ancestry)
     if not history.series:

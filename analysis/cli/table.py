@@ -31,10 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; what is no record is named on standard error."""
-    from analysis import formats, prices
+    from analysis import formats
+    from analysis.metrics import cost
 
     found = records.read(args.paths)
-    priced = found.table if args.price is None else prices.add_prices(found.table, args.price)
+    priced = found.table if args.price is None else cost.add_prices(found.table, args.price)
     frame = _chosen(priced, args.columns)
     if args.format == "text":
         _print(frame if args.columns else _readable(frame))

@@ -9,7 +9,7 @@ from analysis.compare.pairing import ComparedConfiguration, ConfigurationPair
 from analysis.formats import format_significant
 from analysis.observed import compute_step_flops, find_worst_rank_value
 from analysis.results import Results
-from analysis.scaling.time_per_sample import Pace, compare_paces
+from analysis.scaling import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.stats.compare import MOST, count_missing_repeats, find_smallest_slowdown
 from analysis.summary import is_disturbed

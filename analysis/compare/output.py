@@ -178,7 +178,7 @@ def _build_row(name: str, line: PairResult) -> dict[str, Any]:
         "ratio_high": interval and interval.high,
         "interval_kind": interval and interval.kind,
         "interval_level": interval and interval.level,
-        "p": found and found.p,
+        "p": found and found.p_value,
         "cliffs_delta": found and found.cliffs_delta,
         "unit": found and found.unit,
         "a_runs": line.runs and line.runs[0],

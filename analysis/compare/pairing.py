@@ -13,7 +13,7 @@ from analysis.compare.fields import (
     list_differences,
     list_fields,
 )
-from analysis.early_failures import drop_retried
+from analysis.questions import drop_retried
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows

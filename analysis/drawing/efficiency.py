@@ -6,8 +6,7 @@ from analysis.drawing import Picture
 from analysis.drawing.curves import PlottedQuantity, build_picture
 from analysis.drawing.groups import QuestionGroup, build_question
 from analysis.results import Results
-from analysis.scaling.comparable import Law
-from analysis.scaling.curves import CurvePoint, ScalingCurve, build_curves
+from analysis.scaling.curves import CurvePoint, Law, ScalingCurve, build_curves
 from analysis.summary import Row
 
 _EFFICIENCY = PlottedQuantity("efficiency", "efficiency", across="nodes", across_label="nodes", ideal=1.0)

@@ -12,8 +12,8 @@ from analysis.drawing import INK, Panel, Picture, Space, get_room_in, groups, ma
 from analysis.formats import format_significant
 from analysis.questions import Question, describe_differences, describe_series
 from analysis.results import Results
+from analysis.scaling import IntervalEstimate, Paces, compare_paces, paces, scaled
 from analysis.scaling.best import Best, best
-from analysis.scaling.time_per_sample import IntervalEstimate, Paces, compare_paces, paces, scaled
 from analysis.summary import Row
 
 TITLE = "Best configurations and their efficiency"

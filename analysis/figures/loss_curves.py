@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.drawing import Key, Look, Panel, Picture, groups, mark
+from analysis.questions import describe_variants
 from analysis.results import Results
-from analysis.variants import describe_variants
 from bench.core.record import Evaluation, RunRecord
 from bench.core.spec import RunSpec, config_id
 

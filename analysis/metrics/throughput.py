@@ -1,64 +1,39 @@
-"""Samples and tokens per second, over all ranks."""
+"""Samples, tokens and FLOPs per second over the whole window, and FLOPs utilisation."""
 
 from analysis.metrics import Metric
-from analysis.observed import compute_rate_interval, compute_steps_per_s, compute_token_rate, remember_latest
+from analysis.observed import (
+    compute_rate_interval,
+    compute_steps_per_s,
+    compute_tflops_per_device,
+    compute_token_rate,
+    compute_utilisation,
+    remember_latest,
+)
 from analysis.stats.intervals import Interval
 from bench.core.record import RunRecord
 
 
 def compute_sample_s(record: RunRecord) -> float | None:
-    """Time per sample over the whole window, what configurations are ranked by: a mean, so that slow steps count."""
+    """Return the time per sample, which ranks configurations. It is a mean over the window, so slow steps count."""
     rate = compute_steps_per_s(record)
     return None if rate is None else 1 / rate / record.spec.global_batch
 
 
 def compute_samples_per_s(record: RunRecord) -> float | None:
-    """Throughput in samples over all ranks: samples of the window divided by its time."""
+    """Return the samples of the window divided by its time, over all ranks."""
     rate = compute_steps_per_s(record)
     return None if rate is None else rate * record.spec.global_batch
 
 
 @remember_latest
 def compute_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens over all ranks, of all kinds, padding included."""
+    """Return tokens per second over all ranks: tokens of all kinds, padding included."""
     return compute_token_rate(record, lambda counted: counted.all)
 
 
-@remember_latest
+@remember_latest  # both ends of it are columns
 def _compute_tokens_interval(record: RunRecord) -> Interval | None:
     return compute_rate_interval(record, compute_tokens_per_s(record))
-
-
-def compute_tokens_per_s_low(record: RunRecord) -> float | None:
-    """Lower end of the 95 % interval of the throughput, from this run's own steps."""
-    interval = _compute_tokens_interval(record)
-    return interval.low if interval else None
-
-
-def compute_tokens_per_s_high(record: RunRecord) -> float | None:
-    """Upper end of the 95 % interval of the throughput, from this run's own steps."""
-    interval = _compute_tokens_interval(record)
-    return interval.high if interval else None
-
-
-def compute_encoder_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens of the encoder over all ranks, padding included; missing where a sample has none."""
-    return compute_token_rate(record, lambda counted: counted.of("encoder"))
-
-
-def compute_decoder_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens of the decoder over all ranks, padding included; missing where a sample has none."""
-    return compute_token_rate(record, lambda counted: counted.of("decoder"))
-
-
-def compute_effective_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens over all ranks, of all kinds, without padding."""
-    return compute_token_rate(record, lambda counted: counted.all - counted.padding)
-
-
-def compute_padding_tokens_per_s(record: RunRecord) -> float | None:
-    """Padding that is computed like any other token, over all ranks, of all kinds."""
-    return compute_token_rate(record, lambda counted: counted.padding)
 
 
 METRICS = (
@@ -70,35 +45,58 @@ METRICS = (
         "lower end of tokens_per_s's 95 % interval within the run",
         "tokens/s",
         "more",
-        compute_tokens_per_s_low,
+        lambda record: getattr(_compute_tokens_interval(record), "low", None),
     ),
     Metric(
         "tokens_per_s_high",
         "upper end of tokens_per_s's 95 % interval within the run",
         "tokens/s",
         "more",
-        compute_tokens_per_s_high,
+        lambda record: getattr(_compute_tokens_interval(record), "high", None),
     ),
     Metric(
-        "encoder_tokens_per_s",
+        "encoder_tokens_per_s",  # missing where a sample has no such tokens
         "encoder tokens per second, padding included",
         "tokens/s",
         "more",
-        compute_encoder_tokens_per_s,
+        lambda record: compute_token_rate(record, lambda counted: counted.of("encoder")),
     ),
     Metric(
         "decoder_tokens_per_s",
         "decoder tokens per second, padding included",
         "tokens/s",
         "more",
-        compute_decoder_tokens_per_s,
+        lambda record: compute_token_rate(record, lambda counted: counted.of("decoder")),
     ),
     Metric(
         "effective_tokens_per_s",
         "tokens per second, without padding",
         "tokens/s",
         "more",
-        compute_effective_tokens_per_s,
+        lambda record: compute_token_rate(record, lambda counted: counted.all - counted.padding),
     ),
-    Metric("padding_tokens_per_s", "padding tokens per second", "tokens/s", "less", compute_padding_tokens_per_s),
+    Metric(
+        "padding_tokens_per_s",  # padding is computed like any other token
+        "padding tokens per second",
+        "tokens/s",
+        "less",
+        lambda record: compute_token_rate(record, lambda counted: counted.padding),
+    ),
+    # "hardware" counts recomputed activations, "model" does not
+    Metric("mfu", "model FLOPs utilisation", "of peak", "more", lambda r: compute_utilisation(r, "model")),
+    Metric("hfu", "hardware FLOPs utilisation", "of peak", "neither", lambda r: compute_utilisation(r, "hardware")),
+    Metric(
+        "model_tflops_per_device",
+        "model FLOP/s per device",
+        "10^12 FLOP/s",
+        "more",
+        lambda record: compute_tflops_per_device(record, "model"),
+    ),
+    Metric(
+        "hardware_tflops_per_device",
+        "hardware FLOP/s per device",
+        "10^12 FLOP/s",
+        "neither",
+        lambda record: compute_tflops_per_device(record, "hardware"),
+    ),
 )

@@ -13,8 +13,8 @@ from analysis.report.provenance import Provenance
 from analysis.report.texts import format_outcomes
 from analysis.results import Results
 from analysis.scaling.best import Best
+from analysis.stats.change_points import LEAST_CONTROLS, Drift, measure_drift
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
-from analysis.stats.drift import LEAST_CONTROLS, Drift, drift
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.verify import is_reference
@@ -43,7 +43,7 @@ def _iterate_drifts(results: Results) -> Iterable[ControlPointDrift]:
             if not pd.isna(allocation):
                 together.setdefault(str(allocation), []).append(place)
         for allocation, places in together.items():
-            if found := drift([steps for place in places if (steps := results.window(place))]):
+            if found := measure_drift([steps for place in places if (steps := results.window(place))]):
                 yield ControlPointDrift(allocation, describe_choice(row), found)
 
 

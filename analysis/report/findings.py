@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.prices import add_prices
-from analysis.questions import QUESTION, add_lengths, describe_choice
+from analysis.metrics.cost import add_prices
+from analysis.questions import QUESTION, add_lengths, describe_choice, tell_apart
 from analysis.report.caveats import ControlPointDrift, find_drifts
 from analysis.report.provenance import Provenance, build_provenance
 from analysis.results import Results
@@ -15,7 +15,6 @@ from analysis.scaling.crossover import Crossover, find_crossovers
 from analysis.scaling.curves import ScalingCurve, build_curves
 from analysis.summary import Row
 from analysis.table import list_rows
-from analysis.variants import tell_apart
 from bench.core.record import Circumstance
 from bench.core.store import Unreadable
 

@@ -12,7 +12,7 @@ from analysis.drawing.svg import Describe, render_key, render_panel
 from analysis.figures import list_figures
 from analysis.flags import FLAGS, NOTES, Flag
 from analysis.formats import load_template
-from analysis.questions import describe_choice, format_ranks
+from analysis.questions import describe_choice, describe_protocol, format_ranks
 from analysis.report import tables
 from analysis.report.analogue import HEAD, Analogue
 from analysis.report.caveats import list_caveats
@@ -32,7 +32,6 @@ from analysis.report.evidence import Evidence, list_reasons
 from analysis.report.findings import ReportFindings
 from analysis.report.texts import describe_answers, describe_setup, describe_winners, format_hover
 from analysis.summary import Row
-from analysis.variants import describe_protocol
 
 FIRST = "answers"
 """The figure that stands above everything else."""

@@ -14,10 +14,10 @@ from analysis.formats import (
 )
 from analysis.questions import describe_series
 from analysis.report.texts import AnswerText, format_interval_kind
+from analysis.scaling import IntervalEstimate
 from analysis.scaling.best import Best
 from analysis.scaling.crossover import Crossover
 from analysis.scaling.curves import CurvePoint, ScalingCurve
-from analysis.scaling.time_per_sample import IntervalEstimate
 from analysis.summary import Row
 
 _RUN = (

@@ -172,9 +172,9 @@ def _format_sample(row: Row) -> str:
 
 def _luck(best: Best) -> str:
     """Say by how much the fastest of several was probably lucky, where that is worth a word."""
-    if best.luck < _LUCK_WORTH_SAYING or len(best.ties) == 0:
+    if best.selection_bias < _LUCK_WORTH_SAYING or len(best.ties) == 0:
         return ""
-    share = format_significant(100 * best.luck, 1)
+    share = format_significant(100 * best.selection_bias, 1)
     return f"Chosen as the fastest of {len(best.rivals) + 1}, its number is probably {share}\u00a0% too good"
 
 

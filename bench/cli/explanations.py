@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from analysis.columns import Column, list_all_columns
 from analysis.figures import list_figures
-from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
-from analysis.outcomes import OUTCOMES
+from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES
 from bench.config.reference.config import GROUPS, KeySection, list_group_files, list_sections
 from bench.core.files import find_conf_folder
 from bench.core.record import FINAL

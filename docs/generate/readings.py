@@ -8,9 +8,8 @@ from typing import get_args
 
 from analysis.columns import list_all_columns
 from analysis.figures import list_figures
-from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
+from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES
 from analysis.metrics import load_metrics
-from analysis.outcomes import OUTCOMES
 from bench.core.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
 

@@ -353,7 +353,9 @@ def test_readers_are_told_the_rule(runs: Path, capsys: pytest.CaptureFixture[str
     for form in ("text", "md"):
         main(["claims", str(runs), "--format", form])
         told = capsys.readouterr().out
-        assert told.startswith("A set tests a claim of arXiv 2310.05350 only as that study did: an mT5 model")
+        assert told.startswith(
+            "A set of runs tests a claim of arXiv 2310.05350 only under that study's conditions: an mT5"
+        )
         assert told.count("not testable here") == 11
 
 

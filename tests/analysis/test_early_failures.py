@@ -8,9 +8,8 @@ from comparing import against
 from records import failed, results, run, spec
 
 from analysis.claims.findings import find_findings
-from analysis.early_failures import assign_environments, drop_retried, may_be_same
-from analysis.questions import group_by_question
-from analysis.scaling.comparable import list_families
+from analysis.questions import assign_environments, drop_retried, group_by_question, may_be_same
+from analysis.scaling.curves import list_families
 from analysis.summary import Row
 
 

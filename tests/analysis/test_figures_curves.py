@@ -9,7 +9,7 @@ from records import MIB, failed, memory, results, run, scattered, spec, steps
 from analysis.drawing import COLOURS, MOST, WHOLE, curves
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
-from analysis.stats.intervals import rate_interval
+from analysis.stats.intervals import describe_window, rate_interval
 from bench.core.spec import RunSpec
 
 WINDOW = scattered(0.09, 0.1, 0.11)
@@ -60,7 +60,7 @@ def test_throughput_draws_intervals_and_hollow_points_without() -> None:
     assert (len(intervals(one)), len(intervals(two))) == (0, 4)
     (hollow,) = [line for line in one.lines if line.get_marker() == "o"]
     assert hollow.get_markerfacecolor() == "none"
-    interval = rate_interval(WINDOW, 400)
+    interval = rate_interval(describe_window(WINDOW).mean, WINDOW, 400)
     assert interval is not None
     assert intervals(two)[0] == pytest.approx(interval[:2])
 

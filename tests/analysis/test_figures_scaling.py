@@ -6,7 +6,7 @@ from records import failed, results, run, scattered, spec, steps
 
 from analysis.figures import best_configurations, strong_scaling, weak_scaling
 from analysis.results import Results
-from analysis.stats.intervals import rate_interval
+from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
@@ -45,7 +45,8 @@ def test_strong_efficiency_of_half_the_time_on_twice_the_nodes_is_one() -> None:
 def test_the_base_shows_its_own_interval_and_the_others_theirs() -> None:
     (axes,) = draw(weak_scaling, results(*weak(on1=0.1, on2=0.125))).axes
     base, other = intervals(axes)
-    rate = rate_interval(scattered(0.099, 0.1, 0.101), 1.0)
+    window = tuple(scattered(0.099, 0.1, 0.101))
+    rate = rate_interval(describe_window(window).mean, window, 1.0)
     assert rate is not None
     assert base == pytest.approx(rate[:2])
     assert other[0] < 0.8 < other[1]

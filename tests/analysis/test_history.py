@@ -9,8 +9,8 @@ import pytest
 from records import failed, run, save, scattered, spec, steps
 
 from analysis import results
+from analysis.history import History, Origin, build_axis, build_history
 from analysis.history.output import render_page
-from analysis.history.series import History, Origin, build_axis, build_history
 from bench.cli import main
 from bench.core.record import RunRecord
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from records import MIB, failed, machine, memory, results, run, run_table, save, spec, steps
 
-from analysis.prices import add_prices
+from analysis.metrics.cost import add_prices
 from analysis.table import list_rows
 from bench.cli import main
 from bench.core.errors import UserError

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from records import LOSSES, MIB, failed, results, run, save, spec, steps
 
-from analysis.questions import describe_series
+from analysis.questions import describe_protocol, describe_series, describe_variants, tell_apart
 from analysis.results import read
 from analysis.table import list_rows
-from analysis.variants import describe_protocol, describe_variants, tell_apart
 from bench.core.spec import RunSpec, config_id
 
 

@@ -5,7 +5,7 @@ import pytest
 from records import MIB, failed, memory, run, run_table, scattered, spec, steps
 
 from analysis.questions import group_by_question, name_question
-from analysis.stats.intervals import rate_interval
+from analysis.stats.intervals import describe_window, rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import list_rows
 from bench.core.record import NodeLoad
@@ -28,7 +28,7 @@ def test_one_run_has_the_interval_within_it_and_says_so() -> None:
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.2, 0.1, 0.4)
     rate = 30 * 40 / sum(window)
     assert row["tokens_per_s"] == pytest.approx(rate)
-    of_rate = rate_interval(window, rate)
+    of_rate = rate_interval(describe_window(tuple(window)).mean, window, rate)
     assert of_rate is not None
     assert (row["tokens_per_s_low"], row["tokens_per_s_high"]) == pytest.approx(of_rate[:2])
 

@@ -6,8 +6,7 @@ from typing import get_args
 import pytest
 
 from analysis.columns import list_all_columns
-from analysis.flags import FLAGS, NOTES
-from analysis.outcomes import OUTCOMES
+from analysis.flags import FLAGS, NOTES, OUTCOMES
 from bench import cli
 from bench.cli.explanations import Explanation, list_explanations
 from bench.core.record import OutcomeKind

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from analysis.variants import describe_protocol, describe_variants
+from analysis.questions import describe_protocol, describe_variants
 from bench.core.point_fields import FIELDS, flatten, is_shown, select
 from bench.core.spec import LearningSpec, RunSpec, config_id
 from bench.predict.advice.measured import format_decisive

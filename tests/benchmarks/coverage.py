@@ -197,7 +197,7 @@ def tests(count: int) -> None:
     for name, draw in RUNS.items():
         for n in (3, 4, 5, 6, 10):
             one, other = draw(rng, (count, n)), draw(rng, (count, n))
-            alike, apart = chances(one, other), chances(one + 10, other)
+            alike, apart = compute_p_values(one, other), compute_p_values(one + 10, other)
             limits = ((alike, 0.05, 16), (alike, 0.005, 16), (apart, 0.005, 24))
             told = [f"{100 * np.mean(p[0] <= a):5.1f}{100 * np.mean(p[1] <= a):8.1f}".rjust(w) for p, a, w in limits]
             print(f"{name:<16}{n:>6}  {'  '.join(told)}", flush=True)
@@ -210,11 +210,11 @@ def pairs(count: int) -> None:
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):
             one, other = (np.exp(PROCESSES[name].draw(rng, count, n) / 10) for _ in range(2))
-            called = np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+            called = np.mean([ratio_of_steps(*pair).p_value <= 0.05 for pair in zip(one, other, strict=True)])
             print(f"{n:>5} steps each, {name:<24}{100 * called:5.1f}", flush=True)
 
 
-def chances(one: Array, other: Array) -> Ends:
+def compute_p_values(one: Array, other: Array) -> Ends:
     """p of Welch's test and of Mann and Whitney's."""
     return (
         stats.ttest_ind(one, other, axis=1, equal_var=False).pvalue,

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.stats.compare import EQUAL, INTEREST, judge_interval
-from analysis.stats.family import Family, Noise, corrected, equivalent
+from analysis.stats.family import Family, Noise, compute_equivalence, correct_p_values
 from analysis.stats.intervals import Interval
 from bench.core.statistics import LEVEL
 
@@ -74,8 +74,8 @@ def main() -> None:
     parser.add_argument("--families", type=int, default=500)
     count = parser.parse_args().families
     tables = (
-        spread(count // 10), power(count // 2), luck(count // 2), pairs(count), equal(count), equal_to_best(count),
-        alike(count),
+        spread(count // 10), power(count // 2), measure_bias_by_size(count // 2), pairs(count), equal(count),
+        equal_to_best(count), alike(count),
     )  # fmt: skip
     for row in itertools.chain(*tables):
         print(row, flush=True)
@@ -106,7 +106,7 @@ def family(noise: Array, rng: np.random.Generator, *, blocked: bool) -> Family:
 def slower(one: Family) -> list[bool]:
     """Return which configurations are called slower than the fastest."""
     gaps = [one.gap(place, one.lead) for place in range(one.means.size)]
-    return [gap.value > gap.reach for gap in gaps]
+    return [gap.value > gap.margin for gap in gaps]
 
 
 def pairs(count: int) -> Iterable[str]:
@@ -119,7 +119,7 @@ def pairs(count: int) -> Iterable[str]:
                 [_told_pairs(draw(rng, (2 * size, repeats))) for _ in range(min(count, _MOST // size))]
                 for size in PAIRS
             ]
-            told = [100 * float(np.mean([min(chances) <= 0.05 for chances in one])) for one in sets]
+            told = [100 * float(np.mean([min(p_values) <= 0.05 for p_values in one])) for one in sets]
             yield f"{name:<20}{repeats:>3}  {format_shares(told)}"
 
 
@@ -128,7 +128,7 @@ def _told_pairs(times: Array) -> list[float]:
     own = stats.ttest_ind(times[::2], times[1::2], axis=1, equal_var=False).pvalue
     noises = [Noise(float(one), times.shape[1]) for one in times.var(axis=1, ddof=1)]
     gaps = (times[::2] - times[1::2]).mean(axis=1)
-    return corrected(gaps, list(zip(noises[::2], noises[1::2], strict=True)), own)
+    return correct_p_values(gaps, list(zip(noises[::2], noises[1::2], strict=True)), own)
 
 
 def equal(count: int) -> Iterable[str]:
@@ -154,7 +154,7 @@ def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, 
         times[::2] += gap
         noises = [Noise(float(one), repeats) for one in times.var(axis=1, ddof=1)]
         gaps = (times[::2] - times[1::2]).mean(axis=1)
-        sets.append(equivalent(gaps, list(zip(noises[::2], noises[1::2], strict=True)), float(np.log1p(0.03))))
+        sets.append(compute_equivalence(gaps, list(zip(noises[::2], noises[1::2], strict=True)), float(np.log1p(0.03))))
     equal_pairs = np.array(sets) <= 0.05
     return 100 * float(equal_pairs.any(axis=1).mean()), 100 * float(equal_pairs.mean())
 
@@ -192,7 +192,7 @@ def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: 
 def is_equal(told: Family, place: int) -> bool:
     """Return whether a configuration is called equal to the fastest."""
     gap = told.gap(place, told.lead)
-    low, high = (float(np.exp(end)) for end in (gap.value - gap.reach, gap.value + gap.reach))
+    low, high = (float(np.exp(end)) for end in (gap.value - gap.margin, gap.value + gap.margin))
     return judge_interval(Interval(low, high, "between repeats", LEVEL, 0)) == EQUAL
 
 
@@ -232,23 +232,24 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
     return Found(float(np.mean(ties)), 100 * float(np.mean(farthest)), 100 * float(np.mean(kept)))
 
 
-def luck(count: int) -> Iterable[str]:
-    """Yield by how much the fastest flatters itself, and how much of that is told, in per cent, noise 2 %."""
-    yield f"\nluck of the fastest, noise 2 %, n 3: true and told, %\n{'':<20}{'':>3}  {format_sizes(SIZES)}"
+def measure_bias_by_size(count: int) -> Iterable[str]:
+    """Yield the true selection bias of the fastest and its estimate, in per cent; the noise is 2 %."""
+    yield "\nselection bias of the fastest, noise 2 %, n 3: true and estimated, %"
+    yield f"{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
         true, told = [], []
         for size in SIZES:
             rng = np.random.default_rng([size, int(100 * width)])
-            found = [true_and_told_luck(rng, size, width) for _ in range(count)]
+            found = [measure_selection_bias(rng, size, width) for _ in range(count)]
             true.append(100 * float(np.mean([one[0] for one in found])))
             told.append(100 * float(np.mean([one[1] for one in found])))
-        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(told)}  told"
+        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(told)}  estimated"
 
 
-def true_and_told_luck(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
+def measure_selection_bias(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
     truth = rng.uniform(0, width, size)
     one = Family(list(truth[:, None] + 0.02 * rng.standard_normal((size, 3))))
-    return float(truth[one.lead] - one.means[one.lead]), one.luck
+    return float(truth[one.lead] - one.means[one.lead]), one.selection_bias
 
 
 def format_sizes(sizes: Iterable[int]) -> str:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from analysis.scaling.time_per_sample import Pace, compare_paces
-from analysis.stats import windows
+from analysis.scaling import Pace, compare_paces
+from analysis.stats import intervals
 from analysis.stats.compare import verdicts
 from analysis.stats.intervals import WIDE
 from bench.core.spec import MeasureSpec
@@ -100,7 +100,7 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
     ]
     truth = process.slowdown * step_s
     off = np.array([one.mean_s / truth - 1 for one in found])
-    known = [windows.of(one.step_s) for one in found]
+    known = [intervals.describe_window(one.step_s) for one in found]
     covered = [one.mean is not None and one.mean.low <= truth <= one.mean.high for one in known]
     wide = [
         one.mean is None or one.mean.high - one.mean.low > WIDE * run.mean_s

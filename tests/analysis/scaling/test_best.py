@@ -5,8 +5,8 @@ import pytest
 from clusters import asked, measured, out_of_memory
 from records import MIB, results, run, steps
 
+from analysis.scaling import Pace, compare_paces
 from analysis.scaling.best import Best, as_table, best, compare_fastest, ranked
-from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Verdict
 from bench.core.record import RunRecord
 

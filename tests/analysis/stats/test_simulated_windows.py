@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from analysis.stats import windows
+from analysis.stats import intervals
 from tests.benchmarks.processes import PROCESSES, Process
 from tests.benchmarks.windows import SimulatedRun, simulate
 
@@ -44,7 +44,7 @@ def test_bursts_bias_no_mean_and_their_windows_are_as_long_as_those_without() ->
 
 @pytest.mark.parametrize("name", ["independent, 2 %", "each like the one before by 0.5, 2 %"])
 def test_the_interval_of_a_window_covers_where_its_steps_are_of_one_kind(name: str) -> None:
-    known = [windows.of(one.step_s).mean for one in measured(name, 200)]
+    known = [intervals.describe_window(one.step_s).mean for one in measured(name, 200)]
     covered = [one is not None and one.low <= 1.0 <= one.high for one in known]
     assert np.mean(covered) >= 0.90  # 95 % promised, of 200: at least 90 but for one in a thousand
 
@@ -52,6 +52,6 @@ def test_the_interval_of_a_window_covers_where_its_steps_are_of_one_kind(name: s
 def test_no_single_run_knows_of_a_state_that_lasts_longer_than_its_window() -> None:
     """If this fails, docs/method.md says too little of a run: its section on what no single run can show is wrong."""
     name = "6 % slower by turns, 10 min each"
-    known = [windows.of(one.step_s).mean for one in measured(name, 40)]
+    known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown
     assert np.mean([one is not None and one.low <= truth <= one.high for one in known]) < 0.4
