@@ -76,7 +76,10 @@ class Zero(Frozen):
     stage: Literal[0, 1, 2, 3]
 
     # gradients
-    reduce_bucket_size: Positive | None = None
+    reduce_bucket_size: Positive | None = Field(
+        None,
+        description="elements; a preset's size is lowered to the parameters of a smaller model, a size you set is not",
+    )
     overlap_comm: bool | None = Field(
         None, description="reduce a bucket while backward goes on; stages 1 and 2 hold two buckets then"
     )
@@ -154,6 +157,12 @@ WRITTEN_OUT = frozenset({
     "stage3_max_live_parameters", "stage3_max_reuse_distance",
 })  # fmt: skip
 """Options without a default: a stage where they act must be told."""
+
+FITTED_TO_MODEL = ("reduce_bucket_size",)
+"""Sizes that a preset sets, in elements, and that are lowered to the parameters of a smaller model.
+
+DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would be most of what a tiny model's run shows.
+"""
 
 STAGES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter",
