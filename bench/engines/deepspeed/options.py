@@ -78,7 +78,7 @@ class Zero(Frozen):
     # gradients
     reduce_bucket_size: Positive | None = Field(
         None,
-        description="elements; a preset's size is lowered to the parameters of a smaller model, a size you set is not",
+        description="elements; a preset's size is lowered to the parameters of a smaller model; a size that you set is kept",
     )
     overlap_comm: bool | None = Field(
         None, description="reduce a bucket while backward goes on; stages 1 and 2 hold two buckets then"
