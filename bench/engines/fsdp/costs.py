@@ -30,7 +30,7 @@ from bench.core.errors import UserError
 from bench.core.network import EqualTensors
 from bench.core.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 from bench.engines.fsdp.options import Options, shard_ranks
-from bench.engines.precision.optimizer import count_adamw_bytes
+from bench.engines.precision import count_adamw_bytes
 
 OUTSIDE = -1
 """The block of a segment that is in none."""

@@ -27,7 +27,7 @@ from bench.engines.distributed.ranks import load_random_state, save_random_state
 from bench.engines.fsdp import shards
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
 from bench.engines.fsdp.shards import SHARD
-from bench.engines.precision import torch_dtype
+from bench.engines.precision.update import torch_dtype
 
 SMALLEST = 1e-6
 """What torch.nn.utils.clip_grads_with_norm_ adds to a norm before it divides by it."""

@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool
 
 from bench.core.errors import UserError
 from bench.core.spec import Frozen, Positive, RunSpec
-from bench.engines.precision.optimizer import check_unscaled
+from bench.engines.precision import check_unscaled
 
 
 class Options(Frozen):

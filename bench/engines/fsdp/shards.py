@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bench.core.spec import RunSpec
 from bench.engines.fsdp.options import options_of, shard_ranks
-from bench.engines.precision import on_device
+from bench.engines.precision.update import on_device
 
 REPLICATE, SHARD = "replicate", "shard"
 """Dimensions of the mesh: copies of the model, and the ranks of one copy."""
