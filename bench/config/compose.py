@@ -26,6 +26,7 @@ from bench.config.decode import (
     decode,
     decode_model,
     fill_in_devices,
+    fit_engine,
     format_in_one_line,
     with_objective,
 )
@@ -214,7 +215,7 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
         tree = tree | {"measure": {key.removeprefix("measure."): value for key, value in renamed}}
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
-    return fill_in_devices(tree)
+    return fill_in_devices(fit_engine(tree, {key for key, _ in pairs}))
 
 
 _OLD_KEYS = {

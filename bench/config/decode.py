@@ -6,7 +6,7 @@ A study's points share most of their parts: each is decoded once and known again
 import functools
 import json
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from bench import data, engines, launchers, models, objectives
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.files import read_model_counts
+from bench.core.files import read_engine_preset, read_model_counts
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
 from bench.core.private import mask_tokens
@@ -89,6 +89,33 @@ def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
         return plain  # told by the decode, or left out by a rule
     chosen = objectives.usual(kinds)
     return plain if chosen is None else {**plain, "objective": {"name": chosen}}
+
+
+_ROUNDED_TO = 100_000
+"""Elements: a fitted size is easier to read as a round number, and the model still fits."""
+
+
+def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
+    """Return a composed tree in which sizes from the engine's shipped preset are at most the model's parameters.
+
+    The engine names these sizes (`FITTED_TO_MODEL`). A key in `given`, set by the user or a study, keeps its value.
+    """
+    engine = plain["engine"]
+    try:
+        sizes = getattr(load_file(engines, str(engine.get("backend"))), "FITTED_TO_MODEL", ())
+        parameters = models.count_expected_parameters(_decode_part("model", plain["model"]))
+    except UserError:
+        return plain  # reported by the decode, or excluded by a rule
+    if parameters is None:
+        return plain
+    largest = -(-parameters // _ROUNDED_TO) * _ROUNDED_TO
+    preset = read_engine_preset(str(engine.get("name")))
+    fitted = {
+        name: min(preset[name], largest)
+        for name in sizes
+        if name in preset and engine.get(name) == preset[name] and f"engine.{name}" not in given
+    }
+    return {**plain, "engine": {**engine, **fitted}}
 
 
 def _count_local_devices(machine: Machine, launcher: str) -> int:

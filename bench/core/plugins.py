@@ -141,7 +141,11 @@ def _format_distribution(entry: importlib.metadata.EntryPoint) -> str:
 
 
 class EnginePlugin(Protocol):
-    """A training engine: a folder of bench/engines with `facts.py`. What its `__init__` shows imports no torch."""
+    """A training engine: a folder of bench/engines with `facts.py`. What its `__init__` shows imports no torch.
+
+    `FITTED_TO_MODEL`, a tuple of option names, is optional. A preset's value of such an option is lowered to the number
+    of the model's parameters where a study or user does not set it (`bench.config.decode.fit_engine`).
+    """
 
     Options: type[BaseModel]
     """What a user may set in conf/engine."""

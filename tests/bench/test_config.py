@@ -62,6 +62,33 @@ def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
     assert composed.spec.engine.options["offload_optimizer"]["device"] == "cpu"
 
 
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_a_bucket_that_comes_from_a_preset_is_no_larger_than_the_model(engine: str) -> None:
+    tiny, large = ask("model=tiny", f"engine={engine}").spec, ask("model=mt5_base", f"engine={engine}").spec
+    assert tiny.engine.options["reduce_bucket_size"] == 2_200_000, "2,116,352 parameters, rounded up to 100,000"
+    assert large.engine.options["reduce_bucket_size"] == 50_000_000, "a model of 582,401,280 parameters can fill it"
+
+
+@pytest.mark.parametrize("size", [1_000_000, 50_000_000])
+def test_a_bucket_that_a_user_sets_is_kept(size: int) -> None:
+    given = ask("model=tiny", "engine=zero2", f"engine.reduce_bucket_size={size}").spec
+    assert given.engine.options["reduce_bucket_size"] == size
+
+
+def test_a_bucket_in_a_preset_of_ones_own_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    preset = "name: mine\nbackend: deepspeed\nstage: 1\nreduce_bucket_size: 50_000_000\noverlap_comm: true\n"
+    (tmp_path / "engine/mine.yaml").write_text(preset)
+    assert ask("model=tiny", "engine=mine", config_dir=tmp_path).spec.engine.options["reduce_bucket_size"] == 50_000_000
+
+
+def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_ones_with_the_preset_size() -> None:
+    recorded = {"stage": 2, "reduce_bucket_size": 50_000_000, "overlap_comm": True}
+    preset_size, fitted = ask("engine=zero2", "engine.reduce_bucket_size=50_000_000").spec, ask("engine=zero2").spec
+    assert preset_size.engine.options == recorded, "a study can be resumed whose records have this size"
+    assert config_id(fitted) != config_id(preset_size)
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

@@ -35,7 +35,7 @@ from bench.engines.distributed.schedule import (
 )
 from bench.engines.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, play_passes
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision.optimizer import count_adamw_bytes
+from bench.engines.precision import count_adamw_bytes
 
 NORM_BYTES = 4
 """The gradient's squared norm in fp32."""

@@ -26,7 +26,7 @@ from bench.engines.distributed.slices import find_slice
 from bench.engines.distributed.slices import make_whole as whole
 from bench.engines.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision import construction, parameter_count
+from bench.engines.precision.update import construction, parameter_count
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from bench.core.errors import UserError
 from bench.core.spec import Frozen, RunSpec
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
-from bench.engines.precision.optimizer import check_unscaled
+from bench.engines.precision import check_unscaled
 
 
 class Options(Frozen):

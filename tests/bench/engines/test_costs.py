@@ -26,7 +26,7 @@ def facts(spec): return EngineFacts(label="Toy")
 TALKING = """
 from bench.core.engine_facts import EngineFacts
 from bench.engines.ddp import Options, check, costs
-def memory(spec, model, device, room, rehearsed): return costs.predict_memory(spec, model, device)
+def memory(spec, model, device, room, rehearsed): return costs.DdpMemory(spec, model, device)
 def step(spec, model, device): return costs.predict_step(spec, model)
 def facts(spec): return EngineFacts(label="Toy", memory=memory, step=step)
 """
