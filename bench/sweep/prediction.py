@@ -9,7 +9,7 @@ from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
 from bench.core.engine_costs import PlayedPass
 from bench.core.errors import NoPrediction, UserError
-from bench.core.spec import Batch, Device
+from bench.core.spec import Device
 from bench.core.study import Study
 from bench.predict.memory import (
     HostMemory,
@@ -23,10 +23,8 @@ from bench.predict.memory import (
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
 from bench.sweep import inputs
+from bench.sweep.advise.remedies import NO_REMEDY, list_remedies
 from bench.sweep.inputs import GivenOverrides, find_study
-
-_MOST_NODES = 1024
-"""Up to which more nodes are tried for a point that does not fit."""
 
 
 class Prediction(NamedTuple):
@@ -40,6 +38,7 @@ class Prediction(NamedTuple):
     time_unknown: str
     rehearsed_s: float | None = None  # that a step computes by a rehearsal
     software: Software = USUAL
+    config_dir: Path | None = None  # folder of the user's own group files
 
     @property
     def fits(self) -> bool | None:
@@ -83,25 +82,11 @@ class Prediction(NamedTuple):
 
     def describe_remedy(self) -> str:
         """Return in words what would fit in place of a point that does not; empty for every other point. It costs as
-        much as forty predictions."""
-        composed = self.point.composed
+        much as fifty predictions."""
         if self.fits is not False:
             return ""
-        micro = self.largest_micro_batch()
-        if micro and micro.perhaps:
-            return f"batch.micro={micro.surely or micro.perhaps} {'fits' if micro.surely else 'may fit'}"
-        spec, nodes = composed.spec, composed.spec.nodes
-        while (nodes := 2 * nodes) <= _MOST_NODES:
-            wider = spec.model_copy(update={"nodes": nodes})
-            total = wider.batch.micro * wider.accumulation * wider.data_parallel
-            batch = Batch(micro=wider.batch.micro, accumulation=wider.accumulation, global_=total)
-            wider = wider.model_copy(update={"batch": batch})
-            fits = predict_memory(wider, self.device, composed.machine.memory_bytes).fits(
-                composed.machine.memory_bytes or 0
-            )
-            if fits is not False:
-                return f"no micro-batch fits; nodes={nodes} {'fits' if fits else 'may fit'}"
-        return f"no micro-batch fits, on up to {_MOST_NODES:,} nodes; divide the states or the layers among more ranks"
+        remedies = list_remedies(self.point.composed, self.point.overrides, self.config_dir, self.device)
+        return "; ".join(remedies) or NO_REMEDY
 
 
 def predict_points(
@@ -123,7 +108,8 @@ def predict_points(
     chosen = find_software(named[0]) if named else USUAL
     given = [(key, values) for key, values in given if key != "software"]
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
-    return [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
+    found = [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
+    return [one._replace(config_dir=config_dir) for one in found]
 
 
 def _predict_point(
