@@ -177,6 +177,8 @@ def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> No
         api.plan(None, asked)
     made = api.plan(None, [*asked, "launcher.time_limit_min=30"])
     assert [point.time_limit_min for point in made.sweep.points] == [30]
-    predicted = api.plan(None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80", "launcher.gpus=--gres=gpu:{devices}"])
+    predicted = api.plan(
+        None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80", "launcher.gpus=--gres=gpu:{devices}"]
+    )
     (limit_min,) = [point.time_limit_min for point in predicted.sweep.points]
     assert limit_min is not None and limit_min < 60

@@ -107,7 +107,10 @@ def test_a_verb_says_so_without_a_traceback(
 def test_a_sweep_predicts_the_points_of_the_other_engines(
     toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", "engine=zero2,toy", "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run", *toy]) == 0
+    assert (
+        main(["sweep", "engine=zero2,toy", "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run", *toy])
+        == 0
+    )
     told = capsys.readouterr().out
     assert f"    {WHY}\n" in told
     assert told.count("s a step") == 1

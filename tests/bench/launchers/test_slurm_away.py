@@ -194,8 +194,7 @@ def test_an_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path:
     with pytest.raises(UserError) as refused:
         submitted(tmp_path)
     assert str(refused.value) == (
-        "sbatch: no such file, retrying; fatal: Unable to process configuration file; "
-        f"the script is {tmp_path}/job.sh"
+        f"sbatch: no such file, retrying; fatal: Unable to process configuration file; the script is {tmp_path}/job.sh"
     )
 
 

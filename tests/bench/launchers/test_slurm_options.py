@@ -21,7 +21,10 @@ CONF = compose.find_conf_folder() / "launcher"
         ("launcher.gpus='--gres=gpu:4'", "launcher.gpus=--gres=gpu:4: asks for the same number of GPUs"),
         ("launcher.gpus='gpu:{devices}'", "launcher.gpus=gpu:{devices}: is no option of sbatch"),
         ("launcher.extra=[mail]", "launcher.extra.0=mail: is no option of sbatch; begin it with --"),
-        ("launcher.extra=['--clusters=b']", "names another cluster, and squeue, sacct and scancel would look for the job on the default one"),
+        (
+            "launcher.extra=['--clusters=b']",
+            "names another cluster, and squeue, sacct and scancel would look for the job on the default one",
+        ),
         ("launcher.extra=['-Mb']", "remove it and export SLURM_CLUSTERS="),
         ("launcher.silence_s=60", "agent_silence_s=60 is not longer than silence_s=60"),
         ("launcher.extra=['--a\nb']", "is empty or not one line of text"),
@@ -60,8 +63,7 @@ def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> N
     with pytest.raises(UserError) as refused:
         compose.check(without, "cuda")
     assert str(refused.value) == (
-        "machine=h200: has GPUs, and a job of launcher=slurm would ask for none; "
-        "set launcher.gpus=--gres=gpu:{devices}"
+        "machine=h200: has GPUs, and a job of launcher=slurm would ask for none; set launcher.gpus=--gres=gpu:{devices}"
     )
     compose.check(compose.compose_request(compose.parse_single([*asked, *words])), "cuda")
 

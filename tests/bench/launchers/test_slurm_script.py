@@ -83,7 +83,9 @@ def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[st
 
 
 def test_modules_are_loaded_into_an_environment_without_those_of_the_shell_that_submits() -> None:
-    lines = script(work(), Options(modules=("gcc/13", "cuda"), setup=("source /etc/profile.d/modules.sh",))).splitlines()
+    lines = script(
+        work(), Options(modules=("gcc/13", "cuda"), setup=("source /etc/profile.d/modules.sh",))
+    ).splitlines()
     begin = lines.index("source /etc/profile.d/modules.sh")
     assert [line.partition(" #")[0] for line in lines[begin + 1 :][:3]] == [
         "module purge",

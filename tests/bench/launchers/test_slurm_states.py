@@ -180,9 +180,7 @@ def test_the_limits_of_a_slurm_26_are_found() -> None:
 def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
     """As if there were no such job, all would be submitted again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
-        with pytest.raises(
-            UserError, match=f"^{program}: its output has no known form: Job of root; report"
-        ):
+        with pytest.raises(UserError, match=f"^{program}: its output has no known form: Job of root; report"):
             list(parse("Job of  root\n  runs\n"))
         assert list(parse("")) == list(parse("CLUSTER: one\n")) == []
 

@@ -14,7 +14,13 @@ from bench.core.machine import Machine
 from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
 from bench.sweep.submitting import SubmitResult
 
-GPUS = ("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}")
+GPUS = (
+    "model=mt5_xxl",
+    "machine=a100_80",
+    "devices_per_node=8",
+    "launcher=slurm",
+    "launcher.gpus=--gres=gpu:{devices}",
+)
 GB = 10**9
 
 
