@@ -18,6 +18,7 @@ from bench.core.errors import UserError
 from bench.core.files import find_conf_folder
 
 _SITE, _STUDY = "my_site", "my_study"
+_GPUS = "launcher.gpus=--gres=gpu:{devices}"
 _STARTER = Path(schema.__file__).parent / "starter"
 _EDITED = ("study", "launcher", "machine")  # groups that users write files of
 _SITE_HEAD = """\
@@ -83,7 +84,7 @@ def _format_written(folder: Path, names: list[str]) -> str:
     if not any(name.endswith(".yaml") for name in names):
         return written
     called = "zeroscale sweep study={study}{more} --config-dir {folder} --dry-run".format
-    quoted, cluster = shlex.quote(str(folder)), f" launcher={_SITE} machine=h100 devices_per_node=8"
+    quoted, cluster = shlex.quote(str(folder)), f" launcher={_SITE} machine=h100 devices_per_node=8 {_GPUS}"
     here, there = (called(study=_STUDY, more=more, folder=quoted) for more in ("", cluster))
     rows = [("next:", here, "# what would run here"), ("", there, "# what would be submitted")]
     return f"{written}\n{terminal.align(rows, gap=1)}"

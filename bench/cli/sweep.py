@@ -2,8 +2,8 @@
 
   zeroscale sweep study=smoke
   zeroscale sweep model=tiny engine=ddp,zero1,zero2,zero3 batch.micro=2,4,8 --dry-run
-  zeroscale sweep study=paper launcher=slurm --dry-run
-  zeroscale sweep study=strong_scaling launcher=slurm --autopilot
+  zeroscale sweep study=paper launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run
+  zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
 Comma lists without a study take, on a CPU, the sizes and the window of the smoke study, as `zeroscale run` does. Each
 of their points runs once, which is indicative: the last line says what five repeats take.

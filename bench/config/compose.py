@@ -6,6 +6,7 @@ those, and one decode into frozen models checks everything, before any process s
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -79,15 +80,44 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
     parser = OverridesParser.create()
     parsed = []
     for text in overrides:
-        try:
-            override = parser.parse_override(text)
-        except (HydraException, ValueError, RecursionError) as error:  # numbers of 5,000 digits, brackets without end
-            rule = f"not an override ({format_reason(error)})"
-            raise UserError(_shorten(text), rule, "write KEY=VALUE, quoted for the shell") from error
+        override = _parse_override(parser, text)
         if not override.key_or_group:
             raise UserError(_shorten(text), "not an override", "write KEY=VALUE")
         parsed.append((override.key_or_group, _list_values(override)))
     return parsed
+
+
+_NOT_PARSED = HydraException, ValueError, RecursionError
+"""Errors of the parser; the last two for numbers of 5,000 digits and for brackets without end."""
+_LIST_ITEM = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,]+)""")
+
+
+def _parse_override(parser: OverridesParser, text: str) -> Override:
+    """Parse one override; a launcher's option that the grammar refuses is parsed with its strings quoted."""
+    try:
+        return parser.parse_override(text)
+    except _NOT_PARSED as error:
+        with contextlib.suppress(*_NOT_PARSED):
+            return parser.parse_override(_quote_launcher_option(text))
+        rule = f"not an override ({format_reason(error)})"
+        raise UserError(_shorten(text), rule, "write KEY=VALUE, quoted for the shell") from error
+
+
+def _quote_launcher_option(text: str) -> str:
+    """Quote the strings of `launcher.KEY=VALUE`. Options of a scheduler, such as `--gres=gpu:8`, hold a `=`, which
+    Hydra's grammar refuses in a value without quotes."""
+    key, _, value = text.partition("=")
+    if not key.lstrip("+").startswith("launcher."):
+        return text
+    if value.startswith("[") and value.endswith("]"):
+        return f"{key}=[{','.join(map(_quote, _LIST_ITEM.findall(value[1:-1])))}]"
+    return f"{key}={_quote(value)}"
+
+
+def _quote(value: str) -> str:
+    value = value.strip()
+    is_quoted = len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]
+    return value if is_quoted else '"' + value.replace('"', '\\"') + '"'
 
 
 def _shorten(text: str) -> str:

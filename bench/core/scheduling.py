@@ -104,7 +104,8 @@ class ClusterLimits(NamedTuple):
 class JobSetup(NamedTuple):
     """What the command of a job runs in, as far as the options say it."""
 
-    device: Device | None = None  # None: they do not say
+    device: Device | None = None  # that a job asks for; "cpu": it asks for no GPU; None: the options do not say
+    gpu_override: str = ""  # makes a job ask for GPUs, as a remedy in messages
     image: str | None = None  # of the container
     python: tuple[str, ...] | None = None  # the command that starts Python; None: the Python that submits
     variables: dict[str, str] = {}  # set for the command

@@ -132,7 +132,7 @@ def test_a_large_one_is_predicted_advised_and_planned_without_naming_its_objecti
     assert "llama_3_8b" in zeroscale("advise", "model=llama_3_8b", *where, "nodes=4")
     plan = zeroscale(
         "sweep", "model=gpt2,mt5_base", "engine=ddp,zero2", *where, "launcher=slurm", "--dry-run",
-        "--results", str(tmp_path),
+        "launcher.gpus=--gres=gpu:{devices}", "--results", str(tmp_path),
     )  # fmt: skip
     assert plan.count("causal_lm") == 2 and "512" in plan
 

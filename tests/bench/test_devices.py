@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from bench.measure import device, devices, environment
+from bench.measure import devices, environment
 from bench.measure.devices import AmdDriver, NvidiaDriver, Question
-from bench.measure.surroundings import DeviceWatch, compute_shares
+from bench.measure.surroundings import DeviceMonitor, compute_shares
 
 
 class NvmlError(Exception):
@@ -171,9 +172,9 @@ def one_amd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_amd")
 def test_a_watch_asks_whatever_driver_is_here() -> None:
-    watch = DeviceWatch(0, "0000:c1:00.0", {7})
+    watch = DeviceMonitor(0, "0000:c1:00.0", {7})
     watch.open()
-    watch.look()
+    watch.sample()
     use, energy, seconds = watch.close()
     assert (use.clock_mhz, use.other_processes, use.other_bytes, energy) == (2100, 1, None, 0.0)
     assert seconds and use.power_throttled_s is None, "no samples between two looks"
@@ -197,7 +198,7 @@ def test_a_torch_for_amd_is_known_by_its_hip(monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_a_device_is_named_as_its_driver_knows_it(hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(uuid="5f2a", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
-    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(device.torch.version, "hip", hip)
-    assert device.read_driver_name(device.torch.device("cuda", 0)) == name
-    assert device.read_driver_name(device.torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert environment.read_driver_name(torch.device("cuda", 0)) == name
+    assert environment.read_driver_name(torch.device("cpu")) is None

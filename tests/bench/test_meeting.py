@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.failures import Refused
-from bench.measure.rendezvous import RankPlace, check_places
+from bench.measure.peers import RankPlace, check_places
 from bench.runtime import transport
 from bench.runtime.outcome import PauseTotals
 from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous, TokenListener
@@ -163,7 +163,7 @@ def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> 
     wait_for(agent.stop_request)
     report(agent, done=True)
     wait_for(lambda: lead.poll() == [] and lead.find_left())
-    assert str(lead.lost()).startswith("node 1 (hg2) left: it has not heard of node 0 for 0")
+    assert str(lead.lost()).startswith("node 1 (hg2) left: it has received nothing from node 0 for 0")
     agent.close()
 
 
@@ -171,7 +171,7 @@ def test_after_a_pause_silence_begins_anew(lead: CoordinatorServer) -> None:
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.3)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     time.sleep(0.4)
-    assert "has not been heard of for 0" in str(lead.lost())
+    assert "has sent no report for 0" in str(lead.lost())
     lead.forgive_silence(0.4)
     agent.forgive_silence()
     assert lead.lost() is None and agent.stop_request() is None

@@ -256,7 +256,7 @@ import time
 from bench.runtime.outcome import PauseWatch
 watch = PauseWatch()
 print("looks", flush=True)
-while not (paused_s := watch.look((), in_steps=True)):
+while not (paused_s := watch.sample((), in_steps=True)):
     time.sleep(0.2)
 print(paused_s, watch.totals.in_steps_s, flush=True)
 """

@@ -46,7 +46,7 @@ def test_what_was_lost_to_a_pause_is_no_fault_of_nodes_or_of_the_point() -> None
 def looked(moments: list[Moment]) -> PauseWatch:
     watch = PauseWatch(iter([Moment(0.0, 0.0), *moments]).__next__)
     for _ in moments:
-        watch.look((), in_steps=True)
+        watch.sample((), in_steps=True)
     return watch
 
 
@@ -54,7 +54,7 @@ def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() 
     assert looked([Moment(0.2, 0.0), Moment(15.4, 0.1)]).totals.all_s == pytest.approx(15.1)
     assert looked([Moment(0.2, 0.0), Moment(15.4, 14.9)]).totals == PauseTotals(), "a busy machine"
     watch = PauseWatch(iter([Moment(0.0, 0.0), Moment(0.2, 0.0), Moment(8.4, 0.0)]).__next__)
-    assert (watch.look((), in_steps=True), watch.look((), in_steps=False)) == (0.0, pytest.approx(8.2))
+    assert (watch.sample((), in_steps=True), watch.sample((), in_steps=False)) == (0.0, pytest.approx(8.2))
     assert watch.totals.in_steps_s == pytest.approx(8.2), "the pause was in the window's last step"
     assert looked([Moment(1.9, 0.0), Moment(3.8, 0.0)]).totals == PauseTotals(), "a slow poll, twice"
 
@@ -200,7 +200,7 @@ def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: in
     """What a display or a monitor of the site has does not matter."""
     found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
-    assert ("somebody else's on the device" in rule) == (kind == "error")
+    assert ("of other processes on the device" in rule) == (kind == "error")
     assert classify_error(MemoryError(), 0, others_bytes)[0] == "host_oom", "the device's memory is not the host's"
 
 

@@ -30,7 +30,7 @@ def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
     assert judge("kill rank", "error", "rank 1 was killed by SIGKILL in steps at step 7")
     assert not judge("kill rank", "cancelled", "interrupted by SIGTERM") and not judge("kill rank", "error", "no idea")
     assert judge("requeue", "preempted", "the job was asked to end and put back into the queue")
-    assert not judge("cut link briefly", "node_failure", "node 2 has not been heard of for 10 s")
+    assert not judge("cut link briefly", "node_failure", "node 2 has sent no report for 10 s")
 
 
 @pytest.mark.timeout(600)

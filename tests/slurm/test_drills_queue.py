@@ -160,7 +160,7 @@ def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled
     assert "no node of the partition has the cores" in refused and queued(drilled) == []
     study.sweep(*QUICK, "launcher.extra=['--nodes=9']", "batch.micro=3")
     shown = study("status", str(study.folder), "--wait", code=1)
-    assert "as it was asked for it cannot start" in shown and "zeroscale cancel" in shown, shown
+    assert "cannot start with the resources that it asks for" in shown and "zeroscale cancel" in shown, shown
     (waits,) = study.status()["queue"]
     assert waits["stuck"] and waits["job"] in queued(drilled)
 

@@ -9,7 +9,7 @@ from slurm_jobs import options, work
 
 from bench.core.errors import UserError
 from bench.core.scheduling import ClusterLimits, SchedulerAway
-from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, states, submit
+from bench.launchers.slurm import Options, ask, cancel_all, cluster, limits, plan, states, submit
 from bench.launchers.slurm.queue import list_queued
 
 AWAY = "Unable to contact slurm controller (connect failure)"
@@ -171,8 +171,45 @@ def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Program
         cancel_all(["3"])
 
 
+def test_a_program_that_has_not_answered_for_5_s_is_reported_and_waited_for(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cluster._NOTICE_S == 5
+    monkeypatch.setattr("bench.launchers.slurm.cluster._NOTICE_S", 0.2)
+    programs.write("sbatch", "sleep 0.5; echo 7")
+    assert submitted(tmp_path) == "7"
+    assert caplog.messages == ["sbatch has not answered for 0 s; still waiting, Ctrl-C ends it"]
+
+
+def test_a_program_that_answers_at_once_is_not_reported(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.write("sbatch", "echo 7")
+    assert submitted(tmp_path) == "7" and caplog.messages == []
+
+
+def test_an_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path: Path) -> None:
+    retries = "echo 'sbatch: error: no such file, retrying' >&2; echo 'sbatch: error: no such file, retrying' >&2"
+    programs.write("sbatch", f"{retries}; echo 'sbatch: fatal: Unable to process configuration file' >&2; exit 1")
+    with pytest.raises(UserError) as refused:
+        submitted(tmp_path)
+    assert str(refused.value) == (
+        f"sbatch: no such file, retrying; fatal: Unable to process configuration file; the script is {tmp_path}/job.sh"
+    )
+
+
+def test_a_controller_that_is_unavailable_is_reported_before_each_new_attempt(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {AWAY}", then="echo 12; exit 0")
+    programs.play("squeue")
+    assert submitted(tmp_path) == "12"
+    [line] = caplog.messages
+    assert AWAY in line and line.endswith("trying again in 0.01 s, Ctrl-C ends it")
+
+
 def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.launchers.slurm.programs._ANSWER_S", 0.2)
+    monkeypatch.setattr("bench.launchers.slurm.cluster._ANSWER_S", 0.2)
     programs.write("squeue", "exec sleep infinity")
     with pytest.raises(SchedulerAway, match="no answer within"):
         list_queued()

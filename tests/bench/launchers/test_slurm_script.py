@@ -82,6 +82,25 @@ def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[st
     subprocess.run([shellcheck, "--shell=bash", f"--exclude={meant}", path], check=True)
 
 
+def test_modules_are_loaded_into_an_environment_without_those_of_the_shell_that_submits() -> None:
+    lines = script(
+        work(), Options(modules=("gcc/13", "cuda"), setup=("source /etc/profile.d/modules.sh",))
+    ).splitlines()
+    begin = lines.index("source /etc/profile.d/modules.sh")
+    assert [line.partition(" #")[0] for line in lines[begin + 1 :][:3]] == [
+        "module purge",
+        "module load gcc/13",
+        "module load cuda",
+    ]
+    assert "module" not in script(work(), Options())
+
+
+def test_a_script_that_a_dry_run_shows_does_not_claim_to_be_a_file() -> None:
+    about = script(work(), Options()).splitlines()[1]
+    assert "zeroscale writes this script when it submits the job (not in a dry run)" in about
+    assert about.endswith(f"sbatch {FOLDER}/job.sh")
+
+
 # -- everything that reaches a shell is quoted
 
 

@@ -180,9 +180,7 @@ def test_the_limits_of_a_slurm_26_are_found() -> None:
 def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
     """As if there were no such job, all would be submitted again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
-        with pytest.raises(
-            UserError, match=f"^{program}: its answer is in no form that is known here: Job of root; report"
-        ):
+        with pytest.raises(UserError, match=f"^{program}: its output has no known form: Job of root; report"):
             list(parse("Job of  root\n  runs\n"))
         assert list(parse("")) == list(parse("CLUSTER: one\n")) == []
 
@@ -368,10 +366,10 @@ def test_all_three_witnesses_tell_the_exit_code() -> None:
 @pytest.mark.parametrize(
     ("reason", "stuck"),
     [
-        ("PartitionConfig", "as it was asked for it cannot start"),
-        ("PartitionNodeLimit", "as it was asked for it cannot start"),
-        ("QOSMaxNodePerJobLimit", "as it was asked for it cannot start"),
-        ("JobHeldUser", "held, until somebody releases it"),
+        ("PartitionConfig", "cannot start with the resources that it asks for"),
+        ("PartitionNodeLimit", "cannot start with the resources that it asks for"),
+        ("QOSMaxNodePerJobLimit", "cannot start with the resources that it asks for"),
+        ("JobHeldUser", "held until it is released"),
         ("Priority", ""),
         ("Resources", ""),
         ("BeginTime", ""),

@@ -127,7 +127,7 @@ def test_a_refused_sweep_leaves_the_study_as_it_was(
     tmp_path: Path, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(tmp_path, "sbatch", "grep -q partition=typo $2 && { echo 'Invalid partition' >&2; exit 1; }; echo 7")
-    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm"
+    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm launcher.gpus=--gres=gpu:{devices}"
     sweep_here = ["sweep", *words.split(), "--results", str(study.parent)]
     assert main([*sweep_here, "engine=ddp"]) == 0
     before = read_study(study.parent / "adhoc")

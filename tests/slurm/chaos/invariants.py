@@ -14,8 +14,8 @@ from chaos.marked import list_processes
 from chaos.sweep import Sweep
 
 _FULL = r"No space|Errno 28|OSError 28|disk"
-_LOST = r"(closed its connection|not been heard of|put back into the queue)"
-_CUT = r"(not been heard of|has been silent for|left: it has not heard of)"
+_LOST = r"(closed its connection|has sent no report|put back into the queue)"
+_CUT = r"(has sent no report|has been silent for|left: it has received nothing from)"
 EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill rank": {"error": r"was killed by SIGKILL"},
     "kill member agent": {"error": r"ended as FAILED", "node_failure": _LOST},
