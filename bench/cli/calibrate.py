@@ -108,7 +108,7 @@ def _compose_request(args: argparse.Namespace) -> Request:
 def _count_ranks(given: int | None, device: str, nodes: int) -> int:
     """Return the processes per node: one per GPU, or as many as a run on a processor would have."""
     if given is not None and given < 1:
-        raise UserError(f"--ranks {given}", "not a positive number", "one is the least")
+        raise UserError(f"--ranks {given}", "not a positive number", "give at least 1")
     if device == "cpu":
         return given or (_RANKS if nodes == 1 else 1)
     count = given or count_local_devices(device)

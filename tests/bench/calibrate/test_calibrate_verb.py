@@ -21,7 +21,7 @@ from bench.core.scheduling import JobContext
     [
         (["batch.micro=2"], "batch.micro=2: a calibration is of a machine, not of a point; give machine=NAME"),
         (["machine=h201"], "machine=h201: no such file in conf/machine; did you mean h200?"),
-        (["machine=cpu", "--ranks", "0"], "--ranks 0: not a positive number; one is the least"),
+        (["machine=cpu", "--ranks", "0"], "--ranks 0: not a positive number; give at least 1"),
         (["machine=cpu", "--seconds", "inf"], "--seconds inf: not a time to measure in; give a positive number"),
         (["machine=cpu", "--seconds", "0"], "--seconds 0: not a time to measure in; give a positive number"),
         (["machine=cpu", "--only", "matmull"], "--only matmull: no such part; did you mean matmul?"),
