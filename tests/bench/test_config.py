@@ -7,7 +7,7 @@ import pytest
 
 from bench import cli
 from bench.config import compose
-from bench.config.rule_fields import collect_fields, list_field_names
+from bench.config.exclude_rules import collect_fields, list_field_names
 from bench.core.errors import UserError
 from bench.core.spec import config_id
 from bench.core.study import Study

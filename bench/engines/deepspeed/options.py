@@ -74,7 +74,7 @@ class Zero(Frozen):
     """The section `zero_optimization`. Sizes are elements, not bytes."""
 
     stage: Literal[0, 1, 2, 3] = Field(
-        description="what the ranks divide among them: 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too"
+        description="partitioned among the ranks: 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too"
     )
 
     # gradients
