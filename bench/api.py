@@ -369,9 +369,14 @@ def rehearsal(
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
     """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
+    from bench.core import store
     from bench.sweep import local_attempt
 
     study = Path(results) / made.requested.circumstance.study
+    try:  # before the wait for the lock, which may take minutes
+        study.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise store.build_unwritable_error(study, error) from error
     return local_attempt.run_attempt(made.requested, study, follow, new_repeat=True)
 
 

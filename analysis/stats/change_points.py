@@ -91,7 +91,7 @@ class _Candidate(NamedTuple):
 
     explained: float  # sum of squares
     borders: list[int]  # where a new level begins
-    count: int  # of possible positions
+    positions: int  # number of possible positions
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
@@ -138,11 +138,11 @@ def _select_changed(
             continue
         single, pair = _find_likeliest_single(logs), _find_likeliest_pair(logs)
         scores = [
-            float(_compute_scores(np.array([one.explained]), total, logs.size, one.count)[0]) for one in (single, pair)
+            float(_compute_scores(np.array([one.explained]), total, logs.size, one.positions)[0]) for one in (single, pair)
         ]
         found.append((*max(zip(scores, (single.borders, pair.borders), strict=True)), stretch))
         orders = logs[np.argsort(keys[:, places], axis=1)]
-        for count, explained in ((single.count, _explain_single(orders)), (pair.count, _explain_pair(orders))):
+        for count, explained in ((single.positions, _explain_single(orders)), (pair.positions, _explain_pair(orders))):
             highest = np.maximum(highest, _compute_scores(explained, total, logs.size, count))
     return [
         (stretch, borders)

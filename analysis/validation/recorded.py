@@ -51,8 +51,8 @@ class MemoryRun(NamedTuple):
         def find_most(name: str) -> int | None:
             return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)
 
-        most = (find_most(name) for name in ("init_peak_bytes", "resident_bytes", "peak_allocated_bytes"))
-        return cls(record.spec, observed.parameters, *most, repeat=record.circumstance.repeat)
+        built, resident, peak = map(find_most, ("init_peak_bytes", "resident_bytes", "peak_allocated_bytes"))
+        return cls(record.spec, observed.parameters, built, resident, peak, record.circumstance.repeat)
 
     @property
     def stage(self) -> int:

@@ -110,7 +110,7 @@ def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -
     lengths where models differ in the tokens that they read."""
     first, *others = expand_study(study, overrides)
     composed = compose.compose_request(first, config_dir)
-    chosen = inputs.choose_small([key for key, _ in overrides], composed)
+    chosen = inputs.choose_small(overrides, composed)
     learners = {tuple(pair for pair in pairs if pair[0] in ("model", "objective")): pairs for pairs in others}
     for pairs in learners.values():
         with contextlib.suppress(UserError):  # told, or left out by a rule, when all points are decoded
@@ -215,7 +215,7 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
         raise UserError(f"launcher={composed.launcher}", "run measures here and now", "use `zeroscale sweep`")
-    chosen = inputs.choose_small([key for key, _ in given], composed)
+    chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
     compose.check(composed, inputs.find_device(composed))
     inputs.check_devices(composed)

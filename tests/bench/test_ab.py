@@ -276,7 +276,7 @@ def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path
     process = ab(checkout, "sound", "main", "batch.mico=2", "--results", str(tmp_path / "runs"))
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean micro?")
+    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean batch.micro?")
     assert nothing_left(checkout)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench import cli
 from bench.config import compose
-from bench.config.rule_fields import collect_fields, list_field_names
+from bench.config.exclude_rules import collect_fields, list_field_names
 from bench.core.errors import UserError
 from bench.core.spec import config_id
 from bench.core.study import Study
@@ -97,12 +97,21 @@ def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_o
         ("model=tinny", "model=tinny: no such file in conf/model; did you mean tiny?"),
         ("model=3", "model=3: names no file in conf/model; choose from byt5_base"),
         ("model=[tiny]", "model=['tiny']: names no file in conf/model"),
-        ("batch.mico=3", "batch.mico: no such key; did you mean micro?"),
-        ("engine.reduce_bukket_size=3", "engine.reduce_bukket_size: no such key; did you mean reduce_bucket_size?"),
-        ("data.worker=3", "data.worker: no such key; did you mean workers?"),
-        ("measure.widnow_s=3", "measure.widnow_s: no such key; did you mean window_s?"),
-        ("launcher.hang=3", "launcher.hang: no such key; did you mean hang_s?"),
-        ("optimizer.beta=3", "optimizer.beta: no such key; did you mean betas?"),
+        ("batch.mico=3", "batch.mico: no such key; did you mean batch.micro?"),
+        (
+            "engine.reduce_bukket_size=3",
+            "engine.reduce_bukket_size: no such key; did you mean engine.reduce_bucket_size?",
+        ),
+        ("data.worker=3", "data.worker: no such key; did you mean data.workers?"),
+        ("measure.widnow_s=3", "measure.widnow_s: no such key; did you mean measure.window_s?"),
+        ("launcher.hang=3", "launcher.hang: no such key; did you mean launcher.hang_s?"),
+        ("optimizer.beta=3", "optimizer.beta: no such key; did you mean optimizer.betas?"),
+        ("model.layers=3", "model.layers: no such key; did you mean model.shape.encoder_layers?"),
+        ("interface=ib0", "interface: no such key; `zeroscale explain` lists the keys"),
+        ("launcher.partition=gpu", "launcher.partition: no such key; choose launcher=slurm, which has it"),
+        ("data.hub=foo", "data.hub: no such key; choose data=text, which has it"),
+        ("engine.bucket_cap_mb=3", "engine.bucket_cap_mb: no such key; choose engine=ddp, which has it"),
+        ("engine.nonsense=1", "engine.nonsense: no such key; `zeroscale explain engine` lists the keys"),
         ("precision=fp8", "precision=fp8: input should be 'bf16', 'fp16' or 'fp32'"),
         ("batch.micro=0", "batch.micro=0: input should be greater than 0"),
         ("batch.micro=two", "batch.micro=two: input should be a valid integer"),

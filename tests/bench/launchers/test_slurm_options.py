@@ -32,7 +32,7 @@ CONF = compose.find_conf_folder() / "launcher"
         ("+launcher.environment.HF_TOKEN=abc", "looks like a secret"),
         ("launcher.span=gpu", "launcher.span=gpu: input should be 'node' or 'device'"),
         ("launcher.warning_s=120 launcher.time_limit_min=2", "ends before its warning"),
-        ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean partition?"),
+        ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean launcher.partition?"),
         ("launcher.container={runtime:docker,image:a}", "input should be 'apptainer', 'pyxis' or 'command'"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> 
     told = zeroscale("status", str(tmp_path))
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
     assert told.returncode == 1 and told.stderr.splitlines() == [
-        "zeroscale: cannot be read, and counts as not there: 1 file",
+        "zeroscale: ignored, because unreadable: 1 file",
         f"  {torn}: not a zeroscale record",
     ]
 
@@ -182,7 +182,7 @@ def test_no_time_is_left_of_a_sweep_without_open_points(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--notify", "mail"], "--notify: is called by the autopilot at its end; give --autopilot as well"),
+        (["--notify", "mail"], "--notify: the autopilot calls this command at its end; give --autopilot as well"),
         (["--autopilot", "--notify", "mail 'x"], "no closing quotation; quote it as for a shell"),
         (["--notify", ""], "--notify: followed by an empty word"),
     ],

@@ -63,7 +63,7 @@ def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
 
 
 def has_struck(kind: str, made: Strike) -> bool:
-    """Return whether a fault came in time: false if every attempt that it could affect was still measured completely."""
+    """Return whether a fault came in time: false if every attempt in its reach was still measured completely."""
     paths = [attempt.folder / store.RECORD for attempt in made.hit]
     harmless = "ok" in EXPECTED[kind]
     unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)

@@ -1,4 +1,4 @@
-"""Processes of one round on any node, found by an inherited environment variable and classified by their command lines."""
+"""Processes of one round on any node, found by an inherited variable and classified by their command lines."""
 
 import contextlib
 from collections.abc import Iterator
