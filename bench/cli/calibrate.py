@@ -29,7 +29,7 @@ from bench.calibrate.rates import list_products
 from bench.cli import options
 from bench.config import compose
 from bench.config.compose import Request
-from bench.core import job_context, store, terminal
+from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.machine import Machine
 from bench.core.network import Stacks
@@ -75,7 +75,7 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     """Return what is to be measured; UserError for whatever cannot be."""
     request = _compose_request(args)
     device: Any = request.machine.device or find_device_kind()
-    here = job_context.find_job(os.environ).context
+    here = plugins.find_job(os.environ).context
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
         raise UserError(f"job {here.job_id}", each, "start it once, without srun or its like")

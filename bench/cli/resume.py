@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import api
 from bench.cli import options, search, sweep
 from bench.cli.status import format_summary
-from bench.core import job_context, store, terminal
+from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, make_printable
 from bench.core.formatting import describe_result
 from bench.core.processes import build_module_command
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     except SchedulerAway:
         raise
     except UserError as refusal:
-        if args.autopilot and job_context.find_job(os.environ).context.job_id:  # nobody else sees it
+        if args.autopilot and plugins.find_job(os.environ).context.job_id:  # nobody else sees it
             finish_autopilot(args.folder, args.notify, str(refusal))
         raise
     is_search = definition.find_search(definition.read(args.folder)) is not None

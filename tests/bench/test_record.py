@@ -7,8 +7,8 @@ import jsonschema
 import bench
 from bench.core import store
 from bench.core.files import read_regular
-from bench.core.migrations import migrate
 from bench.core.record import RunRecord
+from bench.core.record_checks import migrate
 
 SCHEMA = Path(bench.__file__).parent / "core" / "record.schema.json"
 RECORDED = list(store.find_records([Path(__file__).parents[1] / "data" / "runs.zip"]))
