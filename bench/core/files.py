@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from bench.core.errors import UserError
+from bench.core.private import mask_tokens
 
 RESULTS = Path("results/runs")
 """Folder of all studies' results, where no other is given."""
@@ -149,10 +150,14 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def read_whole(folder: Path) -> dict[str, bytes]:
-    """Return what the files below a folder hold, by their paths below it; without links and hidden files."""
+    """Return the content of all files below a folder, by path; without links and hidden files.
+
+    Tokens are masked in text, because a scheduler's log of a job may hold some. A file with a NUL byte is no text.
+    """
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
-    return {path.as_posix(): read_regular(folder / path) for path in visible}
+    contents = ((path.as_posix(), read_regular(folder / path)) for path in visible)
+    return {name: content if b"\0" in content else mask_tokens(content) for name, content in contents}
 
 
 def _read_member(archive: Path, name: str) -> bytes:
