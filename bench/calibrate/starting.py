@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.calibrate import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
 from bench.core import plugins, store
 from bench.core.errors import UserError
-from bench.core.formatting import duration
+from bench.core.formatting import format_duration
 from bench.core.processes import build_module_command
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
@@ -161,7 +161,7 @@ def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], No
         while not ended.wait(_POLL_S):
             with contextlib.suppress(OSError):
                 taken = time.monotonic() - begin
-                left = f"about {duration(seconds - taken)} left" if taken < seconds else ""
+                left = f"about {format_duration(seconds - taken)} left" if taken < seconds else ""
                 follow(Progress((folder / DOING).read_text(), min(taken / seconds, _NEARLY), left))
 
     thread = threading.Thread(target=tell, daemon=True)

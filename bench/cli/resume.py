@@ -75,7 +75,7 @@ def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
             autopilot=args.autopilot,
             notify=args.notify,
             patience_s=_AUTOPILOT_PATIENCE_S if args.autopilot else _PATIENCE_S,
-            tell=terminal.teller(quiet=args.json),
+            tell=terminal.build_printer(quiet=args.json),
             follow=follow,
         )
 

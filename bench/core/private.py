@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Return True if the name of a variable looks like a secret, or its value holds a token or a login with password."""
+    """Return True if the name of a variable looks like a secret, or its value holds a token or a password in a URL."""
     return bool(_NAME.search(name) or _LOGIN.search(value) or _TOKEN.search(value.encode()))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
 from bench.measure.control_group import throttled_s
@@ -265,9 +265,11 @@ class Surroundings:
             before = self._read()
             time.sleep(_LOOK_S)
             seen = between(self._node, before, self._read())
-            found = [seen_load for seen_load in peers.gather(seen) if seen_load is not None]
-            noisy = [seen_load for seen_load in found if (taken(seen_load) or 0.0) > BUSY_SHARE]
-            why = f"others take {100 * (taken(noisy[0]) or 0):.0f} % of node {noisy[0].node}" if noisy else ""
+            loads = [load for load in peers.gather(seen) if load is not None]
+            shares = [(load.node, compute_background_load(load) or 0.0) for load in loads]
+            why = next(
+                (f"others take {100 * share:.0f} % of node {node}" for node, share in shares if share > BUSY_SHARE), ""
+            )
             why, over = peers.broadcast((why, time.monotonic() >= until))
             if not why:
                 return

@@ -37,7 +37,7 @@ from bench.core import terminal
 from bench.core.terminal import Progress
 with terminal.progress(quiet=False) as follow:
     follow(Progress("steps 7 of a point whose line is far too long for any terminal " * 3, 0.25, "at most 40 s left"))
-    terminal.teller(quiet=False)("[1/2] a point")
+    terminal.build_printer(quiet=False)("[1/2] a point")
 """
 
 
