@@ -84,7 +84,7 @@ def _side(steps: Array, level: float) -> _Side | None:
     if bounds.low <= 0:
         return None
     log, low, high = (float(np.log(seconds)) for seconds in (steps.mean(), bounds.low, bounds.high))
-    return _Side(log, low, high, bounds.freedom)
+    return _Side(log, low, high, bounds.degrees_of_freedom)
 
 
 def _chance(log_ratio: float, reach: Array, freedom: Array, level: float) -> float:

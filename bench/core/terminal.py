@@ -1,4 +1,4 @@
-"""Output with rich: columns of text, equal on every terminal and in every log; findings; a progress bar on terminals."""
+"""Output with rich: columns of text, equal on terminals and in logs; findings; a progress bar on terminals."""
 
 import contextlib
 import functools

@@ -267,9 +267,8 @@ class Surroundings:
             seen = between(self._node, before, self._read())
             loads = [load for load in peers.gather(seen) if load is not None]
             shares = [(load.node, compute_background_load(load) or 0.0) for load in loads]
-            why = next(
-                (f"others take {100 * share:.0f} % of node {node}" for node, share in shares if share > BUSY_SHARE), ""
-            )
+            texts = (f"others take {100 * share:.0f} % of node {node}" for node, share in shares if share > BUSY_SHARE)
+            why = next(texts, "")
             why, over = peers.broadcast((why, time.monotonic() >= until))
             if not why:
                 return
