@@ -94,35 +94,27 @@ class EngineMemory(Protocol):
 
     def resident(self) -> Terms:
         """Return the bytes live between two steps, without gradients of earlier micro-steps and without buckets."""
-        ...
 
     def kept_buckets(self) -> int:
         """Return the bytes of buckets that stay between two steps."""
-        ...
 
     def initialisation(self, thrown_away: int) -> Terms:
         """Return the bytes live at the peak of building model and engine, with `thrown_away` discarded elements."""
-        ...
 
     def forward(self, segments: int) -> SegmentBytes:
         """Return the bytes live in addition to activations in the last micro-step's forward."""
-        ...
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
         """Return the bytes live in addition to activations in its backward, gradients of the segments included."""
-        ...
 
     def after_backward(self) -> int:
         """Return the bytes of buckets at the end of backward, when no activations are left."""
-        ...
 
     def update(self) -> Terms:
         """Return the bytes live at the peak of the optimizer's step, without `kept_buckets`."""
-        ...
 
     def host(self) -> dict[str, ByteRange] | None:
         """Return the bytes that one rank keeps in its node's memory instead of its GPU's; None where unknown."""
-        ...
 
 
 StepPass = Literal["forward", "backward", "update"]

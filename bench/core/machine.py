@@ -51,9 +51,7 @@ class Calibration(Frozen):
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
     attention_tflops: dict[Precision, float] = Field({}, description="of T5's attention with its bias, forward")
     kernel_s: float | None = Field(None, gt=0, description="host's time to start one operation")
-    slowdown: tuple[float, ...] = Field(
-        (), description="compute time with 1, 2, … ranks on one processor at once, relative to one rank"
-    )
+    slowdown: tuple[float, ...] = Field((), description="compute time with 1, 2, … ranks on a processor over 1")
     collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
 
 
@@ -69,17 +67,15 @@ class Machine(Frozen):
     matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="fastest burst of products, below the peak")
     sustained_tflops: dict[Precision, float] = Field({}, description="of large products in training, for predictions")
     attention_of_matmul: float | None = Field(
-        None, gt=0, le=1, description="rate of attention in one kernel relative to that of products"
+        None, gt=0, le=1, description="rate of fused attention over that of products"
     )
     multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
     memory_bytes: Positive | None = Field(None, description="per device, by its driver: a 40 GB card has 42.5e9")
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
-    inter_node_bytes_per_s: float | None = Field(
-        None, gt=0, description="one way, per node, all network cards together"
-    )
+    inter_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per node, all its network cards")
     inter_node_floor_bytes_per_s: float | None = Field(
-        None, gt=0, description="one way, of one pair of ranks; a run below it is `invalid`"
+        None, gt=0, description="one way, of two ranks; below: `invalid`"
     )
     nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
     power_w: float | None = Field(None, gt=0, description="board limit per device")

@@ -148,7 +148,6 @@ class EnginePlugin(Protocol):
 
     def facts(self, spec: RunSpec) -> EngineFacts:
         """Return the facts of this engine for a spec that it supports."""
-        ...
 
 
 class EngineBuilder(Protocol):
@@ -157,21 +156,17 @@ class EngineBuilder(Protocol):
     def construction(self, spec: RunSpec) -> AbstractContextManager[Any]:
         """Return the context in which the model is built: on this rank's device, in the run's precision, partitioned
         if the engine partitions at construction. Model classes must have been imported before."""
-        ...
 
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
         """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. They belong to
         a module that is not yet built into its engine. Collective."""
-        ...
 
     def parameter_count(self, parameters: "Iterable[Parameter]") -> int:
         """Return the elements of all `parameters`, partitions of other ranks included."""
-        ...
 
     def build(self, module: "Module", spec: RunSpec) -> Any:
         """Return an `Engine` that trains the parameters of `module` with requires_grad. The module is initialised, and
         the process group exists."""
-        ...
 
 
 class FamilyPlugin(Protocol):
@@ -185,7 +180,6 @@ class FamilyPlugin(Protocol):
 
     def from_hugging_face(self, config: dict[str, Any]) -> Any:
         """Return a Shape from the content of a Hugging Face config.json; UserError for another family's."""
-        ...
 
     def check(self, shape: Any, spec: RunSpec) -> None:
         """Raise UserError for a spec that a model of this shape does not support, such as a kernel or more tokens than
@@ -194,15 +188,12 @@ class FamilyPlugin(Protocol):
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
         """Return the kinds of tokens in a sample for such a model, in order. It supports any objective with exactly
         these kinds."""
-        ...
 
     def vocabulary(self, shape: Any) -> int:
         """Return the number of tokens in the vocabulary."""
-        ...
 
     def stacks(self, shape: Any) -> Stacks | None:
         """Return the network as sizes; None: there is no description, and so no prediction for this model."""
-        ...
 
 
 class FamilyBuilder(Protocol):
@@ -211,7 +202,6 @@ class FamilyBuilder(Protocol):
     def build(self, spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> "Module":
         """Return the uninitialised module, built inside `construction`. This file imports the model classes at its top,
         since importing them under deepspeed.zero.Init raises."""
-        ...
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
         """Set every weight from (spec.seed, name), equally on every rank; `whole` is the engine's."""
@@ -233,11 +223,9 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         forward takes the states of the previous part, one tensor for each stack (none in the first part), and a
         micro-batch by keyword. It returns a tuple of these states; the last part returns the loss, 0-d.
         """
-        ...
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
         """Return the parameters that several of the model's `parts` share: the numbers of these parts by name."""
-        ...
 
 
 class ObjectivePlugin(Protocol):
@@ -265,11 +253,9 @@ class DataPlugin(Protocol):
 
     def micro_batches(self, spec: RunSpec, data_rank: int) -> Iterator[Any]:
         """Return the endless `MicroBatch`es of a data-parallel rank, on the host, through torch's DataLoader."""
-        ...
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return facts for the record as plain values: hash of the corpus, tokenizer …"""
-        ...
 
 
 class HeldOutDataPlugin(DataPlugin, Protocol):
@@ -277,12 +263,10 @@ class HeldOutDataPlugin(DataPlugin, Protocol):
 
     def micro_batches(self, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Any]:
         """Return the `MicroBatch`es from number `first` on, where a resumed run continues, without held-out samples."""
-        ...
 
     def held_out_batches(self, spec: RunSpec, data_rank: int) -> list[Any]:
         """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples.
         These are the same for every seed of the run and number of ranks."""
-        ...
 
 
 class LauncherPlugin(Protocol):
@@ -303,7 +287,6 @@ class LauncherPlugin(Protocol):
 
     def plan(self, work: Work, options: Limits) -> LaunchPlan:
         """Return how `work` starts, without side effects: a dry run prints this plan."""
-        ...
 
 
 class StartingLauncherPlugin(LauncherPlugin, Protocol):
@@ -311,11 +294,9 @@ class StartingLauncherPlugin(LauncherPlugin, Protocol):
 
     def submit(self, launch: LaunchPlan) -> Popen[bytes]:
         """Start the planned work, the only side effect."""
-        ...
 
     def poll(self, handle: Popen[bytes]) -> bool:
         """Return whether the work has ended."""
-        ...
 
     def cancel(self, handle: Popen[bytes]) -> None:
         """Request the end of the work; it leaves a record `cancelled`."""
@@ -336,16 +317,13 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
 
     def submit(self, launch: LaunchPlan) -> str:
         """Write the files of a plan and submit it, the only side effect; return the scheduler's handle of the job."""
-        ...
 
     def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
         """Return the states of all jobs of these names by name and task (None for a job without tasks), from one query.
         A missing name means that the scheduler does not know the job."""
-        ...
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
         """Return the output file of a job in this folder, or of one of its tasks; it may not exist yet."""
-        ...
 
     def cancel_all(self, handles: Iterable[str]) -> None:
         """Cancel whole jobs; jobs that have ended meanwhile are ignored."""
@@ -353,20 +331,16 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     def limits(self, options: SchedulingOptions) -> ClusterLimits:
         """Return the limits of the cluster. On a machine outside the cluster there are none, so that planning a sweep
         still works there."""
-        ...
 
     def job_setup(self, options: SchedulingOptions) -> JobSetup:
         """Return the environment of a job's command, for `zeroscale prepare`."""
-        ...
 
     def context(self, environment: Mapping[str, str]) -> JobContext | None:
         """Return the place of a process with this environment in a job of the scheduler; None outside any job."""
-        ...
 
     def spread(self, command: Sequence[str], nodes: int) -> list[str]:
         """Return the command that runs `command` once on each of the `nodes` of this process's job; UserError where
         that is impossible."""
-        ...
 
 
 class MetricPlugin(Protocol):
@@ -390,7 +364,6 @@ class FigurePlugin(Protocol):
     def picture(self, results: Any) -> Any:
         """Return an `analysis.drawing.Picture` of `analysis.results.Results`. It has no panel where there is nothing to
         show, for example without a second node count."""
-        ...
 
 
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]

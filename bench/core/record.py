@@ -97,9 +97,7 @@ class Network(Frozen):
 
     rendezvous_host: str = Field("{host}", description='of the first node; e.g. "{host}-ib0"')
     interface: str | None = Field(None, description="for gloo's and NCCL's sockets")
-    expects: Literal["infiniband", "sockets"] | None = Field(
-        None, description="between nodes; a run over any other transport is `invalid`"
-    )
+    expects: Literal["infiniband", "sockets"] | None = Field(None, description="between nodes, else `invalid`")
 
     def address(self, host: str) -> str:
         """Return the name under which other nodes reach `host`."""
@@ -137,9 +135,7 @@ class EnvironmentClass(Frozen):
     cores: int | None = Field(None, description="that its first rank may use")
     threads: int | None = Field(None, description="per rank")
     quota_cores: float | None = Field(None, description="processor time that the control group allows, in cores")
-    openmp_wait: str | None = Field(
-        None, description="how OpenMP threads of a rank on a CPU wait; None: of older records, or of one thread"
-    )
+    openmp_wait: str | None = Field(None, description="how OpenMP threads of a CPU rank wait; None: one thread")
 
 
 class ScheduledJob(Frozen):
@@ -168,9 +164,7 @@ class Environment(Extensible):
     git: dict[str, Any] | None = Field(None, description="commit, dirty")
     hosts: tuple[str, ...] = Field((), description="by node")
     cpus: dict[str, Any] = Field({}, description="model, cores, affinity per rank, threads per rank")
-    devices: tuple[dict[str, Any], ...] = Field(
-        (), description="per device: clocks, power cap, temperature, at the start …"
-    )
+    devices: tuple[dict[str, Any], ...] = Field((), description="per device: clocks, power cap, …; at the start …")
     devices_after: tuple[dict[str, Any], ...] = Field((), description="… and at the end of the window")
     job: ScheduledJob | None = Field(None, description="None: outside any job, or in an older record (see `slurm`)")
     slurm: dict[str, str] = Field({}, description="variables of the job's scheduler, Slurm or another")
@@ -186,9 +180,7 @@ class RankMemory(Frozen):
 
     rank: int
     init_peak_bytes: int | None = Field(None, description="while the model and the engine were built")
-    warmup_peak_bytes: int | None = Field(
-        None, description="from there to the window; the whole run's peak is the largest of the three"
-    )
+    warmup_peak_bytes: int | None = Field(None, description="from there to the window; the run's peak is the largest")
     resident_bytes: int | None = Field(None, description="between steps")
     peak_allocated_bytes: int | None = Field(None, description="over steady steps")
     peak_reserved_bytes: int | None = Field(None, description="by the caching allocator; None on a CPU")
@@ -259,9 +251,7 @@ class Link(Frozen):
     payload_bytes: int
     bus_bytes_per_s: float | None = Field(description="None for one rank")
     nodes_bytes_per_s: tuple[float | None, ...] = Field((), description="by node: the better of its two neighbours")
-    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(
-        None, description="by rank: with the same local rank of a neighbour node"
-    )
+    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(None, description="by rank: to its peer on another node")
     transport: str | None = Field(None, description="by the counters of interfaces: infiniband, sockets, …")
     sent_bytes: dict[str, int] | None = Field(None, description="by interface or port, in the probe, over all nodes")
 
@@ -330,9 +320,7 @@ class Steps(Frozen):
     """
 
     cut: int
-    steady: bool | None = Field(
-        None, description="before version 3: a test of its steps ended the warm-up, not its budget"
-    )
+    steady: bool | None = Field(None, description="before version 3: a test of its steps ended the warm-up")
     stopped: Literal["window", "time", "steps", "slower", "width", "invalid"] = Field(
         description="window: its seconds and steps are complete; time: it reached max_s first; steps: end of a "
         "training. Before version 3 also steps: its budget was spent; width: the interval was narrow enough"
@@ -344,9 +332,7 @@ class Steps(Frozen):
     loss: tuple[float | None, ...] = Field(description="mean over the ranks with a loss; None where it was not finite")
     gradient_norm: tuple[float | None, ...] = Field((), description="before clipping; empty if the engine has none")
     summed_norms: int = Field(0, description="number of norms, from the first, whose squares were summed in fp64")
-    micro_gradient_norm: tuple[float | None, ...] | None = Field(
-        None, description="of micro-batch gradients: root of their mean square"
-    )
+    micro_gradient_norm: tuple[float | None, ...] | None = Field(None, description="of micro-batches: root mean square")
     skipped: tuple[int, ...] = Field((), description="steps whose update was skipped (loss-scale overflow)")
     window_s: float = Field(description="sum over the window's blocks of steps, without the gaps between them")
 
@@ -372,21 +358,13 @@ class Observations(Frozen):
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
-    outside_collectives_s: tuple[float, ...] = Field(
-        (), description="per rank: an untimed step less its collectives and waited transfers"
-    )
-    counted_flops: int | None = Field(
-        None, description="of a step over all ranks, recomputation included, where no formula gives them"
-    )
+    outside_collectives_s: tuple[float, ...] = Field((), description="per rank: an untimed step less communication")
+    counted_flops: int | None = Field(None, description="of a step over all ranks, recomputation included")
     uninspected: str | None = Field(None, description="why the untimed steps after the window failed")
     compute_s: tuple[float, ...] = Field((), description="rehearsed: of the window's steps, communication absent")
-    step_phases_s: dict[str, tuple[float, ...]] | None = Field(
-        None, description="of a step, per rank, by phase: forward, backward, …"
-    )
+    step_phases_s: dict[str, tuple[float, ...]] | None = Field(None, description="of a step, by phase, per rank")
     idle_s: tuple[float | None, ...] | None = Field(None, description="of a step, per rank: waiting in a schedule")
-    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(
-        None, description="of one untimed step, by place of a pipeline: first rank"
-    )
+    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(None, description="of an untimed step, by pipeline place")
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = Field(None, description="by node")
     device_use: tuple[DeviceUse, ...] | None = Field(None, description="by rank")

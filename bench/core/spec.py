@@ -77,9 +77,8 @@ class ModelSpec(Frozen):
     dropout: float = Field(0.0, ge=0, lt=1)
     loss_chunk_tokens: Positive | None = Field(
         None,
-        description="tokens of a rank for which head and loss are computed together, so that not all logits of a large "
-        "vocabulary live at once; the loss is fp32. None: all logits at once, the loss in the run's precision, as in "
-        "transformers",
+        description="number of tokens per chunk of head and loss, to limit live logits; the loss is fp32. None: all "
+        "logits at once and the loss in the run's precision, as in transformers",
     )
     compile: Literal["none", "blocks"] = Field("none", description="torch.compile on each block of layers separately")
     source: str = Field("", description="origin of shape and count; not part of the identity")
@@ -128,9 +127,7 @@ class Parallel(Frozen):
     tensor: Positive = Field(1, description="ranks that share each matrix")
     pipeline: Positive = Field(1, description="ranks that the layers are divided among")
     stages_per_rank: Positive = Field(1, description="stages on each of them; above 1: looped, stage % pipeline")
-    sequence: bool = Field(
-        False, description="activations divided by tokens between tensor-parallel regions (arXiv 2205.05198)"
-    )
+    sequence: bool = Field(False, description="partition activations by tokens between sliced layers (2205.05198)")
 
     @property
     def ranks(self) -> int:
@@ -222,16 +219,12 @@ class LearningSpec(Frozen):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     warmup_tokens: int = Field(0, ge=0, description="over which the learning rate rises linearly to optimizer.lr")
     final_lr: float = Field(0.0, ge=0, le=1, description="where linear and cosine end, as a share of optimizer.lr")
-    evaluate_every: Positive | None = Field(
-        None, description="tokens between evaluations; None: before the first step and after the last"
-    )
+    evaluate_every: Positive | None = Field(None, description="tokens between evaluations; None: only at start and end")
     evaluation_samples: Positive = Field(64, description="of the held-out text, the same each time")
     held_out: float = Field(0.05, gt=0, lt=1, description="share of the text held out, in whole documents")
     held_out_seed: int = Field(0, ge=0, description="selects these documents; not `seed`, so that seeds compare")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
-    stop_after: Positive | None = Field(
-        None, description="tokens after which a run stops within its schedule, with a checkpoint to resume from"
-    )
+    stop_after: Positive | None = Field(None, description="tokens after which a run stops, with a checkpoint to resume")
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
@@ -275,9 +268,7 @@ class RunSpec(Extensible):
     nodes: Positive = 1
     devices_per_node: Positive = 1
     objective: Name = Field(OBJECTIVE, description="a file in bench/objectives")
-    sequence: dict[Name, Positive] = Field(
-        LENGTHS, description="tokens per sample by kind, in the objective's order, padding included"
-    )
+    sequence: dict[Name, Positive] = Field(LENGTHS, description="tokens per sample by kind, padding included")
     parallel: Parallel = Parallel()
     precision: Precision = "bf16"
     activation_checkpointing: bool = False

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from bench.core.errors import UserError
-from bench.data.pipeline import corpus, tokenizer
+from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import CorpusSelection
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_said_in_one_line(folder: Path) -> None:
 
 def test_byt5_is_transformers_byt5() -> None:
     transformers = pytest.importorskip("transformers")
-    theirs, ours = transformers.ByT5Tokenizer(), tokenizer.load("byt5")
+    theirs, ours = transformers.ByT5Tokenizer(), corpus.load_tokenizer("byt5")
     text = "def f(x):\n\treturn 'é€😀'  # ZeRO ≤ 3\r\n"
     assert ours.encode([text])[0].tolist() == theirs(text, add_special_tokens=False)["input_ids"]
     assert (ours.vocabulary, ours.eos) == (len(theirs), theirs.eos_token_id)
