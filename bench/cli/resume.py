@@ -22,7 +22,7 @@ from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, make_printable
 from bench.core.formatting import describe_result
 from bench.core.processes import build_module_command
-from bench.core.scheduling import SchedulerAway
+from bench.core.scheduling import SchedulerUnavailable
 from bench.sweep import definition, jobs, snapshot
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus, StudyState
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     options.print_unreadable(api.unreadable(args.folder))
     try:
         done = _resume(args)
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError as refusal:
         if args.autopilot and plugins.find_job(os.environ).context.job_id:  # nobody else sees it

@@ -305,7 +305,7 @@ class StartingLauncherPlugin(LauncherPlugin, Protocol):
 class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     """A launcher whose work a scheduler starts, on nodes that see the study's folder (`Work`).
 
-    The scheduler's names for jobs, states and variables stay inside the launcher. SchedulerAway means that the
+    The scheduler's names for jobs, states and variables stay inside the launcher. SchedulerUnavailable means that the
     scheduler did not answer, so that the state of its jobs is unknown. A refusal is a UserError with its message.
     """
 

@@ -154,7 +154,7 @@ class ScheduledJob(Frozen):
 
 
 class Environment(Extensible):
-    """Where an attempt ran. Results depend on `classification`; the other fields are for the reader."""
+    """Environment of an attempt. Results depend on `classification`; the other fields are for the reader."""
 
     LATER_FIELDS = frozenset({"job"})
 

@@ -18,7 +18,7 @@ Span = Literal["node", "device"]
 Phase = Literal["pending", "running", "ended"]
 
 
-class SchedulerAway(UserError):
+class SchedulerUnavailable(UserError):
     """The scheduler did not answer, so that the state of its jobs is unknown."""
 
 

@@ -1,10 +1,10 @@
 """Data sources, one file each. Members of such a file:
 
-`Options`                         a pydantic model without torch: the keys of conf/data that a user may set
-`check(options, spec)`            raises UserError for a spec that this source does not support
-`micro_batches(spec, data_rank)`  returns an endless iterator of `MicroBatch` on the host, through torch's DataLoader
-`describe(spec)`                  returns facts for the record as plain values (corpus hash, tokenizer …)
-`has_fixed_targets(spec)`         optional: True if every sample has the same number of target tokens
+- `Options`: a pydantic model without torch, with the keys of conf/data that a user may set.
+- `check(options, spec)`: raises UserError for a spec that this source does not support.
+- `micro_batches(spec, data_rank)`: an endless iterator of `MicroBatch` on the host, through torch's DataLoader.
+- `describe(spec)`: facts for the record as plain values (corpus hash, tokenizer …).
+- `has_fixed_targets(spec)`: optional, True if every sample has the same number of target tokens.
 
 A source for trainings with an end holds out a part for evaluation (`bench.core.plugins.HeldOutDataPlugin`).
 

@@ -1,5 +1,5 @@
-"""Span corruption (arXiv 1910.10683, section 3.1.4), the pre-training of T5, mT5 and ByT5: the encoder reads a text with
-hidden spans, the decoder writes the spans."""
+"""Span corruption (arXiv 1910.10683, section 3.1.4), the pre-training of T5, mT5 and ByT5: the encoder reads a text
+with hidden spans, the decoder writes the spans."""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 from bench.core.spec import LENGTHS

@@ -55,7 +55,7 @@ class SpanCorruption(NamedTuple):
         return candidates[fitting - 1] if fitting else 0
 
     def mask(self, length: int, random: np.random.Generator) -> Mask:
-        """Return True for each hidden token, shape (length,), length ≥ 2. Kept and hidden spans alternate, kept first."""
+        """Return True for hidden tokens, shape (length,), length ≥ 2. Kept and hidden spans alternate, kept first."""
         import numpy as np
 
         hidden, spans = self.counts(length)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.core.errors import UserError
-from bench.core.scheduling import ClusterLimits, SchedulerAway
+from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
 from bench.launchers.slurm.options import Options
 from bench.launchers.slurm.programs import call
 
@@ -17,12 +17,12 @@ _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
 
 def limits(options: Options) -> ClusterLimits:
     """Return the limits of the partition, account and quality of service of `options`; none on a machine without Slurm,
-    where a sweep can still be planned. Raise SchedulerAway if Slurm does not answer."""
+    where a sweep can still be planned. Raise SchedulerUnavailable if Slurm does not answer."""
     try:
         known = read_config()
         partitions = call("scontrol", "show", "partition", "--oneliner")
         nodes = call("sinfo", "--noheader", "--all", "--exact", "--format=%P|%c|%G")
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError:
         return ClusterLimits()

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from bench.core.errors import UserError
-from bench.core.scheduling import JobContext, SchedulerAway
+from bench.core.scheduling import JobContext, SchedulerUnavailable
 
 _AWAY = re.compile(
     r"unable to (contact|establish)|timed out|connection (refused|reset)|zero bytes were transmitted|not connected"
@@ -32,7 +32,7 @@ def build_user_environment() -> dict[str, str]:
 
 
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run one of Slurm's programs and return what it prints; SchedulerAway if Slurm does not answer, UserError with its
+    """Run a program of Slurm and return its output; SchedulerUnavailable if Slurm does not answer, UserError with its
     own words if it refuses."""
     environment = _build_plain_environment() if environment is None else environment
     try:
@@ -43,13 +43,13 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
         remedy = "use a machine of the cluster, or load the module that has it"
         raise UserError(command[0], "Slurm's program is not on this machine", remedy) from error
     except subprocess.TimeoutExpired as error:
-        raise SchedulerAway(command[0], f"no answer within {_ANSWER_S:.0f} s", "try again later") from error
+        raise SchedulerUnavailable(command[0], f"no answer within {_ANSWER_S:.0f} s", "try again later") from error
     if done.returncode == 0:
         return done.stdout
     lines = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
     words = "; ".join(line for line in lines if line) or f"exit code {done.returncode}"
     if _AWAY.search(words):
-        raise SchedulerAway(command[0], words, "try again later")
+        raise SchedulerUnavailable(command[0], words, "try again later")
     raise UserError(command[0], words)
 
 

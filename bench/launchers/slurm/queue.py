@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.core import store
 from bench.core.errors import UserError
-from bench.core.scheduling import JobState, LaunchPlan, SchedulerAway
+from bench.core.scheduling import JobState, LaunchPlan, SchedulerUnavailable
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import read_config
 from bench.launchers.slurm.programs import build_user_environment, call
@@ -33,7 +33,7 @@ SLURM_CLUSTERS chooses a cluster for all of Slurm's programs alike."""
 
 def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
     """Return the state of every job of these names by (name, task of an array or None); a name that is missing is one
-    that Slurm answers it does not know. Raise SchedulerAway if it does not answer.
+    that Slurm answers it does not know. Raise SchedulerUnavailable if it does not answer.
 
     The queue is asked first, and for what it has forgotten accounting and the completion log, each once and where the
     site has them. Of an array the queue may have forgotten some tasks and not others, so those are always looked up.
@@ -95,20 +95,20 @@ def _read_completion_log(names: frozenset[str]) -> Iterable[JobState]:
 
 def submit(launch: LaunchPlan) -> str:
     """Write the script and submit it; return the job's number. Raise UserError with Slurm's words if it refuses, and
-    SchedulerAway if it does not answer for half a minute."""
+    SchedulerUnavailable if it does not answer for half a minute."""
     for path, text in launch.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     script = "".join(launch.files.values())
     try:
         return _call_sbatch(launch, script)
-    except SchedulerAway as error:
+    except SchedulerUnavailable as error:
         away = error
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
         try:
             # It may have taken the job and died, or been too slow, before it could say so.
             return find_number(_find_name(script)) or _call_sbatch(launch, script)
-        except SchedulerAway as error:
+        except SchedulerUnavailable as error:
             away = error
     raise away
 
@@ -122,7 +122,7 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
         environment.pop(f"SBATCH_{_OTHER_NAMES.get(variable, variable)}", None)
     try:
         return call(*launch.command, environment=environment).strip().partition(";")[0]
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError as error:
         raise _explain(error, script, launch.command[-1]) from error
@@ -149,7 +149,7 @@ def cancel_all(handles: Iterable[str]) -> None:
     for begin in range(0, len(numbers), _AT_ONCE):
         try:
             call("scancel", "--quiet", *numbers[begin : begin + _AT_ONCE])
-        except SchedulerAway:
+        except SchedulerUnavailable:
             raise
         except UserError as error:
             if not _ENDED.search(error.rule):
