@@ -1,4 +1,4 @@
-"""The course of a training, by hand and beside torch's own schedulers."""
+"""The schedule of a training, against values computed by hand and torch's own schedulers."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from bench.objectives import causal_lm, causal_lm_documents, span_corruption
 
 PIPELINE = ("engine=pipeline", "parallel.pipeline=2", "batch.accumulation=8")
 STEP = 2 * 10
-"""Tokens of an optimizer step."""
+"""Number of tokens in an optimizer step."""
 
 
 def spec(**chosen: Any) -> RunSpec:
@@ -156,7 +156,7 @@ def test_targets_are_labels_that_something_predicts() -> None:
 
 
 def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Path) -> None:
-    """Three targets of a mean loss of 2, none, and one of 4: (3 × 2 + 4) / 4."""
+    """Micro-batches with three targets (mean loss 2), no target, and one target (loss 4): (3 × 2 + 4) / 4."""
     held_out = [
         MicroBatch({"labels": torch.tensor([row])}, {})
         for row in ([9, 5, 6, 7], [9, IGNORED, IGNORED, IGNORED], [9, 5, IGNORED, IGNORED])

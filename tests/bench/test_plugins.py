@@ -1,4 +1,4 @@
-"""How a plug-in is found by its name: in the package of its kind, or in a package that somebody installed."""
+"""Loading of a plug-in by its name: from the package of its kind, or from an installed package."""
 
 from pathlib import Path
 

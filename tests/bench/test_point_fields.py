@@ -1,4 +1,4 @@
-"""The table of a point's fields: what it says of each is what ids, verification, advice and variants go by."""
+"""The table of a point's fields: ids, verification, advice and variants agree with the role of each field."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 """Another value of a field."""
 APART = {"model.name", "engine.name", "parallel.tensor", "learning.tokens"}
-"""Fields with columns of their own, or that change others with them."""
+"""Fields with their own columns, or that change other fields with them."""
 
 
 def changed(field: str) -> RunSpec:
@@ -45,7 +45,7 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the row of the table that holds for a field; None where every question depends on it."""
+    """Return the row of the table for a field; None where every question depends on the field."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 
@@ -56,7 +56,7 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
     assert (config_id(one) != config_id(other)) == (role is None or role.identity)
     assert (format_decisive(one) != format_decisive(other)) == (role is None or role.step_time)
     losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
-    # Another layout or accumulation makes another global batch of the same micro-batches, and so other losses.
+    # Another layout or accumulation changes the global batch for the same micro-batches, and so the losses.
     makes_batch = field in ("parallel.tensor", "batch.accumulation")
     assert (losses[0] != losses[1]) == (role is None or role.losses or makes_batch)
 

@@ -1,4 +1,4 @@
-"""What a run comes to, by hand."""
+"""Quantities of a run, against values computed by hand."""
 
 from pathlib import Path
 

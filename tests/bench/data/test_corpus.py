@@ -60,7 +60,7 @@ def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: di
 
 
 def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
-    # a folder goes the way of a name on the hub: load_dataset(name, streaming=True)
+    # a folder is loaded in the same way as a name on the hub: load_dataset(name, streaming=True)
     home = folder / "home"
     home.mkdir()
     (folder / "corpus.jsonl").rename(home / "train.jsonl")
@@ -109,7 +109,7 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
     said = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert len({out for out, _ in said}) == 1
-    assert sum("Generating" in err for _, err in said) == 1  # the bar of the one that did the work
+    assert sum("Generating" in err for _, err in said) == 1  # the progress bar of the process that did the work
     assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 1
 
 
