@@ -112,7 +112,7 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     `notify` is a command that the plan's autopilot calls at its end, with the path of the summary that it wrote.
     """
     from bench import launchers
-    from bench.core.scheduling import SchedulerAway
+    from bench.core.scheduling import SchedulerUnavailable
     from bench.sweep import definition
     from bench.sweep.submitting import submit_pending
 
@@ -123,7 +123,7 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     written = definition.write(folder, plan.sweep)
     try:
         return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise  # the sweep is resumed when it answers again
     except UserError:
         written.unlink(missing_ok=True)  # refused: a later `resume` goes on with what was taken

@@ -11,6 +11,7 @@ zeroscale, such as the name of a field, of a choice or of a model in conf/. Othe
 images, git commits and free texts are left out.
 
 `--whole` is for your own shelf: every file of one results folder, byte by byte, with all names in it.
+Only access tokens in texts are masked.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from matplotlib.path import Path
 from analysis.drawing import COLOURS, INK, Key, mark
 
 if TYPE_CHECKING:
-    from bench.core.engine_costs import PlayedPass
+    from bench.core.engine_costs import SimulatedPass
     from bench.core.record import TimedPass
 
 FORWARD, BACKWARD, TRANSFER = "forward", "backward", "waits for a transfer"
@@ -41,7 +41,7 @@ class Lane(NamedTuple):
     spans: tuple[LaneSpan, ...]
 
 
-def build_lanes(passes: "Sequence[PlayedPass]", ranks_per_place: int) -> list[Lane]:
+def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
     """Return the lanes of passes, those of a place in their order: before each the part of the wait in which what it
     takes up is on its way."""
     spans: dict[int, list[LaneSpan]] = {}

@@ -138,7 +138,8 @@ def _select_changed(
             continue
         single, pair = _find_likeliest_single(logs), _find_likeliest_pair(logs)
         scores = [
-            float(_compute_scores(np.array([one.explained]), total, logs.size, one.positions)[0]) for one in (single, pair)
+            float(_compute_scores(np.array([one.explained]), total, logs.size, one.positions)[0])
+            for one in (single, pair)
         ]
         found.append((*max(zip(scores, (single.borders, pair.borders), strict=True)), stretch))
         orders = logs[np.argsort(keys[:, places], axis=1)]

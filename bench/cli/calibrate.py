@@ -29,7 +29,7 @@ from bench.calibrate import ELSEWHERE, CalibrationRequest, Part, outcome, starti
 from bench.calibrate.rates import list_products
 from bench.cli import options
 from bench.config import compose
-from bench.core import job_context, store, terminal
+from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.files import find_conf_folder
 from bench.core.machine import Machine
@@ -86,7 +86,7 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     # Any number of devices will do: it belongs to a point.
     request = compose.compose_request([*pairs, ("devices_per_node", 1)], args.config_dir)
     device: Any = request.machine.device or find_device_kind()
-    here = job_context.find_job(os.environ).context
+    here = plugins.find_job(os.environ).context
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
         raise UserError(f"job {here.job_id}", each, "start it once, without srun or mpirun")

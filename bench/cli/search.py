@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             results=args.results,
             autopilot=args.autopilot,
             notify=args.notify,
-            tell=terminal.teller(quiet=args.json),
+            tell=terminal.build_printer(quiet=args.json),
             follow=follow,
         )
     if isinstance(done, SubmitResult) and not done.has_ended:

@@ -25,7 +25,7 @@ from bench import api
 from bench.cli import options
 from bench.core import terminal
 from bench.core.errors import UserError, make_printable
-from bench.core.formatting import duration, format_count
+from bench.core.formatting import format_count, format_duration
 from bench.core.quantities import compute_node_hours
 from bench.core.scheduling import JobState
 from bench.core.store import RECORD, read_record
@@ -124,7 +124,7 @@ class TimeLeft(NamedTuple):
 
     def describe(self) -> str:
         """Return the estimate in words, with its source."""
-        shown = duration(60 * self.minutes)
+        shown = format_duration(60 * self.minutes)
         if self.finished:
             return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"
         return f"at most {shown} left, by the time limits in the plan"

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _print_repeats(args, plan)
         return 0 if done.good else 1
     with terminal.progress(quiet=args.json) as follow:
-        ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
+        ended = api.run(plan, results=args.results, tell=terminal.build_printer(quiet=args.json), follow=follow)
     print(format_ended(ended, as_json=args.json))
     if not args.json:
         options.print_answer(ended.folder)

@@ -1,4 +1,4 @@
-"""Errors of users, each one line (value, rule, remedy), and findings of checks of a machine."""
+"""Errors of users, each in one line (value: rule; remedy), and findings of checks of a machine."""
 
 import difflib
 import re
@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 _LISTED = 200
 """Characters that a list of known names has at most, so that the error before it stays readable."""
-_STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Escape sequences, and control characters except tab and newline.
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
@@ -19,7 +20,7 @@ class UserError(Exception):
 
 
 class NoPrediction(UserError):
-    """A cost that is unknown: what would have to describe it does not."""
+    """An unknown cost, because the component that would have to describe it does not."""
 
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -35,16 +36,16 @@ def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str
 
 
 def make_printable(text: str) -> str:
-    """Return text of somebody else's without what steers a terminal, and with what no file can be written in spelt out;
-    lines and tabs stay."""
-    return _STEERING.sub("", text).encode(errors="backslashreplace").decode()
+    """Return foreign text without control sequences of terminals, and with lone surrogates, which no file can hold,
+    spelt out. Newlines and tabs stay."""
+    return _CONTROL.sub("", text).encode(errors="backslashreplace").decode()
 
 
 CheckState = Literal["ok", "missing", "note"]
 
 
 class Check(NamedTuple):
-    """One thing that was looked at. `missing` keeps runs from starting; a `note` does not."""
+    """A finding about one part of a machine. `missing` keeps runs from starting; a `note` does not."""
 
     subject: str
     state: CheckState

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.core import job_context
+from bench.core import plugins
 from bench.core.machine import Machine
 from bench.core.private import is_secret
 from bench.core.record import Environment, EnvironmentClass, ScheduledJob
@@ -204,7 +204,7 @@ def _count_threads(devices_per_node: int) -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return int(given)
-    job = job_context.find_job(os.environ).context
+    job = plugins.find_job(os.environ).context
     if job.cores is None:
         return max(1, count_cores() // devices_per_node)
     has_process_per_rank = job.processes == job.nodes * devices_per_node

@@ -19,7 +19,7 @@ import torch
 
 from bench.core.spec import MeasureSpec, RunSpec
 from bench.core.statistics import series_interval
-from bench.core.step_times import StepTimes
+from bench.core.steps import StepTimes
 from bench.data import MicroBatch
 from bench.engines import Engine
 from bench.measure.clock import Clock, ReadBlock

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
 from bench.measure.control_group import read_throttled_s
@@ -263,8 +263,10 @@ class Surroundings:
             before = self._sample()
             time.sleep(_SAMPLE_S)
             loads = [load for load in peers.gather(compute_load(self._node, before, self._sample())) if load]
-            noisy = [load for load in loads if (taken(load) or 0.0) > BUSY_SHARE]
-            why = f"background load takes {100 * (taken(noisy[0]) or 0):.0f} % of node {noisy[0].node}" if noisy else ""
+            shares = [(load.node, compute_background_load(load) or 0.0) for load in loads]
+            noisy = (f"background load takes {100 * share:.0f} % of node {node}" for node, share in shares
+                     if share > BUSY_SHARE)  # fmt: skip
+            why = next(noisy, "")
             why, is_over = peers.broadcast((why, time.monotonic() >= until))
             if not why:
                 return

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from bench import objectives
-from bench.core import learning
 from bench.core.record import Checkpoint, Evaluation
 from bench.core.spec import RunSpec
+from bench.core.steps import compute_learning_rate, find_last_step, list_checkpoints, list_evaluations
 from bench.data import MicroBatch
 from bench.engines import OptionalMembers
 from bench.engines.distributed.ranks import count_targets
@@ -51,7 +51,7 @@ class Training:
 
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rate of the optimizer step that has this number."""
-        self._engine.set_learning_rate(learning.compute_learning_rate(self._spec, step))
+        self._engine.set_learning_rate(compute_learning_rate(self._spec, step))
 
     def run(
         self, trainer: Trainer, open_window: Callable[[], None], series: Series, after_block: Callable[[], None]
@@ -60,9 +60,9 @@ class Training:
 
         The window begins after the protocol's least number of warm-up steps, and ends with the training.
         """
-        spec, last = self._spec, learning.find_last_step(self._spec)
+        spec, last = self._spec, find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
-        evaluated, saved = set(learning.list_evaluations(spec)), set(learning.list_checkpoints(spec))
+        evaluated, saved = set(list_evaluations(spec)), set(list_checkpoints(spec))
         stops = sorted({warm, last} | evaluated | saved)
         if not self.steps:
             self._evaluate(trainer, series)

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models
-from bench.core import job_context, store
+from bench.core import plugins, store
 from bench.core.engine_facts import list_stages
 from bench.core.engine_facts import place as find_place
 from bench.core.network import count_part_elements
@@ -352,7 +352,7 @@ class RankWorker:
             "device": self.device_name,
         }
         ranks: list[dict[str, Any]] = self.peers.gather(position)
-        job = job_context.find_job(os.environ).context
+        job = plugins.find_job(os.environ).context
         places: list[RankPlace] = self.peers.gather(RankPlace.of(position["host"], job))
         found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_name)
         classes: list[EnvironmentClass] = self.peers.gather(found)

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from bench import launchers
 from bench.core import store
 from bench.core.files import get_cache_folder
-from bench.core.formatting import duration
+from bench.core.formatting import format_duration
 from bench.core.record import Outcome, RunRecord
 from bench.core.scheduling import Work
 from bench.core.spec import MeasureSpec
@@ -123,7 +123,7 @@ class AttemptWatch:
         most_s = max(protocol.warmup_steps * step_s, protocol.gpu_warmup_s) + window_s
         left_s = max(0.0, most_s - step * step_s)
         self._share = min(1 - left_s / most_s, _NEARLY)
-        return Progress(what, self._share, f"at most {duration(left_s)} left")
+        return Progress(what, self._share, f"at most {format_duration(left_s)} left")
 
 
 _POLL_S = 0.1

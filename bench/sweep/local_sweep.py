@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.core import store
-from bench.core.formatting import describe_point, describe_result, duration
+from bench.core.formatting import describe_point, describe_result, format_duration
 from bench.core.record import Outcome, OutcomeKind
 from bench.core.terminal import Progress
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
@@ -197,7 +197,7 @@ class LocalSweep:
         if not self.seconds:
             return ""
         each_s = statistics.median(self.seconds)
-        return f"about {duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+        return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
 
     def _measure(self, plan: SweepPlan, decision: StartRun, number: int, count: int) -> bool:
         """Measure a run when its turn comes; return whether it was still to be measured then."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.config import compose
 from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
-from bench.core.engine_costs import PlayedPass
+from bench.core.engine_costs import SimulatedPass
 from bench.core.errors import NoPrediction, UserError
 from bench.core.spec import Device
 from bench.core.study import Study
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
         """Return what a node's host needs, where something is kept there."""
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
-    def list_passes(self) -> Sequence[PlayedPass]:
+    def list_passes(self) -> Sequence[SimulatedPass]:
         """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
         composed = self.point.composed
         if self.time is None:

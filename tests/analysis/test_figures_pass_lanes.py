@@ -8,8 +8,8 @@ from test_figures_idle_share import piped
 from analysis.drawing.lanes import compute_busy, compute_idle
 from analysis.figures import pass_lanes
 from analysis.figures.pass_lanes import build_pair
-from bench.core.invariants import find_broken_rule
 from bench.core.record import RunRecord, TimedPass
+from bench.core.record_checks import find_broken_rule
 
 GPIPE = (
     (("forward", 0, 0, 0.0, 0.01), ("forward", 0, 1, 0.01, 0.02), ("backward", 0, 0, 0.06, 0.08),

@@ -13,7 +13,7 @@ import pytest
 from started_runs import QUICK, Command
 
 from analysis.flags import list_flags
-from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import NodeLoad, RunRecord
 from bench.measure.control_group import read_quota_cores, read_throttled_s
 from bench.measure.surroundings import HostMonitor, ProcessLocation, compute_load
@@ -71,7 +71,7 @@ def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_
     assert load and load.node == 3
     assert load.others_share == pytest.approx(4 / 20)
     assert load.stolen_share == pytest.approx(1 / 20)
-    assert taken(load) == pytest.approx(5 / 20)
+    assert compute_background_load(load) == pytest.approx(5 / 20)
 
 
 def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def quiet() -> bool:
     before = monitor.sample()
     time.sleep(3)
     load = compute_load(0, before, monitor.sample())
-    return load is not None and (taken(load) or 0) < BUSY_SHARE / 2
+    return load is not None and (compute_background_load(load) or 0) < BUSY_SHARE / 2
 
 
 def record_of(tmp_path: Path, *more: str) -> RunRecord:
@@ -195,5 +195,5 @@ def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
 
 
 def test_node_load_shares_are_added_where_they_are_known() -> None:
-    assert taken(NodeLoad(node=0)) is None
-    assert taken(NodeLoad(node=0, stolen_share=0.25)) == 0.25
+    assert compute_background_load(NodeLoad(node=0)) is None
+    assert compute_background_load(NodeLoad(node=0, stolen_share=0.25)) == 0.25

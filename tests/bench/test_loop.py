@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.core.spec import RunSpec
-from bench.core.step_times import StepTimes
+from bench.core.steps import StepTimes
 from bench.data import MicroBatch
 from bench.measure import observe
 from bench.measure.clock import DeviceClock

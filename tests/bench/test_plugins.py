@@ -1,4 +1,4 @@
-"""How a plug-in is found by its name: in the package of its kind, or in a package that somebody installed."""
+"""Loading of a plug-in by its name: from the package of its kind, or from an installed package."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_a_plug_in_that_cannot_be_imported_is_refused_with_its_package(install: 
 
 def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
     install("zeroscale.data", "text = their_text", SOURCE)
-    with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text are called so"):
+    with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text have this name"):
         data.load("text")
 
 

@@ -11,7 +11,7 @@ import pytest
 from slurm_testbed import Testbed, wait_for
 
 from bench.core.errors import UserError
-from bench.core.scheduling import SchedulerAway, Work
+from bench.core.scheduling import SchedulerUnavailable, Work
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, submit
 from bench.launchers.slurm.queue import list_queued
 
@@ -230,7 +230,7 @@ def test_a_controller_that_is_away_for_a_moment_is_waited_for(slurm: Testbed, jo
     slurm("controller", "stop")
     back = threading.Timer(5, lambda: slurm("controller", "start"))
     try:
-        with pytest.raises(SchedulerAway):
+        with pytest.raises(SchedulerUnavailable):
             ask([work.name])
         back.start()
         handle = start(work)

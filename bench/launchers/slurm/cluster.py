@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.core.errors import UserError
-from bench.core.scheduling import ClusterLimits, SchedulerAway
+from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
 from bench.launchers.slurm.options import Options
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ def build_user_environment() -> dict[str, str]:
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """Run one of Slurm's programs and return its output.
 
-    A warning is logged if it takes longer than 5 s. Raise SchedulerAway if Slurm does not answer, and UserError with
-    the program's own message if it refuses.
+    A warning is logged if it takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer, and
+    UserError with the program's own message if it refuses.
     """
     if environment is None:
         # Personal settings of these programs would change the form of their output.
@@ -64,7 +64,7 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     lines = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ").strip() for line in errors.splitlines()]
     message = "; ".join(dict.fromkeys(filter(None, lines))) or f"exit code {process.returncode}"
     if _UNAVAILABLE.search(message):
-        raise SchedulerAway(command[0], message, "try again later")
+        raise SchedulerUnavailable(command[0], message, "try again later")
     raise UserError(command[0], message)
 
 
@@ -77,7 +77,7 @@ def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
         return process.communicate(timeout=max(0.0, _ANSWER_S - _NOTICE_S))
     except subprocess.TimeoutExpired as error:
         process.kill()
-        raise SchedulerAway(program, f"no answer within {_ANSWER_S:.0f} s", "try again later") from error
+        raise SchedulerUnavailable(program, f"no answer within {_ANSWER_S:.0f} s", "try again later") from error
     except BaseException:
         process.kill()
         raise
@@ -86,14 +86,14 @@ def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
 def limits(options: Options) -> ClusterLimits:
     """Return the limits of the partition, account and quality of service in `options`.
 
-    On a machine without Slurm there are none, so that a sweep can be planned there. Raise SchedulerAway if Slurm does
-    not answer.
+    On a machine without Slurm there are none, so that a sweep can be planned there. Raise SchedulerUnavailable if Slurm
+    does not answer.
     """
     try:
         known = read_config()
         partitions = call("scontrol", "show", "partition", "--oneliner")
         nodes = call("sinfo", "--noheader", "--all", "--exact", "--format=%P|%c|%G")
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError:
         return ClusterLimits()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.core import store
 from bench.core.errors import UserError
-from bench.core.scheduling import JobState, LaunchPlan, SchedulerAway
+from bench.core.scheduling import JobState, LaunchPlan, SchedulerUnavailable
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import build_user_environment, call, read_config
 
@@ -35,9 +35,9 @@ SLURM_CLUSTERS is kept: it chooses a cluster for all of Slurm's programs alike."
 def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
     """Return the state of every job of these names by (name, task of an array or None).
 
-    A job that is missing is unknown to Slurm. Raise SchedulerAway if Slurm does not answer. Three sources are read in
-    turn, each once: the queue, and for jobs that it has forgotten accounting and the completion log, where the site
-    has them. The queue may have forgotten some tasks of an array, so arrays are always looked up in all three.
+    A job that is missing is unknown to Slurm. Raise SchedulerUnavailable if Slurm does not answer. Three sources are
+    read in turn, each once: the queue, and for jobs that it has forgotten accounting and the completion log, where
+    the site has them. The queue may have forgotten some tasks of an array, so arrays are always looked up in all three.
     `scontrol show job` forgets jobs at the same moment as the queue, and is of no use.
     """
     wanted = frozenset(names)
@@ -87,7 +87,8 @@ def _read_completion_log() -> Iterable[JobState]:
 def submit(launch: LaunchPlan) -> str:
     """Write the script and submit it; return the job's number.
 
-    Raise UserError with Slurm's message if it refuses, and SchedulerAway if it does not answer for half a minute.
+    Raise UserError with Slurm's message if it refuses, and SchedulerUnavailable if it does not answer for half
+    a minute.
     """
     for path, text in launch.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))
@@ -96,7 +97,7 @@ def submit(launch: LaunchPlan) -> str:
     assert found, "a script without a name"
     try:
         return _call_sbatch(launch, script)
-    except SchedulerAway as error:
+    except SchedulerUnavailable as error:
         unavailable = error
     for pause_s in _PAUSES_S:
         _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
@@ -105,7 +106,7 @@ def submit(launch: LaunchPlan) -> str:
             # The controller may have taken the job before it failed, or answered too late: look for it first.
             numbers = (state.handle for state in list_queued() if state.name == found[1])
             return max(numbers, key=int, default=None) or _call_sbatch(launch, script)
-        except SchedulerAway as error:
+        except SchedulerUnavailable as error:
             unavailable = error
     raise unavailable
 
@@ -118,7 +119,7 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
         environment.pop(variable, None)
     try:
         return call(*launch.command, environment=environment).strip().partition(";")[0]
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError as error:
         raise _explain_refusal(error, script, launch.command[-1]) from error
@@ -139,7 +140,7 @@ def cancel_all(handles: Iterable[str]) -> None:
     for begin in range(0, len(numbers), _AT_ONCE):
         try:
             call("scancel", "--quiet", *numbers[begin : begin + _AT_ONCE])
-        except SchedulerAway:
+        except SchedulerUnavailable:
             raise
         except UserError as error:
             if not _ENDED.search(error.rule):

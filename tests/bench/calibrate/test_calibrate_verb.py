@@ -12,7 +12,7 @@ from started_runs import PATIENCE_S, SOON_S, alive
 
 from bench.cli import main
 from bench.config import compose
-from bench.core.job_context import find_job
+from bench.core.plugins import find_job
 from bench.core.scheduling import JobContext
 
 

@@ -8,7 +8,7 @@ import pytest
 from slurm_jobs import options, work
 
 from bench.core.errors import UserError
-from bench.core.scheduling import ClusterLimits, SchedulerAway
+from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
 from bench.launchers.slurm import Options, ask, cancel_all, cluster, limits, plan, states, submit
 from bench.launchers.slurm.queue import list_queued
 
@@ -79,7 +79,7 @@ def test_nothing_is_submitted_again_while_nobody_can_say_whether_it_was_taken(
 ) -> None:
     programs.play("sbatch", error=f"Batch job submission failed: {SLOW}")
     programs.play("squeue", error=AWAY)
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         submitted(tmp_path)
     assert programs.called("sbatch") == 1 and programs.called("squeue") == 3
 
@@ -90,7 +90,7 @@ def test_a_refusal_is_told_at_once_in_slurms_words(programs: Programs, tmp_path:
         UserError, match=r"launcher\.account=null: .*Invalid account or account/partition combination; `sacctmgr"
     ) as refused:
         submitted(tmp_path)
-    assert not isinstance(refused.value, SchedulerAway) and programs.called("sbatch") == 1
+    assert not isinstance(refused.value, SchedulerUnavailable) and programs.called("sbatch") == 1
     assert (tmp_path / "job.sh").exists(), "to be looked at"
 
 
@@ -108,7 +108,7 @@ def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(pro
     programs.play("scontrol", error=AWAY)
     questions: list[Callable[[], object]] = [lambda: ask(["a"]), list_queued, lambda: limits(Options())]
     for question in questions:
-        with pytest.raises(SchedulerAway, match="Unable to contact"):
+        with pytest.raises(SchedulerUnavailable, match="Unable to contact"):
             question()
     programs.play("squeue")
     programs.play("sacct", error="Slurm accounting storage is disabled")
@@ -164,7 +164,7 @@ def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Program
     cancel_all(["1", "2", "3", "3"])
     assert programs.called("scancel") == 1
     programs.play("scancel", error=f"Kill job error on job id 3: {AWAY}")
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         cancel_all(["3"])
     programs.play("scancel", error="Kill job error on job id 3: Access/permission denied")
     with pytest.raises(UserError, match="permission denied"):
@@ -211,5 +211,5 @@ def test_a_controller_that_is_unavailable_is_reported_before_each_new_attempt(
 def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.launchers.slurm.cluster._ANSWER_S", 0.2)
     programs.write("squeue", "exec sleep infinity")
-    with pytest.raises(SchedulerAway, match="no answer within"):
+    with pytest.raises(SchedulerUnavailable, match="no answer within"):
         list_queued()

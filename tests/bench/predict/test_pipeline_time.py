@@ -49,13 +49,13 @@ def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], st
     """(m + p - 1) (f + b) where a rank has one stage; with v stages (v m + p - 1) (f + b) of one of them."""
     spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
     forward_s, backward_s = [FORWARD_S] * 4 * stages, [BACKWARD_S] * 4 * stages
-    ends_s = find_costs(spec).play(forward_s, backward_s, lambda source, target: 0.0)
+    ends_s = find_costs(spec).simulate(forward_s, backward_s, lambda source, target: 0.0)
     assert max(ends_s) == pytest.approx((stages * micro_batches + 3) * (FORWARD_S + BACKWARD_S))
 
 
 def test_a_hop_is_waited_for_once_each_way_between_neighbours() -> None:
     spec = build("engine=pipeline", "engine.schedule=gpipe", "parallel.pipeline=2", "batch.accumulation=8")
-    ends_s = find_costs(spec).play([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
+    ends_s = find_costs(spec).simulate([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
     assert ends_s == pytest.approx((9 * 3 + 0.5, 9 * 3 + 0.25 - BACKWARD_S))
 
 
