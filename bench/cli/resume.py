@@ -61,15 +61,13 @@ def run(args: argparse.Namespace) -> int:
         if not has_ended:
             return 0 if done.good else 1
     elif not is_search:
-        print(sweep.format_ended(done, as_json=args.json))
-        if not args.json:
-            options.print_answer(args.folder)
+        sweep.print_ended(done, as_json=args.json)
         return 0 if done.good else 1
     return search.print_verdict(args.folder, as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
-    with terminal.progress(quiet=args.json) as follow:
+    with options.explain_end(args.folder), terminal.progress(quiet=args.json) as follow:
         return api.resume(
             args.folder,
             autopilot=args.autopilot,
@@ -77,6 +75,7 @@ def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
             patience_s=_AUTOPILOT_PATIENCE_S if args.autopilot else _PATIENCE_S,
             tell=terminal.teller(quiet=args.json),
             follow=follow,
+            describe=options.describe_run,
         )
 
 
@@ -135,9 +134,7 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     open_points = [one for one in view.statuses if not one.final]
     if open_points:
         lines += ["", "## Without an answer", "", *_list_reasons(open_points)]
-    lines += [
-        f"- node {found.host} is not used any more: {found.reason}" for found in jobs.read_exclusions(view.folder)
-    ]
+    lines += [f"- node {found.host} is excluded: {found.reason}" for found in jobs.read_exclusions(view.folder)]
     answered = [one for one in view.statuses if one.final]
     if answered:
         lines += ["", "## Answers", "", *(_format_answer(view.folder, one) for one in answered[:_MOST_LINES])]

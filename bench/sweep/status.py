@@ -130,7 +130,7 @@ class _StatusReader:
             return "given up", reason
         if ended := self._explain_last_job(key):
             return "waiting", ended
-        return "waiting", f"again after: {_explain_attempt(done[-1])}" if done else ""
+        return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
     def _alive(self, attempt: UnfinishedAttempt) -> bool:
         """Whether an attempt without a record is under way: as its scheduler says, else by its last sign of life."""

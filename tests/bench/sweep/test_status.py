@@ -132,7 +132,7 @@ def test_a_job_in_the_queue_is_shown_with_its_number_its_reason_and_when_it_may_
     assert f"job 7  pending (Priority), expected to start 2026-11-23 08:30  {study}/jobs/s-1" in text
     attempt(study, spec(), "ok")
     text = zeroscale("status", str(study)).stdout
-    assert f"every point has its answer, and jobs are left; to take them back: zeroscale cancel {study}" in text
+    assert f"every point has its answer, and jobs are left; to cancel them: zeroscale cancel {study}" in text
 
 
 @pytest.mark.processes
@@ -146,7 +146,7 @@ def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
     told = json.loads(asked.stdout)
     assert asked.returncode == 1 and "Unable to contact" in told["scheduler_away"]
     assert told["jobs"] is told["queue"] is None and told["points"][0]["state"] == "unknown"
-    assert zeroscale("status", str(study)).stdout.endswith("the queue is not known\n")
+    assert zeroscale("status", str(study)).stdout.endswith("the queue is unknown\n")
 
 
 @pytest.mark.parametrize(
