@@ -1,4 +1,4 @@
-"""What is predicted of points before they run: memory, and how long a step takes."""
+"""Predictions for points before they run: memory and step time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +26,11 @@ from bench.sweep import inputs
 from bench.sweep.inputs import GivenOverrides, find_study
 
 _MOST_NODES = 1024
-"""Up to which more nodes are tried for a point that does not fit."""
+"""Most nodes that are tried for a point that does not fit."""
 
 
 class Prediction(NamedTuple):
-    """What is predicted of one point; where something is None, why it is unknown stands beside it."""
+    """Prediction for one point; next to each None is the reason why the value is unknown."""
 
     point: StudyPoint
     device: Device
@@ -38,18 +38,18 @@ class Prediction(NamedTuple):
     memory_unknown: str
     time: StepTime | None
     time_unknown: str
-    rehearsed_s: float | None = None  # that a step computes by a rehearsal
+    rehearsed_s: float | None = None  # computing time of a step by a rehearsal
     software: Software = USUAL
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into a device; None: perhaps, or one of both is unknown."""
+        """Return whether it fits into a device; None: perhaps, or unknown."""
         room = self.point.composed.machine.memory_bytes
         return self.memory.fits(room) if self.memory and room is not None else None
 
     @property
     def by_class(self) -> bool:
-        """Whether the interval of its time is that of a class of software: nothing was calibrated or rehearsed."""
+        """Return whether the interval of its time is that of a software class, without calibration or rehearsal."""
         found = self.point.composed.machine.calibration
         return (
             self.time is not None
@@ -65,25 +65,27 @@ class Prediction(NamedTuple):
         return {True: "fits", False: "does not fit", None: "may fit"}[self.fits]
 
     def host(self) -> HostMemory | None:
-        """Return what a node's host needs, where something is kept there."""
+        """Return the memory needed on a node's host; None without offload."""
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
     def list_passes(self) -> Sequence[PlayedPass]:
-        """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
+        """Return the times of the passes of a pipeline's step; empty without a pipeline or a time."""
         composed = self.point.composed
         if self.time is None:
             return ()
         return predict_passes(composed.spec, composed.machine, self.device, self.rehearsed_s, software=self.software)
 
     def largest_micro_batch(self) -> LargestMicroBatch | None:
-        """Return the largest micro-batch that fits; None where the size of a device is unknown. It costs as much as
-        thirty predictions."""
+        """Return the largest micro-batch that fits; None if the device's memory is unknown.
+
+        It costs as much as thirty predictions.
+        """
         room = self.point.composed.machine.memory_bytes
         return find_largest_micro_batch(self.point.composed.spec, room, self.device) if room else None
 
     def describe_remedy(self) -> str:
-        """Return in words what would fit in place of a point that does not; empty for every other point. It costs as
-        much as forty predictions."""
+        """Return in words a smaller point that would fit; empty if this one may fit. It costs as much as forty
+        predictions."""
         composed = self.point.composed
         if self.fits is not False:
             return ""
@@ -114,7 +116,7 @@ def predict_points(
     rehearsed_s: float | None,
     software: str | None = None,
 ) -> list[Prediction]:
-    """Return what is predicted of every point that is asked for; `software` may stand among the overrides, too."""
+    """Return the prediction for every point; `software` may be an override, too."""
     composed, given = find_study(study, overrides, config_dir, "predict")
     named = [str(value) for key, values in given if key == "software" for value in values]
     named += [] if software is None else [software]
@@ -143,6 +145,6 @@ def _predict_point(
             spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s,
             software=software,
         )  # fmt: skip
-    except UserError as lacking:  # a number that the machine's file has not
+    except UserError as lacking:  # the machine's file lacks a number
         return Prediction(point, device, needed, "", None, str(lacking), rehearsed_s, software)
     return Prediction(point, device, needed, "", time, "", rehearsed_s, software)

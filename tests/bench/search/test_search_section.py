@@ -126,7 +126,7 @@ def test_a_search_is_no_sweep(tmp_path: Path) -> None:
 def test_axes_beside_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps({"name": "mine", "base": BASE, "search": ask(), "axes": {"nodes": [1, 2]}}))
-    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) beside a search.*move the axes into"):
+    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) and a search.*move the axes into"):
         verb(str(file))
 
 

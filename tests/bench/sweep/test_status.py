@@ -176,7 +176,7 @@ def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -
 def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None:
     for verb in ("status", "resume", "cancel"):
         told = zeroscale(verb, str(tmp_path))
-        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was asked for" in told.stderr
+        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was started" in told.stderr
 
 
 @pytest.mark.processes
