@@ -84,7 +84,7 @@ class SweepRules(Frozen):
 
 
 class Trial(Frozen):
-    """One point that a search has proposed: `trials/<number>.json`, written once, by the first process to propose it."""
+    """One point that a search has proposed: `trials/<number>.json`, written once."""
 
     number: int
     point: SweepPoint
