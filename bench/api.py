@@ -403,12 +403,7 @@ def rehearse(
     return measure(made, results, follow=follow)
 
 
-def advise(
-    question: "GivenOverrides",
-    *,
-    results: Folder | None = None,
-    config_dir: Folder | None = None,
-) -> "Answer":
+def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
     """Return the advised stage, micro-batch and node count, its rivals, and the rejected candidates.
 
     `question` has overrides and the words of `zeroscale advise`: tokens, samples, loss, law, best, deadline,
@@ -419,7 +414,5 @@ def advise(
     from bench.sweep.inputs import format_overrides
 
     return search.find_answer(
-        questions.parse_query(format_overrides(question)),
-        _convert_path(config_dir),
-        _convert_path(results),
+        questions.parse_query(format_overrides(question)), _convert_path(config_dir), _convert_path(results)
     )

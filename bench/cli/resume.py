@@ -121,14 +121,7 @@ def _write_report(folder: Path) -> str:
 def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     """Return one page in Markdown: how every point ended, the most of them in one line each."""
     ended = f"The autopilot ended on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
-    lines = [
-        f"# {view.folder.name}",
-        "",
-        format_summary(view) + ".",
-        "",
-        ended,
-        make_printable(report) + ".",
-    ]
+    lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:
         lines.append(f"It could not go on: {make_printable(refusal)}.")
     open_points = [one for one in view.statuses if not one.final]

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import api, launchers
 from bench.cli import options
@@ -30,6 +30,7 @@ from bench.config.compose import Expansion
 from bench.core import terminal
 from bench.core.files import RESULTS
 from bench.core.formatting import format_count
+from bench.core.machine import Machine
 from bench.core.quantities import compute_node_hours
 from bench.core.spec import RunSpec, read_protocol
 from bench.core.store import RECORD, read_record
@@ -37,7 +38,7 @@ from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
 from bench.sweep import jobs, submitting
 from bench.sweep.definition import SweepDefinition, SweepPoint
-from bench.sweep.forecast import Forecast, MemoryForecast, compute_minutes, explain_unpredicted
+from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.pruning import is_far_out_of_memory
@@ -335,7 +336,14 @@ def _explain_nothing(done: submitting.SubmitResult, where: str) -> str:
     return f"nothing to submit: {rest}; progress: zeroscale status {where}"
 
 
-_NOTHING = Forecast()
+class PointPrediction(NamedTuple):
+    """Prediction for one point of a sweep."""
+
+    point: SweepPoint
+    machine: Machine
+    forecast: Forecast
+    minutes: AttemptMinutes | None  # of one attempt; None if unknown
+    infeasible: bool  # recorded without a run
 
 
 class PredictionText:
@@ -343,98 +351,84 @@ class PredictionText:
 
     def __init__(self, sweep: SweepDefinition) -> None:
         self._sweep = sweep
-        steps = [(point.forecast or _NOTHING).step for point in sweep.points]
-        self._minutes = [
-            compute_minutes(read_protocol(point.spec["measure"]), step.low_s, step.high_s) if step else None
-            for point, step in zip(sweep.points, steps, strict=True)
-        ]
-        self._infeasible = [
-            sweep.rules.prune and is_far_out_of_memory(point.forecast, sweep.machines[point.machine])
-            for point in sweep.points
-        ]
+        self._points = [self._predict(point) for point in sweep.points]
+
+    def _predict(self, point: SweepPoint) -> PointPrediction:
+        forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
+        step, protocol = forecast.step, read_protocol(point.spec["measure"])
+        minutes = compute_minutes(protocol, step.low_s, step.high_s) if step else None
+        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point.forecast, machine)
+        return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:
         """Return whether a point is recorded as infeasible and not run."""
-        return self._infeasible[index]
+        return self._points[index].infeasible
 
     def line(self, index: int) -> str:
         """Return the prediction for one point in one line."""
-        point = self._sweep.points[index]
-        if (point.forecast or _NOTHING) == _NOTHING and (
-            why := explain_unpredicted(RunSpec.model_validate(point.spec))
-        ):
+        one = self._points[index]
+        if one.forecast == Forecast() and (why := explain_unpredicted(RunSpec.model_validate(one.point.spec))):
             return f"    {why}"
-        step = (point.forecast or _NOTHING).step
-        time = "step time unknown"
-        if step and (taken := self._minutes[index]):
-            span = _format_range(taken.low, taken.high)
+        time, step = "step time unknown", one.forecast.step
+        if step and one.minutes:
+            span = _format_range(one.minutes.low, one.minutes.high)
             time = f"{step.s:.3g} s a step ({step.low_s:.3g}–{step.high_s:.3g}), {span} min"
-        return f"    predicted: {self._memory(index)}; {time}"
+        return f"    predicted: {self._format_memory(one)}; {time}"
 
-    def _memory(self, index: int) -> str:
-        point = self._sweep.points[index]
-        room, machine = (point.forecast or _NOTHING).room, self._sweep.machines[point.machine]
-        there = machine.memory_bytes
+    def _format_memory(self, one: PointPrediction) -> str:
+        room, there = one.forecast.room, one.machine.memory_bytes
         if room is None:
             return "memory unknown"
         needed = f"{_format_range(room.low_bytes / 1e9, room.high_bytes / 1e9)} GB"
-        if there is None and machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
-            return f"{needed} in each rank, {_format_on_this_host(room, point.devices_per_node)}"
+        if there is None and one.machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
+            return f"{needed} in each rank, {_format_on_this_host(room, one.point.devices_per_node)}"
         if there is None:
             return f"{needed} (the device's memory is unknown)"
-        verdict = "far out of memory, infeasible" if self._infeasible[index] else room.fits(there)
+        verdict = "far out of memory, infeasible" if one.infeasible else room.fits(there)
         return f"{needed} of {there / 1e9:.3g} ({verdict})"
 
     def plain(self, index: int) -> dict[str, Any]:
         """Return the prediction for another program; None is unknown."""
-        point = self._sweep.points[index]
-        found, there = point.forecast or _NOTHING, self._sweep.machines[point.machine].memory_bytes
-        taken = self._minutes[index]
+        one = self._points[index]
+        room, step, there = one.forecast.room, one.forecast.step, one.machine.memory_bytes
         return {
-            "memory_bytes": {"low": found.room.low_bytes, "high": found.room.high_bytes} if found.room else None,
+            "memory_bytes": {"low": room.low_bytes, "high": room.high_bytes} if room else None,
             "machine_memory_bytes": there,
-            "fits": {"fits": True, "does not fit": False}.get(found.room.fits(there)) if found.room else None,
-            "infeasible": self._infeasible[index],
-            "step_s": {"low": found.step.low_s, "likely": found.step.s, "high": found.step.high_s}
-            if found.step
-            else None,
-            "minutes": taken._asdict() if taken else None,
+            "fits": {"fits": True, "does not fit": False}.get(room.fits(there)) if room else None,
+            "infeasible": one.infeasible,
+            "step_s": {"low": step.low_s, "likely": step.s, "high": step.high_s} if step else None,
+            "minutes": one.minutes._asdict() if one.minutes else None,
         }
 
-    def format_node_hours(self, times: int = 1) -> str:
+    def format_node_hours(self, times: int) -> str:
         """Return the node-hours of all runs, `times` over."""
-        known = [(taken, self._sweep.points[i].nodes) for i in self._runs if (taken := self._minutes[i])]
-        if len(known) < len(self._runs):
-            return "unknown node-hours"
-        low, high = (times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
-        return f"{_format_range(low, high)} node-hours"
+        unknown = any(one.minutes is None for one in self._runs)
+        return f"{'unknown' if unknown else self._sum_node_hours(times)} node-hours"
+
+    def _sum_node_hours(self, times: int = 1) -> str:
+        known = [(one.minutes, one.point.nodes) for one in self._runs if one.minutes]
+        return _format_range(*(times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1)))
 
     def summary(self) -> Iterator[str]:
         """Yield lines about the whole sweep."""
-        runs = self._runs
-        known = [(taken, self._sweep.points[i].nodes) for i in runs if (taken := self._minutes[i])]
-        if known:
-            low, high = (sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
-            unknown = f", {len(runs) - len(known)} unknown" if len(known) < len(runs) else ""
-            yield f"predicted: {_format_range(low, high)} node-hours for {format_count(len(known), 'point')}{unknown}"
-        if left := len(self._sweep.order) - len(runs):
+        if known := sum(one.minutes is not None for one in self._runs):
+            unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
+            yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'point')}{unknown}"
+        if left := len(self._sweep.order) - len(self._runs):
             points = format_count(left, "point")
             yield f"predicted far out of memory: {points} recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
         """Yield lines about points that may end without an answer."""
-        if short := sum(map(self._may_run_out, self._runs)):
+        limits = [(one.minutes, one.point.time_limit_min) for one in self._runs]
+        if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
             yield f"{format_count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"
 
     @property
-    def _runs(self) -> list[int]:
-        """Return the index of the point of every run; infeasible points do not run."""
-        return [index for _, index in self._sweep.order if not self._infeasible[index]]
-
-    def _may_run_out(self, index: int) -> bool:
-        limit, taken = self._sweep.points[index].time_limit_min, self._minutes[index]
-        return limit is not None and taken is not None and taken.high > limit
+    def _runs(self) -> list[PointPrediction]:
+        """Return the prediction of every run; infeasible points do not run."""
+        return [self._points[index] for _, index in self._sweep.order if not self._points[index].infeasible]
 
 
 def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:

@@ -101,10 +101,8 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
         code = Path(folder, commit[:7])
         try:
             # Without hooks: those of the user's repository may do anything.
-            done = _ask_git(
-                checkout, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", str(code), commit
-            )
-            if done is None:
+            hookless = ("-c", "core.hooksPath=/dev/null")
+            if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
                 raise UserError(commit[:7], "cannot be checked out", "does `git worktree add` work here?")
             yield code
         finally:
@@ -113,13 +111,12 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
 
 def _ask_git(checkout: Path, *question: str) -> str | None:
     """Return the output of git; None if it fails."""
+    command = ["git", "-C", str(checkout), *question]
     try:
-        command = ["git", "-C", str(checkout), *question]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, start_new_session=True
-        ).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip()
 
 
 def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
@@ -143,7 +140,7 @@ def looks(rounds: int, most: int) -> list[int]:
 
 
 class RoundsResult(NamedTuple):
-    """Whether all runs ended `ok`, and the rounds that were kept although the machine was busy."""
+    """Result of rounds: all runs ended `ok`, and the rounds that were kept although the machine was busy."""
 
     well: bool
     busy: tuple[int, ...] = ()
@@ -166,7 +163,11 @@ def run_rounds(
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
         order = [sides[index] for _, index in group]
         for again in range(MOST_AGAIN + 1):
-            records = [_run_and_follow(side, number, words, results, follow) for side in order]
+            records = []
+            for side in order:
+                records.append(run_side(side, number, words, results))
+                _check_code(side, records[-1])
+                follow(number, side, records[-1])
             if any(record.outcome.kind != "ok" for record in records):
                 return RoundsResult(False, tuple(busy))
             if not any(map(_was_busy, records)):
@@ -176,19 +177,6 @@ def run_rounds(
             else:
                 _set_aside(results, order, number, again)
     return RoundsResult(True, tuple(busy))
-
-
-def _run_and_follow(
-    side: ComparedSide,
-    number: int,
-    words: Sequence[str],
-    results: Path,
-    follow: Callable[[int, ComparedSide, RunRecord], None],
-) -> RunRecord:
-    record = run_side(side, number, words, results)
-    _check_code(side, record)
-    follow(number, side, record)
-    return record
 
 
 def _was_busy(record: RunRecord) -> bool:

@@ -46,8 +46,7 @@ class Job(Frozen):
 
     def list_specs(self, task: int | None) -> list[RunSpec]:
         """Return the specs of one task, or of a job without tasks, the control point included."""
-        control = (self.control,) if self.control else ()
-        return [requested.spec for requested in (*self.requested(task), *control)]
+        return [requested.spec for requested in (*self.requested(task), self.control) if requested]
 
 
 class AllocationPeriod(NamedTuple):
@@ -216,10 +215,8 @@ def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
 @functools.lru_cache(maxsize=100_000)  # a job is written once and never changed
 def _read_keys(folder: Path) -> tuple[tuple[RunKey, int | None], ...]:
     job = store.read_value(folder / _JOB, _JobHeader)
-    keys = (
-        RunKey(requested.config_id, requested.circumstance.machine.name, requested.circumstance.repeat)
-        for requested in job.points
-    )
+    around = ((point.config_id, point.circumstance) for point in job.points)
+    keys = (RunKey(config_id, place.machine.name, place.repeat) for config_id, place in around)
     return tuple((key, task if job.mode == "array" else None) for task, key in enumerate(keys))
 
 

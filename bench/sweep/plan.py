@@ -67,19 +67,16 @@ def plan_sweep(
         inputs.check_devices(made.composed)
     options = merge_options(found.points, etiquette, autopilot)
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
-    controls = [
-        build_point(made, set(), predict=False) for made in _build_controls(planned_study, given, found, config_dir)
-    ]
+    predict = planned_study.budget.attempts > 1
+    controls = _build_controls(planned_study, given, found, config_dir)
     sweep = define_sweep(
         planned_study,
         [point.composed for point in found.points],
         options,
         SweepRules(budget=planned_study.budget, prune=prune),
-        points=tuple(
-            build_point(point, distinguishing, predict=planned_study.budget.attempts > 1) for point in found.points
-        ),
+        points=tuple(build_point(point, distinguishing, predict=predict) for point in found.points),
         order=tuple(order_runs([point.turn for point in found.points], planned_study)),
-        controls=tuple(controls),
+        controls=tuple(build_point(point, set(), predict=False) for point in controls),
     )
     return PlannedSweep(sweep, found, chosen, autopilot)
 
@@ -194,8 +191,7 @@ def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
     """Return the overrides that differ between points and are not in their lines otherwise."""
-    hidden = [(key, value) for key, value in itertools.chain(*overrides) if not is_shown_in_line(key)]
-    shared = Counter(f"{key}={value}" for key, value in hidden)
+    shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if not is_shown_in_line(key))
     return {text for text, count in shared.items() if count < len(overrides)}
 
 
@@ -227,12 +223,7 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
 
 
 def plan_rehearsal(
-    overrides: GivenOverrides,
-    rank: int,
-    config_dir: Path | None,
-    *,
-    shapes_only: bool = False,
-    study: str,
+    overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False, study: str
 ) -> SingleRun:
     """Return the rehearsal of one rank; UserError if it cannot be rehearsed on this machine."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)

@@ -103,11 +103,8 @@ class JobAgents:
                 if any("ready" in message for message in messages) or self._connections[number].closed:
                     busy.discard(number)
             time.sleep(_POLL_S)
-        return [
-            self.hosts[number]
-            for number, connection in self._connections.items()
-            if connection.closed or number in busy
-        ]
+        lost = (number for number, connection in self._connections.items() if connection.closed or number in busy)
+        return [self.hosts[number] for number in lost]
 
     def send_end(self) -> None:
         """Tell every agent that the job has ended."""
@@ -179,7 +176,7 @@ class JobAgent:
         return 0 if self._interrupted else 1
 
     def _restart_server(self, connection: Connection) -> None:
-        """Restart the fork server if it has ended. The leader is told to wait for its imports."""
+        """Restart the fork server if it has ended. The leader then allows time for its imports."""
         if self._server.has_ended and not self._interrupted:
             connection.send({"restarting": True})
             self._server.restart()

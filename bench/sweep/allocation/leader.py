@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -23,7 +24,6 @@ from bench.runtime.coordinator import RunCoordinator
 from bench.runtime.node import count_supervisors
 from bench.runtime.outcome import RankState, list_survivors
 from bench.runtime.process import ForkServer
-from bench.runtime.transport import Rendezvous
 from bench.sweep import jobs, lost, snapshot
 from bench.sweep.allocation.agents import JobAgents
 from bench.sweep.definition import RequestedRun, RunKey
@@ -164,28 +164,30 @@ class JobLeader:
 
     def _plan(self) -> SweepPlan:
         """Return the runs of this allocation; predictions were checked at its submission."""
-        control = self.job.control
-        return SweepPlan(
-            [self._build_planned(requested) for requested in self.requested],
-            self._build_planned(control) if control else None,
-        )
 
-    def _build_planned(self, requested: RequestedRun) -> PlannedRun:
-        return PlannedRun(
-            requested.key,
-            requested.kin,
-            prune=self.job.prune,
-            attempts=None if requested.again else self.job.attempts,
-            limit_min=requested.circumstance.limits.time_limit_min or 0.0,
-            environment_id=self.environment_id,
-            reopened=requested.again,
-        )
+        def build(requested: RequestedRun) -> PlannedRun:
+            return PlannedRun(
+                requested.key,
+                requested.kin,
+                self.job.prune,
+                attempts=None if requested.again else self.job.attempts,
+                limit_min=requested.circumstance.limits.time_limit_min or 0.0,
+                environment_id=self.environment_id,
+                reopened=requested.again,
+            )
+
+        return SweepPlan([*map(build, self.requested)], build(self.job.control) if self.job.control else None)
 
     def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
         """Return the state of the study's folder, and the time left."""
         warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
         left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
-        return Snapshot(self._tried, busy=self._busy, left_s=left_s, passed=passed)
+        return Snapshot(
+            lambda config_id: store.list_attempts(self.study_folder / config_id),
+            busy=self._busy,
+            left_s=left_s,
+            passed=passed,
+        )
 
     def _carry_out(self, decision: Decision) -> str:
         """Carry out a decision; return why the allocation has to end, empty if it goes on."""
@@ -197,15 +199,13 @@ class JobLeader:
                 if self.server.has_ended:
                     self.server.restart()
                 self._run_attempt(requested)
-                if self.agents and (lost := self.agents.wait()):
-                    return f"{', '.join(lost)} cannot be reached any more"
+                if self.agents and (gone := self.agents.wait()):
+                    return f"{', '.join(gone)} cannot be reached any more"
                 if reason := self.health.format_excluded():
                     return f"{reason}; its node is excluded from now on"
             case RecordWithoutRun(outcome=outcome):
-                folder = self.study_folder / requested.config_id
-                store.finalize(
-                    store.open_attempt(folder, requested.spec, self._circumstance(requested)).folder, outcome
-                )
+                here = requested.model_copy(update={"circumstance": self._circumstance(requested)})
+                lost.write_outcome(self.study_folder, here, outcome)
                 _print_progress(requested, outcome.reason)
             case PostponeRun(why=why) | SkipRun(why=why):
                 _print_progress(requested, why)
@@ -218,21 +218,19 @@ class JobLeader:
 
     def _run_attempt(self, requested: RequestedRun) -> None:
         """Make one attempt at a point, on all nodes."""
-        config_folder = self.study_folder / requested.config_id
-        attempt = store.open_attempt(
-            config_folder, requested.spec, self._circumstance(requested), new_repeat=requested.control
-        )
-        if not requested.control and (
-            rival := snapshot.find_rival_attempt(
-                config_folder, requested.key, before=attempt.attempt, ours=self._is_ours
-            )
-        ):
+        assert self.agents
+        config_folder, circumstance = self.study_folder / requested.config_id, self._circumstance(requested)
+        attempt = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
+        rival = None
+        if not requested.control:
+            rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_ours)
+        if rival:
             reason = f"job {rival.job} began this point a moment earlier: {rival.attempt.folder.name}"
             store.finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
             return
         self.supervisor = RunCoordinator(
             attempt.folder,
-            announce=lambda point: self._announce(attempt.folder, point),
+            announce=partial(self.agents.run, attempt.folder),
             span=self.job.span,
             start=self.server.start,
             scheduled=True,
@@ -249,25 +247,20 @@ class JobLeader:
         _print_progress(requested, _format_end(record))
         self.health.examine(record, left, attempt.folder)
 
-    def _announce(self, folder: Path, point: Rendezvous) -> None:
-        if self.agents:
-            self.agents.run(folder, point)
-
     def _circumstance(self, requested: RequestedRun) -> Circumstance:
         """Return a point's circumstances with those of this allocation."""
         place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
         more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
-        launcher = requested.circumstance.launcher | more
-        machine = requested.circumstance.machine.on(self.device)
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        return requested.circumstance.model_copy(
-            update={"launcher": launcher, "machine": machine, "started_at": started_at}
-        )
+        update = {
+            "launcher": requested.circumstance.launcher | more,
+            "machine": requested.circumstance.machine.on(self.device),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return requested.circumstance.model_copy(update=update)
 
     def _finalize_earlier(self) -> None:
         """Write records for the attempts that this job began before it was put back into the queue."""
-        begun = [*self.requested, *([self.job.control] if self.job.control else [])] if self.context.restart else []
-        for requested in begun:
+        for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
             for attempt in store.list_attempts(self.study_folder / requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_ours(found):
@@ -289,9 +282,6 @@ class JobLeader:
         latest = jobs.find_latest_restart(self.folder, self.context.task)
         newer = latest > self.context.restart
         return f"start {latest} of this job has begun, so that this one was given up" if newer else ""
-
-    def _tried(self, config_id: str) -> list[store.RunAttempt]:
-        return store.list_attempts(self.study_folder / config_id)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_by = number
