@@ -1,11 +1,11 @@
-"""Show the outcomes of a sweep, and every point that is pending, running or did not end ok, with the reason.
+"""Show the outcomes of a sweep, and every point that is pending, running or not `ok`, with the reason.
 
   zeroscale status results/runs/smoke
   zeroscale status results/runs/smoke --all
   zeroscale status results/runs/paper --wait && zeroscale report results/runs/paper --out reports/paper
 
-Attempts that ended without a record get one, with the scheduler's state as evidence. Flags are those of `table`, for
-up to 300 runs. Exit code 0 if every point is answered.
+Attempts that ended without a record get one, with the scheduler's state as evidence. Flags are those
+of `zeroscale table`, for up to 300 runs. Exit code 0 if every point is answered.
 """
 
 import argparse

@@ -5,11 +5,14 @@
   zeroscale sweep study=paper launcher=slurm --dry-run --list
   zeroscale sweep study=strong_scaling launcher=slurm --autopilot
 
-On a CPU, comma lists without a study use the sizes and the window of the smoke study, as `zeroscale run` does. Each of
-their points runs once, which is indicative: the last line is the command for five repeats and its cost.
-Points that already have a final answer on this machine in this environment are skipped, so that an interrupted sweep
-continues where it ended. A point that is predicted far out of memory is recorded as infeasible and not run, unless
-`--no-prune` is given. With a scheduler the command returns at once: `zeroscale status` shows the progress.
+On a CPU, comma lists without a study use the sizes and the window of the smoke study, as `zeroscale
+run` does. Each of their points runs once, which is indicative: the last line is the command for
+five repeats, with its cost.
+
+Points that already have a final answer on this machine in this environment are skipped, so that an
+interrupted sweep continues where it ended. A point that is predicted far out of memory is recorded
+as infeasible and not run, unless `--no-prune` is given. With a scheduler the command returns at
+once: `zeroscale status` shows the progress.
 """
 
 import argparse

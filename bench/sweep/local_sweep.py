@@ -241,15 +241,7 @@ class LocalSweep:
             return None
         if self._supervisor is None:
             device = requested.circumstance.machine.device or find_device_kind()
-            points = {
-                (
-                    one.point.spec["engine"]["name"],
-                    one.point.spec["model"]["name"],
-                    one.point.devices_per_node,
-                ): one.point
-                for one in self._repeats.values()
-            }
-            specs = (RunSpec.model_validate(point.spec) for point in points.values())
+            specs = [RunSpec.model_validate(one.point.spec) for one in self._repeats.values()]
             self._supervisor = SweepSupervisor(device, [requested.spec, *specs])
         return self._supervisor
 

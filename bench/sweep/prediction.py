@@ -51,12 +51,8 @@ class Prediction(NamedTuple):
     def by_class(self) -> bool:
         """Return whether the interval of its time is that of a software class, without calibration or rehearsal."""
         found = self.point.composed.machine.calibration
-        return (
-            self.time is not None
-            and self.device == "cuda"
-            and self.rehearsed_s is None
-            and not (found and found.matmul)
-        )
+        known = self.rehearsed_s is not None or bool(found and found.matmul)
+        return self.time is not None and self.device == "cuda" and not known
 
     def describe_fit(self) -> str:
         """Return in words whether it fits."""
@@ -98,10 +94,8 @@ class Prediction(NamedTuple):
             total = wider.batch.micro * wider.accumulation * wider.data_parallel
             batch = Batch(micro=wider.batch.micro, accumulation=wider.accumulation, global_=total)
             wider = wider.model_copy(update={"batch": batch})
-            fits = predict_memory(wider, self.device, composed.machine.memory_bytes).fits(
-                composed.machine.memory_bytes or 0
-            )
-            if fits is not False:
+            memory_bytes = composed.machine.memory_bytes or 0
+            if (fits := predict_memory(wider, self.device, memory_bytes).fits(memory_bytes)) is not False:
                 return f"no micro-batch fits; nodes={nodes} {'fits' if fits else 'may fit'}"
         return f"no micro-batch fits, on up to {_MOST_NODES:,} nodes; divide the states or the layers among more ranks"
 
@@ -132,19 +126,21 @@ def _predict_point(
     point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None, software: Software
 ) -> Prediction:
     spec, machine, device = point.composed.spec, point.composed.machine, inputs.find_predicted_device(point.composed)
+    room = machine.memory_bytes
     try:
-        needed = predict_memory(spec, device, machine.memory_bytes)
+        needed = predict_memory(spec, device, room)
     except NoPrediction as unknown:
         return Prediction(point, device, None, str(unknown), None, str(unknown))
-    room = machine.memory_bytes
+    time, unknown_time = None, ""
     if room is not None and needed.fits(room) is False:
         least = f"needs at least {format_gigabytes(needed.device[0])} GB of {format_gigabytes(room)}"
-        return Prediction(point, device, needed, "", None, f"does not fit: {least}", rehearsed_s, software)
-    try:
-        time = predict_step_time(
-            spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s,
-            software=software,
-        )  # fmt: skip
-    except UserError as lacking:  # the machine's file lacks a number
-        return Prediction(point, device, needed, "", None, str(lacking), rehearsed_s, software)
-    return Prediction(point, device, needed, "", time, "", rehearsed_s, software)
+        unknown_time = f"does not fit: {least}"
+    else:
+        try:
+            time = predict_step_time(
+                spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s,
+                software=software,
+            )  # fmt: skip
+        except UserError as lacking:  # the machine's file lacks a number
+            unknown_time = str(lacking)
+    return Prediction(point, device, needed, "", time, unknown_time, rehearsed_s, software)

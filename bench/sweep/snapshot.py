@@ -77,9 +77,8 @@ class UnfinishedAttempt(NamedTuple):
             return not Path(f"/proc/{self.heartbeat.supervisor}").exists()
         if before.boot_id != own.boot_id:
             return True
-        if before.namespace != own.namespace:  # its pid belongs to another process here
-            return False
-        return identify_process(self.heartbeat.supervisor) != before
+        # In another namespace, its pid belongs to another process.
+        return before.namespace == own.namespace and identify_process(self.heartbeat.supervisor) != before
 
     def doing(self) -> str:
         """Return its phase in words, and the age of the heartbeat."""
@@ -260,10 +259,8 @@ class TrialReader:
 
     def _read_record(self, attempt: RunAttempt) -> tuple[RunQuantities | None, float]:
         if attempt.folder not in self._records:
-            try:
+            self._records[attempt.folder] = None, 0.0
+            with contextlib.suppress(OSError, store.Unreadable):
                 record = store.read_record(attempt.folder / store.RECORD)
-                found = derive_quantities(record), compute_node_hours(record) or 0.0
-            except (OSError, store.Unreadable):
-                found = None, 0.0
-            self._records[attempt.folder] = found
+                self._records[attempt.folder] = derive_quantities(record), compute_node_hours(record) or 0.0
         return self._records[attempt.folder]

@@ -53,8 +53,8 @@ def list_statuses(
 
     `is_reached`: the scheduler answered, so that a point outside of `queue` is in no job.
     """
-    view = _StatusReader(wanted, seen, queue, is_reached=is_reached)
-    return [view.read_status(*one) for one in wanted.values()]
+    reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
+    return [reader.read_status(*one) for one in wanted.values()]
 
 
 def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
@@ -102,18 +102,12 @@ class _StatusReader:
         done, place = self._seen.of(key), self._places.get(key)
         state, explanation = self._state(key, sweep, done, place)
         last = find_answer(done, prune=sweep.rules.prune) or (done[-1] if done else None)
-        return PointStatus(
-            key,
-            point,
-            sweep,
-            state,
-            outcome=str(last.outcome) if last else "",
-            why=explanation or (last.reason if last else ""),
-            attempts=len(done),
-            folder=last.folder.relative_to(self._seen.folder).as_posix() if last else "",
-            job=place[0] if place else "",
-            task=place[1] if place else None,
-        )
+        job, task = place or ("", None)
+        status = PointStatus(key, point, sweep, state, "", explanation, len(done), "", job, task)
+        if last is None:
+            return status
+        folder = last.folder.relative_to(self._seen.folder).as_posix()
+        return status._replace(outcome=str(last.outcome), why=explanation or last.reason, folder=folder)
 
     def _state(
         self, key: RunKey, sweep: SweepDefinition, done: list[RunAttempt], place: JobTask | None

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench import data, engines, launchers
 from bench.config import compose
@@ -59,11 +60,15 @@ def run_checks(
             start_new_session=True,  # Ctrl-C reaches it through this process, and it removes partial results
             preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
         )
+    assert child.stdin and child.stdout
     try:
-        for message in _read_messages(child, kind):
-            if isinstance(message, str):
-                follow(f"{mode}: {message}")
-            else:
+        with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once; its exit code is reported
+            child.stdin.write(kind.model_dump_json(by_alias=True))
+        with child.stdout:
+            for message in map(json.loads, child.stdout):
+                if isinstance(message, str):
+                    follow(f"{mode}: {message}")
+                    continue
                 found = Check(**message)
                 yield found._replace(remedy=f"see {noise}") if found.state == "missing" and not found.remedy else found
         if code := child.wait():
@@ -77,14 +82,6 @@ def create_log_path() -> Path:
     path = get_cache_folder(os.environ) / "prepare.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _read_messages(child: "subprocess.Popen[str]", kind: StagingNeeds) -> Iterator[Any]:
-    assert child.stdin and child.stdout
-    with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once; its exit code is reported
-        child.stdin.write(kind.model_dump_json(by_alias=True))
-    with child.stdout:
-        yield from map(json.loads, child.stdout)
 
 
 def _end_child(child: "subprocess.Popen[str]") -> None:
@@ -147,11 +144,6 @@ def _setup(request: Request) -> JobSetup:
     return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
 
 
-def outside_of(request: Request) -> str | None:
-    """Return the container image of the jobs; None if this process runs in it already."""
-    return None if extensions.IMAGE in os.environ else _setup(request).image
-
-
 def architectures(listed: Sequence[str] | None, request: Request) -> list[str | None]:
     """Return the GPU architectures to build for; None is that of the local GPU."""
     if listed is None:
@@ -210,7 +202,7 @@ def prepare(
     """
     chosen, requests = _points(study, overrides, config_dir)
     wanted = collect_needs(requests, architectures(build_for, requests[0]))
-    image = outside_of(requests[0])
+    image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # the variable is set inside it
     if image and offline:
         rule = f"jobs run in {image}, and this process does not"
         raise UserError("--offline", rule, "remove it: then a job script that checks in the container is written")
@@ -230,19 +222,13 @@ def prepare(
 def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
     """Return every point of the study or of the comma lists, its control point included."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
-    requests = [
-        point.composed for point in compose.compose_points(chosen, given, config_dir, inputs.find_device).points
-    ]
+    points = compose.compose_points(chosen, given, config_dir, inputs.find_device).points
+    requests = [point.composed for point in points]
     if control := list_control_pairs(chosen, given):
         requests.append(compose.compose_request(control, config_dir))
     if len({request.launcher_options.model_dump_json() for request in requests}) > 1:
         raise UserError("launcher", "points have several launchers", "call prepare once for each")
     return chosen, requests
-
-
-def _build_listener(follow: Callable[[Progress], None], share: float) -> Callable[[str], None]:
-    """Return a callback that reports the steps for one kind of node, after `share` of all work."""
-    return lambda text: follow(Progress(text, share))
 
 
 def _staged(
@@ -253,12 +239,13 @@ def _staged(
     Without complete staging there is no check.
     """
     create_log_path().unlink(missing_ok=True)
-    done, of = 0, len(modes) * len(wanted)
+    share = 0.0
     for mode in modes:
         found: set[Check] = set()
         for kind in wanted:
-            hear, done = _build_listener(follow, done / of), done + 1
-            for finding in run_checks(mode, kind, python(request), variables(mode, request), hear):
+            report = partial(lambda share, text: follow(Progress(text, share)), share)
+            share += 1 / (len(modes) * len(wanted))
+            for finding in run_checks(mode, kind, python(request), variables(mode, request), report):
                 if finding not in found:  # kinds of node share most needs
                     found.add(finding)
                     yield finding
