@@ -40,8 +40,7 @@ from bench.core.errors import UserError
 from bench.core.formatting import describe_result, format_count
 from bench.core.record import RunRecord
 from bench.core.spec import OBJECTIVE, RunSpec
-from bench.sweep.ab import rounds, sides
-from bench.sweep.ab.sides import ComparedSide
+from bench.sweep.ab import ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
 
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
@@ -79,20 +78,20 @@ def run(args: argparse.Namespace) -> int:
         *args.overrides,
         *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
     ]
-    with _raise_interrupt_on_sigterm(), sides.open_sides(args.a, args.b, sides.find_checkout(Path.cwd())) as (a, b):
+    with _raise_interrupt_on_sigterm(), open_sides(args.a, args.b, find_checkout(Path.cwd())) as (a, b):
         results = _create_folder(args.results, f"ab-{a.name}-{b.name}")
         # Revisions may decode the same overrides differently. Times of different protocols cannot be compared.
         across = [name for name in RunSpec.model_fields if name != "measure"]
         across += ["versions", "container"] if a.environment or b.environment else []
-        stages = rounds.looks(args.rounds, args.most_rounds or args.rounds)
-        turns = rounds.order_runs(stages[-1], args.seed)
+        stages = looks(args.rounds, args.most_rounds or args.rounds)
+        turns = order_runs(stages[-1], args.seed)
         chosen = argparse.Namespace(**vars(args) | {
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
             "exact": True, "paired": True, "keep_disturbed": True, "looks": len(stages),
         })  # fmt: skip
         busy = 0
         for done, until in zip([0, *stages], stages, strict=False):
-            ended = rounds.run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
+            ended = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
             busy += len(ended.busy)
             if busy:
                 shared = f", {busy} of {format_count(until, 'round')} on a busy machine"

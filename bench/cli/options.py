@@ -1,21 +1,25 @@
 """Arguments of several verbs, each declared once, and texts that several verbs print."""
 
 import argparse
+import contextlib
 import json
 import shlex
+import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from bench.core.errors import UserError, make_printable
 from bench.core.files import RESULTS
-from bench.core.formatting import describe_point, format_count
+from bench.core.formatting import describe_point, describe_result, format_count
 from bench.core.spec import config_id
 
 if TYPE_CHECKING:
     from bench.config.compose import Request
+    from bench.core.record import RunRecord
     from bench.core.store import Unreadable
     from bench.core.study import Pair
 
@@ -130,10 +134,40 @@ def print_unreadable(found: "Sequence[Unreadable]") -> None:
         print(f"  {make_printable(str(error))}", file=sys.stderr)
 
 
-def print_answer(folder: Path) -> None:
-    """Print the answer of a study in one to five sentences, with the runs of earlier sweeps."""
-    from analysis import results
-    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
+def describe_run(record: "RunRecord") -> str:
+    """Return the result of a run in one line: step time, peak memory, rate, and flags that cast doubt on it."""
+    from analysis.flags import list_flags
+    from analysis.metrics.throughput import compute_tokens_per_s
 
-    for line in describe_answer(results.read([folder])):
-        print(line)
+    rate = compute_tokens_per_s(record) if record.outcome.kind == "ok" else None
+    flags = ", ".join(list_flags(record))
+    return describe_result(record) + (f", {rate:,.0f} tokens/s" if rate else "") + (f"; flags: {flags}" * bool(flags))
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return counts in words, the largest first, such as `14 busy, 2 short`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+@contextlib.contextmanager
+def explain_end(folder: Path) -> Iterator[None]:
+    """Print how to resume if Ctrl-C or SIGTERM ends this block; SIGTERM ends it in the same way as Ctrl-C."""
+    ended_by = "Ctrl-C"
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal ended_by
+        ended_by = "SIGTERM"
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # a shell starts background commands with Ctrl-C ignored
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = f"zeroscale resume {shlex.quote(str(folder))}"
+        print(f"zeroscale: ended by {ended_by}; finished runs are kept. To continue: {command}", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

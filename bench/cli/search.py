@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(format_plan(plan, as_json=args.json))
         return 0
-    with terminal.progress(quiet=args.json) as follow:
+    with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
         done = api.search(
             plan,
             results=args.results,
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
             notify=args.notify,
             tell=terminal.build_printer(quiet=args.json),
             follow=follow,
+            describe=options.describe_run,
         )
     if isinstance(done, SubmitResult) and not done.has_ended:
         print(sweep.format_submitted(done, folder, as_json=args.json))

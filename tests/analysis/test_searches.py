@@ -179,7 +179,7 @@ def test_a_folder_without_a_search_is_told_in_one_line(tmp_path: Path, capsys: p
     pytest.importorskip("optuna")
     assert main(["export", str(tmp_path), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
     said = capsys.readouterr().err.strip()
-    assert "no sweep was asked for in this folder" in said and "\n" not in said
+    assert "no sweep was started in this folder" in said and "\n" not in said
 
 
 def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_devices_that_are_not_here_are_refused_before_anything_starts(
     gpus(1)
     words = (*verb, "--results", str(tmp_path))
     assert "devices_per_node=2: here is 1 GPU; give at most 1" in refused(*words, "devices_per_node=2")
-    assert "machine=h200: expects NVIDIA H200, and NVIDIA L4 is here" in refused(
+    assert "machine=h200: expects NVIDIA H200, and this machine has NVIDIA L4" in refused(
         *words, "machine=h200", "devices_per_node=1"
     )
     assert list(tmp_path.iterdir()) == []

@@ -68,7 +68,7 @@ def test_a_member_of_another_allocation_is_turned_away(
     wait_for(lambda: stranger.take() == [] and stranger.closed)
     join_leader(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
     assert agents.result().hosts == {1: "hg2"}
-    assert "hg4 was turned away: it is of allocation 38.0, and this is 37.0" in capfd.readouterr().err
+    assert "hg4 was refused: it belongs to allocation 38.0, and this is 37.0" in capfd.readouterr().err
 
 
 def test_a_conductor_whose_members_do_not_come_leaves_no_meeting_behind(tmp_path: Path) -> None:

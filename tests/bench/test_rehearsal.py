@@ -160,7 +160,7 @@ def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str,
         (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: what is compiled is not seen one operation"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
-        (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs here and now; leave it out"),
+        (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs on this machine; remove the override"),
         (("model=mt5_xxl", "engine=ddp", "batch.micro=64"), "mt5_xxl: one rank needs"),
     ],
 )

@@ -152,13 +152,13 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
     assert len(ids("weak_scaling", 8)) == 3 * 5 * 4
 
 
-def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
-    """The recorded runs had windows that looked at their steps, and a mean of means as loss; all else is the same."""
+def test_the_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
+    """The recorded study had twenty points. Its windows ended by their steps, and its loss was a mean of means."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}
     asked = [point.composed.spec.model_copy(update=before) for point in points_of("smoke").points]
-    assert {config_id(spec) for spec in asked} == {record.config_id for record in recorded}
+    assert {config_id(spec) for spec in asked} < {record.config_id for record in recorded}
 
 
 def test_the_command_line_wins_over_a_study() -> None:

@@ -64,7 +64,7 @@ def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path)
     health.examine(None, [], run)
     assert health.format_excluded() is None and jobs.read_exclusions(tmp_path) == []
     health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
-    assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be ended"
+    assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be killed"
     assert [(found.host, found.runs) for found in jobs.read_exclusions(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
 
 

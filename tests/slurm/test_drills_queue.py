@@ -154,7 +154,7 @@ def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_
 @pytest.mark.thorough
 def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
     refused = study(*study.asking(*QUICK, "nodes=4"), code=2)
-    assert "nodes=4: the partition gives a job 3 nodes at the most" in refused
+    assert "nodes=4: the partition gives a job at most 3 nodes" in refused
     other = Study(drilled, study.results / "other")
     refused = other(*other.asking(*QUICK, "launcher.cpus_per_device=512"), code=2)
     assert "no node of the partition has the cores" in refused and queued(drilled) == []

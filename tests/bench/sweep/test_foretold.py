@@ -29,20 +29,35 @@ def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_fit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    told = dry(capsys, *GPUS, "engine=zero0,zero3").splitlines()
+def test_a_dry_run_begins_with_its_summary_and_predicts_every_point(capsys: pytest.CaptureFixture[str]) -> None:
+    told = dry(capsys, *GPUS, "engine=zero0,zero3", "--list").splitlines()
+    assert told[0].startswith("2 points in 1 job, ")
+    assert told[1].startswith("predicted: ") and "node-hours for 1 point" in told[1]
+    assert told[2] == "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs them"
     [zero0], [zero3] = (
         [place for place, line in enumerate(told) if f" {name} " in line] for name in ("zero0", "zero3")
     )
-    assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 1], "16 bytes for each of 13e9 parameters"
-    assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
-    assert "job" not in told[zero0] and told[zero3].endswith("job 1")
-    assert any(line.startswith("predicted: ") and "node-hours for 1 point" in line for line in told)
-    assert "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs all" in told
-    assert told[-2].startswith("2 points in 1 job, ")
+    assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 2], "16 bytes for each of 13e9 parameters"
+    assert " s a step (" in told[zero3 + 2] and " min" in told[zero3 + 2]
+    assert "job" not in told[zero0 + 1] and told[zero3 + 1].endswith("job 1")
     assert told[-1].startswith("one run of each is indicative; 5 of each take ")
+
+
+def test_a_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*GPUS, "engine=zero0,zero3")
+    assert " zero0 " not in dry(capsys, *words) and " zero0 " in dry(capsys, *words, "--list")
+
+
+def test_a_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*GPUS, "engine=zero3", f"seed={','.join(map(str, range(21)))}")
+    told, _, _ = dry(capsys, *words).partition("── script")
+    assert told.splitlines()[2:4] == [
+        "model    nodes  devices per node  runs  infeasible",
+        "mt5_xxl      1                 8    21           0",
+    ]
+    assert max(map(len, told.splitlines())) <= 100
+    listed, _, _ = dry(capsys, *words, "--list").partition("── script")
+    assert listed.count("mt5_xxl") == 21 and max(map(len, listed.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])

@@ -134,7 +134,7 @@ def test_a_job_in_the_queue_is_shown_with_its_number_its_reason_and_when_it_may_
     assert f"job 7  pending (Priority), expected to start 2026-11-23 08:30  {study}/jobs/s-1" in text
     attempt(study, spec(), "ok")
     text = zeroscale("status", str(study)).stdout
-    assert f"every point has its answer, and jobs are left; to take them back: zeroscale cancel {study}" in text
+    assert f"every point has its answer, and jobs are left; to cancel them: zeroscale cancel {study}" in text
 
 
 @pytest.mark.processes
@@ -148,7 +148,7 @@ def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
     told = json.loads(asked.stdout)
     assert asked.returncode == 1 and "Unable to contact" in told["scheduler_away"]
     assert told["jobs"] is told["queue"] is None and told["points"][0]["state"] == "unknown"
-    assert zeroscale("status", str(study)).stdout.endswith("the queue is not known\n")
+    assert zeroscale("status", str(study)).stdout.endswith("the queue is unknown\n")
 
 
 def summarise(folder: Path) -> str:
@@ -206,7 +206,7 @@ def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -
 def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None:
     for verb in ("status", "resume", "cancel"):
         told = zeroscale(verb, str(tmp_path))
-        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was asked for" in told.stderr
+        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was started" in told.stderr
 
 
 @pytest.mark.processes
