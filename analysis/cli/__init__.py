@@ -29,8 +29,7 @@ def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None
 
     with contextlib.nullcontext(show) if show else terminal.progress(quiet=False) as follow:
         found = results.read(
-            paths,
-            lambda read, files: follow(terminal.Progress(f"reading {read:,} of {files:,} records", read / files)),
+            paths, lambda read, files: follow(terminal.Progress(f"reading {read:,} of {files:,} records", read / files))
         )
     results.warn(found)
     if found.table.empty:

@@ -21,7 +21,6 @@ Text fits 100 columns or the terminal; --wide shows all columns, with one line p
 """
 
 import argparse
-import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,11 +89,8 @@ def run(args: argparse.Namespace) -> int:
     from analysis.compare.phrases import format_headline
 
     compared = judge(args)
-    written = {
-        "text": functools.partial(output.to_text, wide=args.wide), "md": output.to_markdown, "json": output.to_json,
-        "csv": output.to_csv,
-        "junit": output.to_junit,
-    }[args.format](compared)  # fmt: skip
+    forms = {"md": output.to_markdown, "json": output.to_json, "csv": output.to_csv, "junit": output.to_junit}
+    written = forms[args.format](compared) if args.format in forms else output.to_text(compared, wide=args.wide)
     if args.out:
         with reporting_unwritable(args.out):
             store.write_atomically(args.out, written.encode())

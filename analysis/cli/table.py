@@ -81,11 +81,10 @@ def _list_main_columns(frame: "DataFrame") -> list[str]:
     """Return the main columns that have a value in some row; some of them only if rows differ."""
     from analysis.columns import SHOWN, SHOWN_WHERE_DIFFERENT
 
-    has_value = (frame.notna() & (frame.astype("string") != "")).any()
-    has_value["evidence"] = (frame["evidence"] != "measured").any()  # shown if not all is measured
-    for name in SHOWN_WHERE_DIFFERENT:
-        has_value[name] = frame[name].nunique(dropna=False) > 1
-    return [name for name in (*SHOWN, "reason") if has_value.get(name, False)]
+    is_shown = dict((frame.notna() & (frame.astype("string") != "")).any())
+    is_shown["evidence"] = bool((frame["evidence"] != "measured").any())  # only if not all is measured
+    is_shown |= {name: frame[name].nunique(dropna=False) > 1 for name in SHOWN_WHERE_DIFFERENT}
+    return [name for name in (*SHOWN, "reason") if is_shown.get(name)]
 
 
 def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", width: int) -> list[str]:

@@ -1,10 +1,10 @@
 """Comparison of two sets of results, configuration by configuration: faster, slower, the same or not comparable.
 
-fields   the fields in which configurations differ, and those that are compared on purpose
-pairing  pairs of a configuration of A and one of B, and their names
-judging  the result of a pair, from times, counts and bytes, and the gate
-phrases  results in words
-output   text, Markdown, JUnit XML, JSON and CSV
+- `fields`: fields in which configurations differ, and those that are compared on purpose
+- `pairing`: pairs of a configuration of A and one of B, and their names
+- `judging`: the result of a pair, from times, counts and bytes, and the gate
+- `phrases`: results in words
+- `output`: text, Markdown, JUnit XML, JSON and CSV
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class SetComparison(NamedTuple):
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 
     def breaks(self, line: PairResult) -> bool:
-        """Whether a line breaks the gate; with `strict` an open one does too."""
+        """Return True if a line breaks the gate; with `strict`, an open line does too."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
 

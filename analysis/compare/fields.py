@@ -25,7 +25,7 @@ class VariedField(NamedTuple):
     values: tuple[str, str] | None = None
 
     def covers(self, field: str) -> bool:
-        """Whether `field` is this one or below it."""
+        """Return True for this field and all fields below it."""
         return any(_is_at_or_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
 
 

@@ -58,7 +58,7 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
 
 
 def is_quantity(name: str) -> bool:
-    """Whether a quantity can have this name; kinds of collectives are open-ended."""
+    """Return True for a possible name of a quantity; kinds of collectives are open-ended."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
@@ -84,8 +84,8 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
 
 
 def _is_on_host(record: RunRecord) -> bool:
-    """Whether tensors share the host's memory with the harness and gloo. The threads of gloo free a bucket at no fixed
-    time, which moves the peak."""
+    """Return True if tensors share the host's memory with the harness and gloo, whose threads free buckets at no fixed
+    time: that moves the peak."""
     link = record.observations.link if record.observations else None
     return link is not None and link.backend == "gloo"
 
@@ -139,7 +139,7 @@ class PairResult(NamedTuple):
 
     @property
     def is_paired(self) -> bool:
-        """Whether the configuration ended ok on both sides, even if none of its times count."""
+        """True if the configuration ended ok on both sides, even if none of its times count."""
         return bool(self.comparison) or (self.status == "not comparable" and not self.differ)
 
     @property

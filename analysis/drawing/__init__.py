@@ -255,12 +255,7 @@ def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
     height = 0.08 + space.height + space.below
     drawing = Drawing(width_in, height)
     axes = drawing.add_axes(
-        (
-            space.left / width_in,
-            space.below / height,
-            1 - (space.left + space.right) / width_in,
-            space.height / height,
-        )
+        (space.left / width_in, space.below / height, 1 - (space.left + space.right) / width_in, space.height / height)
     )
     for patch in (drawing.patch, axes.patch):
         patch.set_visible(False)

@@ -146,11 +146,7 @@ def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
 
 
 def _draw_panel(
-    axes: Axes,
-    marks: Sequence[AnswerMark],
-    limits: tuple[float, float],
-    looks: Mapping[str, Look],
-    shared: set[str],
+    axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: Mapping[str, Look], shared: set[str]
 ) -> None:
     """Draw a row per mark, with its label and words next to it, or above it if the left margin has no room."""
     room = get_room_in(axes)

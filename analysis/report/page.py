@@ -161,7 +161,7 @@ def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:
 
 
 def _ran_once(found: ReportFindings) -> bool:
-    """Whether every configuration has a single run, so that a table of runs would repeat that of configurations."""
+    """Return True if no configuration has several runs: a table of runs would repeat that of configurations."""
     return len(found.rows) == len(found.summary)
 
 

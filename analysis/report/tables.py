@@ -316,7 +316,7 @@ def _describe_intervals(rows: Sequence[Row]) -> str:
 
 
 def _varies(name: str, rows: Sequence[Row]) -> bool:
-    """Whether rows differ in a column, or it is shown in any case."""
+    """Return True for a column in which rows differ, or that is shown in any case."""
     parts = _PARTS.get(name, (name,))
     return name not in _SAID_ABOVE or len({tuple(row[part] for part in parts) for row in rows}) > 1
 

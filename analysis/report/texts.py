@@ -30,7 +30,8 @@ class RunSetup(NamedTuple):
 
 def describe_setup(rows: Sequence[Row]) -> RunSetup:
     """Return which settings vary over the rows of a run table, and which do not."""
-    varied, constant = [], []
+    varied: list[tuple[str, str]] = []
+    constant: list[tuple[str, str]] = []
     for name, label in _PARTS.items():
         values = sorted({row[name] for row in rows})
         text = ", ".join(format_cell(list_columns()[name], value) for value in values)

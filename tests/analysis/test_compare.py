@@ -1,4 +1,4 @@
-"""Two result sets: what is compared with what, and what that says."""
+"""Comparison of two result sets: pairs and their results."""
 
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Pat
 
 
 def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> None:
-    """One of A ran alone in its allocation: the three that both shared are compared, here as in a curve or a claim."""
+    """One run of A was alone in its allocation, so only the three shared allocations are compared."""
     ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
     theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
     line = only(against(tmp_path, ours, theirs))

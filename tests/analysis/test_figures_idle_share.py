@@ -1,4 +1,4 @@
-"""The bubble of a pipeline, measured and by its schedule: shares by hand, and what is drawn of them."""
+"""The bubble of a pipeline, measured and predicted: shares computed by hand, and their figure."""
 
 from typing import Any
 
@@ -37,12 +37,12 @@ def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: in
 
 
 def ran(of: RunSpec, *idle_s: float) -> RunRecord:
-    """Its steps take 0.1 s."""
+    """Return a run with steps of 0.1 s."""
     return run(of, idle_s=idle_s or (0.02,) * of.world_size)
 
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
-    """What is drawn in one panel, by its label and whether it is predicted."""
+    """Return the curves of the only panel by label and whether they are predicted."""
     (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 

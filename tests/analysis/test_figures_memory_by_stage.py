@@ -9,7 +9,7 @@ from bench.core.spec import EngineSpec, RunSpec
 from bench.predict.memory import predict_memory as predicted
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
-"""Of the 402 parameters of a run in fp32, with AdamW."""
+"""Bytes of the 402 parameters of a run in fp32, with AdamW."""
 
 DIVIDED = {"reduce_bucket_size": 100, "overlap_comm": False}
 PARTITIONED = {

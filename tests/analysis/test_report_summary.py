@@ -24,7 +24,7 @@ def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more:
 
 
 def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
-    """One run in each of several allocations."""
+    """Return one run in each of several allocations."""
     slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
     return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
@@ -153,7 +153,7 @@ def test_comparisons_between_allocations_are_no_such_doubt() -> None:
 
 
 def controls(first: float, last: float) -> Results:
-    """The same point twice in one allocation, another one in between."""
+    """Return the same point twice in one allocation, with another point in between."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     times = [("ddp", 0, first), ("zero1", 0, 0.1), ("ddp", 1, last)]
     return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))

@@ -1,4 +1,4 @@
-"""Figures as elements of the report's page, read as the XML that they are."""
+"""Figures as elements of the report's page, parsed as XML."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What a reader can do with a report, by mouse and by keyboard, on a wide and on a narrow screen."""
+"""Use of a report by mouse and by keyboard, on a wide and on a narrow screen."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 LEAST_PX, MOST_PX = 8.0, 20.0
-"""Heights of letters that can be read and do not shout."""
+"""Heights of letters that are readable and not too large."""
 
 
 def figure(page: Page, title: str) -> Locator:
@@ -21,7 +21,7 @@ def figure(page: Page, title: str) -> Locator:
 
 
 def points(page: Page) -> Locator:
-    """Return the points with a number in the figure of throughput, each panel once."""
+    """Return the points with a number in the figure of throughput, once per panel."""
     return figure(page, "Throughput").locator("use[data-t]:visible")
 
 

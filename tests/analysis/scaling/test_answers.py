@@ -1,4 +1,4 @@
-"""The answers at a glance, by their data and by where they are drawn."""
+"""The answers at a glance: data and drawing."""
 
 import re
 
