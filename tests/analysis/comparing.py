@@ -1,4 +1,4 @@
-"""Two sets of records compared, for the tests."""
+"""Comparisons of two sets of records, for the tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def against(
 
 
 def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
-    """Repeats whose median step times are `step_s` times these, each in a Slurm job if any are given."""
+    """Return repeats with median step times of `step_s` times each `scale`, in Slurm jobs if `jobs` are given."""
     around = [{"environment": {"slurm": {"SLURM_JOB_ID": str(job)}}} for job in jobs] or [{} for _ in scale]
     windows = [steps((step_s * by,) * 30) for by in scale]
     return [
@@ -35,6 +35,6 @@ def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (
 
 
 def only(compared: SetComparison) -> PairResult:
-    """Return the one line that there is."""
+    """Return the only line."""
     [(_, line)] = compared.lines
     return line

@@ -1,4 +1,4 @@
-"""Held-out losses as they are drawn, by hand."""
+"""The figure of held-out losses, with values computed by hand."""
 
 import numpy as np
 import pytest

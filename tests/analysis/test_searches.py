@@ -133,7 +133,7 @@ def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_
     panels = {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in draw(search, searched).axes}
     objective = found.objective
     assert list(panels) == [
-        ("trials", objective), ("node-hours", objective), ("what mattered", "part of the variance"),
+        ("trials", objective), ("node-hours", objective), ("importance", "share of the variance"),
         ("engine", objective), ("batch.micro", objective), ("seconds per sample", "peak memory of a rank, GiB"),
         ("seconds per sample", "node-seconds per sample"),
     ]  # fmt: skip
