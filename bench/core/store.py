@@ -255,20 +255,16 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
     """Make the folder of the next attempt for `repeat`, or of the first attempt of a new repeat if that is None. It
     belongs to the caller alone."""
     config_folder.mkdir(parents=True, exist_ok=True)
-    used = [match for path in config_folder.iterdir() if (match := _ATTEMPT.fullmatch(path.name))]
-    new_repeat = repeat is None
-    if repeat is None:
-        repeat, attempt = max((int(match[1]) for match in used), default=-1) + 1, 0
-    else:
-        attempt = max((int(match[2]) for match in used if int(match[1]) == repeat), default=-1) + 1
+    found = (_ATTEMPT.fullmatch(path.name) for path in config_folder.iterdir())
+    used = [(int(match[1]), int(match[2])) for match in found if match]
+    number = max((one for one, _ in used), default=-1) + 1 if repeat is None else repeat
+    attempt = max((attempt for one, attempt in used if one == number), default=-1) + 1
     while True:
-        folder = config_folder / f"{repeat}.{attempt}"
-        try:
+        folder = config_folder / f"{number}.{attempt}"
+        with contextlib.suppress(FileExistsError):  # another process was faster, perhaps on another node
             folder.mkdir()
-        except FileExistsError:  # another process was faster
-            repeat, attempt = (repeat + 1, 0) if new_repeat else (repeat, attempt + 1)
-        else:
-            return RunAttempt(folder, repeat, attempt)
+            return RunAttempt(folder, number, attempt)
+        number, attempt = (number + 1, 0) if repeat is None else (number, attempt + 1)
 
 
 def open_attempt(
