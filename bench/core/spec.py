@@ -199,6 +199,7 @@ def read_protocol(plain: Mapping[str, Any]) -> MeasureSpec:
 def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
     if not isinstance(given, Mapping) or given.keys().isdisjoint(ADAPTIVE_KEYS):
         return read(given)
+    # The text of a ValidationError has several lines; a message for users has one.
     try:
         return read_protocol(given)
     except ValidationError as error:
@@ -388,6 +389,7 @@ _LOSS_MEAN_1 = "micro_batches"
 
 def canonical(spec: RunSpec) -> str:
     """Return the JSON text that identifies `spec`: keys sorted, defaults and derived fields omitted."""
+    # Defaults are omitted, so that a new field with a default keeps all ids.
     plain = select(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), "identity")
     if spec.objective == OBJECTIVE and "sequence" in plain:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
@@ -402,5 +404,6 @@ def canonical(spec: RunSpec) -> str:
 
 def config_id(spec: RunSpec) -> str:
     """Return the short name under which results folders hold all runs of `spec`: 10 hexadecimal digits."""
+    # The version is part of the hash: the same text means another point under other defaults.
     version = 1 if spec.is_version_1 else DEFAULTS_VERSION
     return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]
