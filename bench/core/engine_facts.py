@@ -99,6 +99,7 @@ class LayoutPosition(NamedTuple):
 
 def place(spec: RunSpec, rank: int) -> LayoutPosition:
     """Return the position of `rank`, which is below `spec.world_size`."""
+    # Tensor ranks are neighbours, because they communicate most; pipeline ranks are farthest apart.
     others, tensor = divmod(rank, spec.parallel.tensor)
     pipeline, data = divmod(others, spec.data_parallel)
     return LayoutPosition(pipeline, data, tensor)

@@ -28,6 +28,7 @@ ARCHIVE = ".zip"
 """Suffix of an archive."""
 
 _MEMBER_LIMIT_BYTES = 2**28  # a small archive may unpack to more than fits into memory
+# zipfile documents BadZipFile alone, but raises any of these for torn, encrypted or foreign archives.
 _NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
 
 
@@ -40,6 +41,7 @@ def get_cache_folder(variables: Mapping[str, str]) -> Path:
 def open_regular(path: str, flags: int) -> int:
     """Open a regular file, as the `opener` of `open`; OSError for anything else, links included."""
     try:
+        # O_NONBLOCK: opening a pipe would otherwise wait for a writer, for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -119,6 +121,7 @@ def list_members(path: Path) -> dict[str, int]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     with _as_os_error(archive):
         found = {info.filename: info.file_size for info in _open_archive(archive).infolist() if not info.is_dir()}
+    # `unpack` would write ../x outside its folder.
     for name in found:
         if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
             raise OSError(errno.EINVAL, f"an archive with a name that leads out of it, {name!r}", str(archive))
@@ -152,6 +155,7 @@ def pack(members: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(content, "w") as archive:
         for name, member in sorted(members.items()):
             info = zipfile.ZipInfo(name)  # with a fixed date, 1 January 1980
+            # ZipInfo has no permissions by default, and tools would then unpack files without any.
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             archive.writestr(info, member, zipfile.ZIP_DEFLATED, compresslevel=9)
     return content.getvalue()
@@ -160,12 +164,14 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 def read_whole(folder: Path) -> dict[str, bytes]:
     """Return the content of all files below a folder, by path; without links and hidden files.
 
-    Tokens are masked in text, because a scheduler's log of a job may hold some. A file with a NUL byte is no text.
+    Access tokens are masked in logs and other texts, because a scheduler writes the log of a job without a mask.
     """
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
-    contents = ((path.as_posix(), read_regular(folder / path)) for path in visible)
-    return {name: content if b"\0" in content else mask_tokens(content) for name, content in contents}
+    contents = {path.as_posix(): read_regular(folder / path) for path in visible}
+    # A binary file has a NUL byte and must keep its length. A log may have some by a network file system.
+    texts = {name for name, content in contents.items() if name.endswith(".log") or b"\0" not in content}
+    return {name: mask_tokens(content) if name in texts else content for name, content in contents.items()}
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:
@@ -199,6 +205,7 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
     from omegaconf import OmegaConf  # imported here: slow, and reading results needs none of it
 
     try:
+        # Counted before OmegaConf reads it, which would expand all aliases.
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if _count_values(tree, {}) > _MOST_VALUES:
             raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases written out")
@@ -238,6 +245,7 @@ def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
     contains itself. `known` holds the counts by id, None for nodes in progress."""
     if node is None:
         return 0
+    # Nodes are not hashable by value, and an alias is the same object as its anchor.
     if id(node) not in known:
         known[id(node)] = None
         below = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else []
@@ -250,6 +258,7 @@ def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
 
 def find_conf_folder() -> Path:
     """Return the folder of the configuration files: next to the packages in a checkout, inside `bench` in a wheel."""
+    # pyproject.toml puts conf/ into the package of a wheel.
     inside = Path(__file__).parents[1] / "conf"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
 

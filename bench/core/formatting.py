@@ -91,6 +91,7 @@ def format_duration(seconds: float) -> str:
 
 def format_number(value: float) -> str:
     """Return a number with at most three significant digits, from 1,000 on with commas."""
+    # Rounded before the comparison, so that 999.7 becomes 1,000 and not 1e+03.
     rounded = float(f"{value:.3g}")
     return f"{rounded:.3g}" if rounded < 1000 else f"{rounded:,.0f}"
 

@@ -155,6 +155,7 @@ def list_tensors(network: Stacks) -> list[EqualTensors]:
     counts = Counter({network.table: 1 if network.tied else 2})
     for stack in network.stacks:
         counts.update(network.norm_sizes)
+        # A stack has one table for all of its blocks, so that it counts once.
         counts.update([rows * columns for rows, columns in [stack.bias_table or (0, 0)] if rows])
         counts.update([stack.positions * network.width] * (stack.positions > 0))
         for part in stack.block:
@@ -202,6 +203,7 @@ _PLAIN = _Weight()
 
 def list_modules(network: Stacks) -> list[WeightModule]:
     """Return the modules in the order of forward; a module with several parameters appears once for each."""
+    # Sizes identify tensors: stage 3 treats parameters of one size alike.
     places = {size.elements: place for place, size in enumerate(list_tensors(network))}
     table = places[network.table]
     weights = itertools.count(1)  # 0: the embedding
@@ -226,6 +228,7 @@ def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]
     """Yield the number of the block and the modules of each segment between the embedding and the head."""
     blocks = itertools.count()
     norms = _join(network.norm_sizes)
+    # The order is that of forward, in which ZeRO traces modules.
     for stack in network.stacks:
         positions = [_Weight(stack.positions * network.width, indexed=True)] * (stack.positions > 0)
         yield None, [_Weight(network.table, indexed=True), *positions]
@@ -275,6 +278,7 @@ class Part(NamedTuple):
         """Return the numbers of its blocks for each stack; `layers` are the numbers of blocks of the stacks."""
         found, before = list[range](), 1  # the embedding
         for count in layers:
+            # Edges are unit numbers over the whole model; clamp them to this stack.
             begin, end = (min(max(edge - before, 0), count) for edge in (self.begin, self.end))
             found.append(range(begin, end))
             before += count
@@ -345,6 +349,7 @@ def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1)
         sliced += len(here) * (everything - unsliced) + rows * columns * bool(here)
         whole += len(here) * unsliced + sum(network.norm_sizes) * (stack.layers - 1 in here)
         whole += stack.positions * network.width * starts
+    # Tensor parallelism divides only `sliced`; every rank of a group has all of `whole`.
     return sliced // tensor + whole
 
 

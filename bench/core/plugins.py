@@ -53,6 +53,7 @@ class Kind(Generic[Plugin]):
     @property
     def members(self) -> list[str]:
         """Names that a plug-in has to define, sorted."""
+        # A Protocol may extend another one, so that its own members are not all of them.
         own = {name for base in self.protocol.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
         return sorted(name for name in own if not name.startswith("_"))
 
@@ -77,6 +78,7 @@ def list_usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
 @functools.cache  # reading many records loads the same plug-in for each
 def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
     """Import a plug-in, or its part that the kind names, and check that it defines all members."""
+    # Checked at loading: a missing member would otherwise fail in the middle of a run.
     module = _import_module(kind, name)
     if missing := [member for member in kind.members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
@@ -128,6 +130,7 @@ def list_installed_files(kind: Kind[Any]) -> list[Path]:
     """Return the Python files of the packages that declare plug-ins of a kind, sorted, without importing them."""
     roots = {entry.module.partition(".")[0] for entry in _list_installed(kind.name).values()}
     found: set[Path] = set()
+    # The files are hashed as part of a cache key, so that all code of a package counts.
     for spec in filter(None, map(importlib.util.find_spec, roots)):
         for folder in spec.submodule_search_locations or ():
             found.update(Path(folder).rglob("*.py"))

@@ -112,6 +112,7 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
     from bench.core.statistics import series_interval  # imported here: it imports scipy, which is slow
 
     interval = series_interval(window)
+    # The rank with the highest peak decides whether a run fits.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     losses = [loss for loss in steps.loss[-_LAST_STEPS:] if loss is not None and math.isfinite(loss)]
     of_interval = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * _DEVIATIONS)
@@ -170,6 +171,7 @@ def is_busy(observed: Observations, window_s: float) -> bool:
     for load in observed.load or ():
         if (compute_background_load(load) or 0.0) > BUSY_SHARE or (load.throttled_s or 0.0) > BUSY_SHARE * window_s:
             return True
+        # Pressure on cores does not count: the ranks themselves may cause it.
         if max(load.memory_pressure_share or 0.0, load.io_pressure_share or 0.0) > PRESSURE_SHARE:
             return True
     return any(

@@ -27,6 +27,7 @@ OutcomeKind = Literal[
     "ok", "oom", "host_oom", "hang", "timeout", "comm_error", "node_failure", "preempted", "cancelled",
     "invalid", "error", "pruned", "infeasible",
 ]  # fmt: skip
+# An out-of-memory error recurs with the same spec; a lost node or a hang may not.
 FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "pruned", "infeasible"})
 """Outcomes that another attempt would repeat. A point with any other outcome is tried again."""
 
@@ -217,6 +218,7 @@ class Tokens(RootModel[dict[str, float]]):
 
     @model_validator(mode="after")
     def _in_pairs(self) -> Self:
+        # A kind without its padding, or the reverse, would silently change derived throughput.
         kinds = self.root.keys() - {name for name in self.root if name.endswith(_PADDING)}
         if not kinds or self.root.keys() != kinds | {f"{kind}{_PADDING}" for kind in kinds}:
             raise ValueError(f"not tokens by kind, each with its padding: {', '.join(self.root)}")

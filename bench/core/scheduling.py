@@ -173,6 +173,7 @@ def find_foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
     The list comes from the first node. If that is missing from it, hosts have other names than the scheduler's nodes,
     and the answer is unknown: empty.
     """
+    # For example, a container may have its own host name.
     if not hosts or not is_listed(hosts[0], nodelist):
         return ()
     return tuple(host for host in hosts if not is_listed(host, nodelist))
@@ -195,6 +196,7 @@ def _is_within(number: str, ranges: str) -> bool:
     """Return True if ranges such as `01-03,7` contain a number, written with as many zeros as theirs."""
     for one in ranges.split(","):
         low, _, high = one.partition("-")
+        # Zeros are part of a name: n1 is not n01.
         if low.isdigit() and int(low) <= int(number) <= int(high or low) and number == str(int(number)).zfill(len(low)):
             return True
     return False

@@ -41,11 +41,6 @@ FULL = 4
 """Bytes per element of fp32: master weights, AdamW's two moments, and operations that always compute in fp32."""
 
 
-def _rule(holds: bool, broken: str, remedy: str) -> None:
-    if not holds:
-        raise ValueError(f"{broken}; {remedy}")
-
-
 class Frozen(BaseModel):
     """An immutable value. Unknown keys and numbers that are not finite are errors."""
 
@@ -136,8 +131,9 @@ class Parallel(Frozen):
 
     @model_validator(mode="after")
     def _sequence_among_ranks(self) -> Self:
-        broken = "parallel.sequence=true divides activations among the ranks of parallel.tensor=1"
-        _rule(not self.sequence or self.tensor > 1, broken, "leave it out, or raise parallel.tensor")
+        if self.sequence and self.tensor == 1:
+            rule = "parallel.sequence=true divides activations among the ranks of parallel.tensor=1"
+            raise ValueError(f"{rule}; leave it out, or raise parallel.tensor")
         return self
 
 
@@ -203,6 +199,7 @@ def read_protocol(plain: Mapping[str, Any]) -> MeasureSpec:
 def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
     if not isinstance(given, Mapping) or given.keys().isdisjoint(ADAPTIVE_KEYS):
         return read(given)
+    # The text of a ValidationError has several lines; a message for users has one.
     try:
         return read_protocol(given)
     except ValidationError as error:
@@ -230,24 +227,18 @@ class LearningSpec(Frozen):
     def _has_an_end(self) -> Self:
         if self.tokens is None:
             for name, field in type(self).model_fields.items():
-                value = getattr(self, name)
-                _rule(value == field.default, f"learning.{name}={value} without learning.tokens", "set learning.tokens")
+                if (value := getattr(self, name)) != field.default:
+                    raise ValueError(f"learning.{name}={value} without learning.tokens; set learning.tokens")
             return self
-        _rule(
-            self.warmup_tokens < self.tokens,
-            f"learning.warmup_tokens={self.warmup_tokens} is not below learning.tokens={self.tokens}",
-            "lower the first or raise the second",
-        )
-        _rule(
-            self.final_lr == 0 or self.schedule != "constant",
-            f"learning.final_lr={self.final_lr} with learning.schedule=constant, which ends where it begins",
-            "leave it out, or choose linear or cosine",
-        )
-        _rule(
-            self.stop_after is None or self.stop_after < self.tokens,
-            f"learning.stop_after={self.stop_after} is not below learning.tokens={self.tokens}",
-            "leave it out, or lower it",
-        )
+        if self.warmup_tokens >= self.tokens:
+            rule = f"learning.warmup_tokens={self.warmup_tokens} is not below learning.tokens={self.tokens}"
+            raise ValueError(f"{rule}; lower the first or raise the second")
+        if self.final_lr > 0 and self.schedule == "constant":
+            rule = f"learning.final_lr={self.final_lr} with learning.schedule=constant, which ends where it begins"
+            raise ValueError(f"{rule}; leave it out, or choose linear or cosine")
+        if self.stop_after is not None and self.stop_after >= self.tokens:
+            rule = f"learning.stop_after={self.stop_after} is not below learning.tokens={self.tokens}"
+            raise ValueError(f"{rule}; leave it out, or lower it")
         return self
 
     @property
@@ -331,52 +322,36 @@ class RunSpec(Extensible):
         """Add default lengths of the default objective, and the default loss_mean of the older protocol."""
         if not isinstance(plain, Mapping):
             return plain
-        given, objective = plain.get("sequence", {}), plain.get("objective", OBJECTIVE)
-        measure = plain.get("measure")
-        is_older = isinstance(measure, AdaptiveMeasure) or (
-            isinstance(measure, Mapping) and not measure.keys().isdisjoint(ADAPTIVE_KEYS)
-        )
-        if is_older:
+        given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")
+        # Before version 3 no record had loss_mean, and all of them had the older protocol.
+        has_older_keys = isinstance(measure, Mapping) and not measure.keys().isdisjoint(ADAPTIVE_KEYS)
+        if has_older_keys or isinstance(measure, AdaptiveMeasure):
             plain = {"loss_mean": _LOSS_MEAN_1, **plain}
         if objective == OBJECTIVE and isinstance(given, Mapping):
             return {**plain, "sequence": {**LENGTHS, **given}}
-        missing = f"objective={objective} comes without sequence"
-        _rule("sequence" in plain, missing, "give the tokens per sample by kind")
+        if "sequence" not in plain:
+            raise ValueError(f"objective={objective} comes without sequence; give the tokens per sample by kind")
         return plain
 
     @model_validator(mode="after")
-    def _known_sequence(self) -> Self:
-        _rule(
-            self.objective != OBJECTIVE or self.sequence.keys() == LENGTHS.keys(),
-            f"sequence has {', '.join(self.sequence)}",
-            f"objective={OBJECTIVE} has {', '.join(LENGTHS)}",
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _loss_in_range(self) -> Self:
-        _rule(
-            self.model.loss_chunk_tokens is None or self.precision != "fp16",
-            f"model.loss_chunk_tokens={self.model.loss_chunk_tokens} with precision=fp16: a chunked loss makes its "
-            "gradients before a loss scale could lift them into fp16's range",
-            "choose precision=bf16, or leave it out",
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _whole_copies(self) -> Self:
+    def _check_rules(self) -> Self:
         parallel, ranks = self.parallel, self.world_size
-        _rule(
-            ranks % parallel.ranks == 0,
-            f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline} does not divide {ranks} ranks",
-            f"choose a divisor of {ranks}, or a multiple of {parallel.ranks} ranks",
-        )
+        if self.objective == OBJECTIVE and self.sequence.keys() != LENGTHS.keys():
+            rule = f"objective={OBJECTIVE} has {', '.join(LENGTHS)}"
+            raise ValueError(f"sequence has {', '.join(self.sequence)}; {rule}")
+        if self.model.loss_chunk_tokens is not None and self.precision == "fp16":
+            # a chunked loss computes its gradients in forward, before the loss scale is known
+            value = f"model.loss_chunk_tokens={self.model.loss_chunk_tokens} with precision=fp16"
+            rule = "a chunked loss makes its gradients before a loss scale could lift them into fp16's range"
+            raise ValueError(f"{value}: {rule}; choose precision=bf16, or leave it out")
+        if ranks % parallel.ranks:
+            value = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline}"
+            remedy = f"choose a divisor of {ranks}, or a multiple of {parallel.ranks} ranks"
+            raise ValueError(f"{value} does not divide {ranks} ranks; {remedy}")
         for kind, length in self.sequence.items():
-            _rule(
-                not parallel.sequence or length % parallel.tensor == 0,
-                f"sequence.{kind}={length} is not divided by parallel.tensor={parallel.tensor}",
-                f"choose a multiple of {parallel.tensor}, or parallel.sequence=false",
-            )
+            if parallel.sequence and length % parallel.tensor:
+                rule = f"sequence.{kind}={length} is not divided by parallel.tensor={parallel.tensor}"
+                raise ValueError(f"{rule}; choose a multiple of {parallel.tensor}, or parallel.sequence=false")
         return self
 
     @model_validator(mode="after")
@@ -385,12 +360,11 @@ class RunSpec(Extensible):
         accumulation = batch.accumulation
         if accumulation is None:
             accumulation = 1 if batch.global_ is None else batch.global_ // per_micro_step
-        _rule(
-            batch.global_ in (None, accumulation * per_micro_step) and accumulation > 0,
-            f"batch.global={batch.global_} is not batch.micro={batch.micro} × accumulation="
-            f"{batch.accumulation or 'any'} × {self.data_parallel} {'data-parallel ' * (self.parallel.ranks > 1)}ranks",
-            f"choose a multiple of {per_micro_step}, or give only one of batch.global and batch.accumulation",
-        )
+        if batch.global_ not in (None, accumulation * per_micro_step) or accumulation < 1:
+            ranks = f"{self.data_parallel} {'data-parallel ' * (self.parallel.ranks > 1)}ranks"
+            product = f"batch.micro={batch.micro} × accumulation={batch.accumulation or 'any'} × {ranks}"
+            remedy = f"choose a multiple of {per_micro_step}, or give only one of batch.global and batch.accumulation"
+            raise ValueError(f"batch.global={batch.global_} is not {product}; {remedy}")
         complete = Batch(micro=batch.micro, accumulation=accumulation, global_=accumulation * per_micro_step)
         object.__setattr__(self, "batch", complete)  # frozen, but derived fields are set once
         return self
@@ -415,6 +389,7 @@ _LOSS_MEAN_1 = "micro_batches"
 
 def canonical(spec: RunSpec) -> str:
     """Return the JSON text that identifies `spec`: keys sorted, defaults and derived fields omitted."""
+    # Defaults are omitted, so that a new field with a default keeps all ids.
     plain = select(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), "identity")
     if spec.objective == OBJECTIVE and "sequence" in plain:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
@@ -429,5 +404,6 @@ def canonical(spec: RunSpec) -> str:
 
 def config_id(spec: RunSpec) -> str:
     """Return the short name under which results folders hold all runs of `spec`: 10 hexadecimal digits."""
+    # The version is part of the hash: the same text means another point under other defaults.
     version = 1 if spec.is_version_1 else DEFAULTS_VERSION
     return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]

@@ -85,6 +85,7 @@ def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     spread = _compute_spread(signs(series))
     margin = student(spread.degrees_of_freedom, level) * spread.error * n / 2  # in ranks
     ordered, middle = np.sort(series, axis=-1), (n + 1) / 2
+    # Ranks are counted from the middle, so that a larger margin means a wider interval.
     if n < SHORT:
         margin = np.maximum(margin, middle - max(_find_rank(n, level) - 1, 1))
     known = (middle - margin >= 1) & (spread.size >= LEAST) & (n >= _LEAST_STEPS)
@@ -136,6 +137,7 @@ def effective_size(series: Array) -> Array:
     """
     n = series.shape[-1]
     correlation = autocorrelation(series)
+    # The sum starts with the pair of lags 0 and 1, which holds 1 + ρ₁; hence the -1 below.
     even = correlation[..., : n // 2 * 2]
     pairs = even[..., ::2] + even[..., 1::2]
     kept = np.where(np.logical_and.accumulate(pairs > 0, axis=-1), np.minimum.accumulate(pairs, axis=-1), 0.0)
@@ -147,6 +149,7 @@ def effective_size(series: Array) -> Array:
 def autocorrelation(series: Array) -> Array:
     """Return the autocorrelations of each series at lags 0 to n - 1 along the last axis; 0 for a constant series."""
     n = series.shape[-1]
+    # Padding to twice the length keeps the circular convolution from wrapping around.
     centred = series - series.mean(axis=-1, keepdims=True)
     padded = scipy.fft.next_fast_len(2 * n, real=True)
     power = np.abs(np.fft.rfft(centred, padded, axis=-1)) ** 2

@@ -90,6 +90,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            # Synced before the rename: after a crash, the new name must not lead to an empty file.
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
@@ -187,6 +188,7 @@ def to_json(value: BaseModel) -> bytes:
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:
     """Return the attempts at one point in order of repeat and attempt. An unreadable record gives no outcome."""
+    # scandir instead of iterdir: studies have thousands of folders.
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(config_folder):
@@ -255,20 +257,16 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
     """Make the folder of the next attempt for `repeat`, or of the first attempt of a new repeat if that is None. It
     belongs to the caller alone."""
     config_folder.mkdir(parents=True, exist_ok=True)
-    used = [match for path in config_folder.iterdir() if (match := _ATTEMPT.fullmatch(path.name))]
-    new_repeat = repeat is None
-    if repeat is None:
-        repeat, attempt = max((int(match[1]) for match in used), default=-1) + 1, 0
-    else:
-        attempt = max((int(match[2]) for match in used if int(match[1]) == repeat), default=-1) + 1
+    found = (_ATTEMPT.fullmatch(path.name) for path in config_folder.iterdir())
+    used = [(int(match[1]), int(match[2])) for match in found if match]
+    number = max((one for one, _ in used), default=-1) + 1 if repeat is None else repeat
+    attempt = max((attempt for one, attempt in used if one == number), default=-1) + 1
     while True:
-        folder = config_folder / f"{repeat}.{attempt}"
-        try:
+        folder = config_folder / f"{number}.{attempt}"
+        with contextlib.suppress(FileExistsError):  # another process was faster, perhaps on another node
             folder.mkdir()
-        except FileExistsError:  # another process was faster
-            repeat, attempt = (repeat + 1, 0) if new_repeat else (repeat, attempt + 1)
-        else:
-            return RunAttempt(folder, repeat, attempt)
+            return RunAttempt(folder, number, attempt)
+        number, attempt = (number + 1, 0) if repeat is None else (number, attempt + 1)
 
 
 def open_attempt(
@@ -284,6 +282,7 @@ def open_attempt(
         raise UserError("measure", rule, "plan the study again, in a new results folder")
     attempt = create_attempt(config_folder, None if new_repeat else circumstance.repeat)
     numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
+    # Sizes are generous estimates; the reserve is released when the run ends.
     ranks, steps = spec.world_size, spec.measure.warmup_steps + max(spec.measure.min_steps, _USUAL_STEPS)
     try:
         reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
@@ -361,6 +360,7 @@ def find_records(paths: Iterable[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
+            # A folder may be named like an archive.
             archives = filter(Path.is_file, path.rglob(f"*{files.ARCHIVE}"))
             packed = (found for one in archives for found in _find_packed(one, files.list_packed))
             yield from sorted([*path.rglob(RECORD), *packed])
@@ -384,6 +384,7 @@ def read_record(path: Path) -> RunRecord:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
         raise Unreadable(path, _format_first_error(error)) from error
+    # Records of today are checked too: a person may have edited the file.
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
     return record

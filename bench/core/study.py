@@ -69,6 +69,7 @@ class Dimension(Frozen):
             return int(self.to - self.from_) // int(self.step or 1) + 1
         if self.step is None:
             return 1 if self.from_ == self.to else None
+        # 1e-9: 0.3 / 0.1 is slightly below 3 in floating point.
         return int((self.to - self.from_) / self.step + 1e-9) + 1
 
     def list_fields(self) -> list[str]:
@@ -91,6 +92,7 @@ class Dimension(Frozen):
         listed = tuple(map(self.find_value, range(self.count)))
         if not (self.log and self.whole):
             return listed
+        # Doublings first, then the remaining values in order.
         doubled = (listed[0] << exponent for exponent in range(listed[-1].bit_length()))
         return tuple(dict.fromkeys([*(value for value in doubled if value <= listed[-1]), *listed]))
 
@@ -292,5 +294,6 @@ def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
     a lower number run earlier within a repeat, since a sweep that is cut short must not lack them.
     """
     generator, points = random.Random(study.seed), len(turns)
+    # sorted is stable, so that the random order holds among points with equal turns.
     repeats = [sorted(generator.sample(range(points), points), key=turns.__getitem__) for _ in range(study.repeats)]
     return [(repeat, point) for repeat, ordered in enumerate(repeats) for point in ordered]

@@ -45,6 +45,7 @@ def round_shares(shares: NDArray[np.float64], total: int = CYCLE) -> NDArray[np.
 
     wanted = shares * total
     counts = np.maximum(np.floor(wanted), 1).astype(np.int64)
+    # Rounding down leaves less than one sample per stream, so that few rounds suffice.
     while (left := total - int(counts.sum())) != 0:
         apart = wanted - counts
         if left > 0:
@@ -90,6 +91,7 @@ class Interleaving:
     def __call__(self, index: int) -> tuple[NDArray[Any], ...]:
         cycle, place = divmod(index, len(self.order))
         stream = self.order[place]
+        # Samples of this stream before this place of the cycle, and in a whole cycle.
         given, each = int((self.order[:place] == stream).sum()), int((self.order == stream).sum())
         sample: tuple[NDArray[Any], ...] = self.streams[stream](cycle * each + given)
         return sample

@@ -87,6 +87,7 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
 
     held_out, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
     assert held_out is not None
+    # Samples must not repeat: a repeated sample would weigh twice in the held-out loss.
     if wanted > (found := len(held_out.samples.pieces.bounds)):
         rule = f"the held-out text makes {found} samples"
         raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
@@ -147,6 +148,7 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
         return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
     learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)
     samples = _build_samples(options, spec, words, learned, length, seed)
+    # Seeded apart from `seed`, so that runs with different seeds are evaluated on equal samples.
     other = _build_samples(options, spec, words, kept, length, (learning.held_out_seed,))
     return PreparedText(text, words, samples, HeldOutText(len(kept.ends), len(kept.tokens), other))
 

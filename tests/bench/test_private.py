@@ -84,12 +84,12 @@ def test_an_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_p
     """A scheduler writes the log of a job by itself, without the mask of run.log."""
     job = tmp_path / "study/jobs/one"
     job.mkdir(parents=True)
-    (job / "slurm-1.log").write_text(f"+ export X={token}\n")
+    (job / "slurm-1.log").write_text(f"\0+ export X={token}\n")
     (job / "steps.parquet").write_bytes(b"\0binary")
     assert pack.run(argparse.Namespace(paths=[tmp_path / "study"], whole=True, out=tmp_path / "kept.zip")) == 0
     with zipfile.ZipFile(tmp_path / "kept.zip") as archive:
         log, binary = archive.read("jobs/one/slurm-1.log").decode(), archive.read("jobs/one/steps.parquet")
-    assert log.startswith("+ export X=") and log.endswith("***\n") and token[8:] not in log
+    assert log.startswith("\0+ export X=") and log.endswith("***\n") and token[8:] not in log
     assert binary == b"\0binary"
 
 

@@ -42,11 +42,13 @@ class _MicroBatches(Dataset[MicroBatch]):
 
     def __getitem__(self, number: int) -> MicroBatch:
         micro, sequence = self.spec.batch.micro, self.spec.sequence
+        # Micro-batch `number` of all ranks together is one contiguous run of the stream.
         first = (number * self.spec.data_parallel + self.data_rank) * micro
         rows = list(zip(*map(self.samples, range(first, first + micro)), strict=True))
         tensors, masks, padding = {}, {}, {}
         for kind, of_kind in zip(self.kinds, rows, strict=True):
             length = sequence[kind.name]
+            # Inputs and labels hold the same tokens and differ in their padding value.
             for argument, filler in kind.arguments.items():
                 tensors[argument] = _fill_rows(of_kind, length, filler, kind.hidden.get(argument, 0.0))
             if kind.positions:
@@ -116,6 +118,7 @@ def _by_document(
     document would predict it."""
     assert kind.positions
     places = [_places(row, eos) for row in rows]
+    # Padding counts as a beginning too: its labels are ignored anyway.
     begins = _fill_rows(places, length, 0) == 0
     labels = {name: tensors[name].masked_fill(begins, filler) for name, filler in kind.arguments.items() if filler < 0}
     return {kind.positions: _fill_rows(places, length, 0), **labels}

@@ -77,6 +77,7 @@ def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[To
 def _insert_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -> Tokens:
     import numpy as np
 
+    # The first token of each hidden span, which its sentinel replaces.
     starts = hidden & ~np.concatenate([[False], hidden[:-1]])
     replaced = np.where(starts, sentinels[np.cumsum(starts) - 1], tokens)
     return np.append(replaced[starts | ~hidden], np.int32(eos))
@@ -107,6 +108,7 @@ class ShuffledPieces:
     def _draw_order(self, epoch: int) -> NDArray[np.int64]:
         import numpy as np
 
+        # A permutation of the whole corpus is slow to draw; samples of an epoch share it.
         if epoch not in self.orders:
             for old in sorted(self.orders)[:-1]:  # a batch may span the end of an epoch, so that two orders are kept
                 del self.orders[old]
