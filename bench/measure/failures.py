@@ -65,7 +65,7 @@ class InjectedFault(NamedTuple):
     def attach(self, rank: int, module: "Module") -> None:
         """Prepare the harm that happens inside a step."""
         if rank == self.rank and self.action == "slow_compute":
-            from bench.engines.distributed.stages import RankStages
+            from bench.engines.distributed.executor import RankStages
 
             called = module.first if isinstance(module, RankStages) else module
             called.register_forward_hook(lambda *_: time.sleep(_SLOW_S))

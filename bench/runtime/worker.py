@@ -192,7 +192,7 @@ class RankWorker:
 
     def build_module(self) -> Any:
         """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
-        from bench.engines.distributed.stages import build_stages
+        from bench.engines.distributed.executor import build_stages
 
         spec, cut = self.spec, engines.facts(self.spec).cut
         if cut is None:
