@@ -66,7 +66,7 @@ class InjectedFault(NamedTuple):
     def attach(self, rank: int, module: "Module") -> None:
         """Attach a fault inside a step to the model."""
         if rank == self.rank and self.action == "slow_compute":
-            from bench.engines.distributed.stages import RankStages
+            from bench.engines.distributed.executor import RankStages
 
             called = module.first if isinstance(module, RankStages) else module
             called.register_forward_hook(lambda *_: time.sleep(_SLOW_S))

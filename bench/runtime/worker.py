@@ -191,8 +191,8 @@ class RankWorker:
         self.data_facts = source.describe(spec) if self.peers.is_main else {}
 
     def build_module(self) -> Any:
-        """Return the uninitialised model, or this rank's part of it if the engine cuts it."""
-        from bench.engines.distributed.stages import build_stages
+        """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
+        from bench.engines.distributed.executor import build_stages
 
         spec, cut = self.spec, engines.facts(self.spec).cut
         if cut is None:
