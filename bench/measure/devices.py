@@ -5,6 +5,7 @@ device yet. Some of its fields were renamed between versions; all known names ar
 """
 
 import functools
+import importlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
@@ -20,6 +21,7 @@ Question = Literal[
     "power_cap_w",
     "temperature_c",
     "throttle_reasons",  # bits, as the maker numbers them
+    "capability",  # NVIDIA's architecture, e.g. "9.0"
 ]
 STATE: tuple[Question, ...] = (
     "name", "sm_clock_mhz", "memory_clock_mhz", "power_cap_w", "temperature_c", "throttle_reasons",
@@ -55,17 +57,6 @@ class NvidiaDriver:
     def __init__(self, nvml: Any) -> None:
         """`nvml` is the initialised module."""
         self._nvml = nvml
-
-    @classmethod
-    def load(cls) -> "NvidiaDriver | None":
-        """Return the driver; None without one."""
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-        except Exception:  # no package, no driver, or no permission
-            return None
-        return cls(pynvml)
 
     def count(self) -> int:
         return int(self._nvml.nvmlDeviceGetCount())
@@ -123,6 +114,7 @@ _NVML_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
     "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    "capability": lambda nvml, handle: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
 }
 
 _UNSUPPORTED = 2**64 - 1  # AMD SMI's value of a counter that a device lacks
@@ -135,17 +127,6 @@ class AmdDriver:
     def __init__(self, amdsmi: Any) -> None:
         """`amdsmi` is the initialised module."""
         self._amdsmi = amdsmi
-
-    @classmethod
-    def load(cls) -> "AmdDriver | None":
-        """Return the driver; None without one."""
-        try:
-            import amdsmi  # type: ignore[import-not-found]
-
-            amdsmi.amdsmi_init()
-        except Exception:  # no package, no driver, or no permission
-            return None
-        return cls(amdsmi)
 
     def count(self) -> int:
         return len(self._amdsmi.amdsmi_get_processor_handles())
@@ -224,8 +205,17 @@ _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
 @functools.cache
 def _load_driver() -> DeviceDriver | None:
     """Return the driver of the first maker with a device here; None without one."""
-    found: list[DeviceDriver | None] = [NvidiaDriver.load(), AmdDriver.load()]
-    return next((driver for driver in found if driver and driver.count()), None)
+    makers = (("pynvml", "nvmlInit", NvidiaDriver), ("amdsmi", "amdsmi_init", AmdDriver))
+    for module, initialise, kind in makers:
+        try:
+            library = importlib.import_module(module)
+            getattr(library, initialise)()
+            driver: DeviceDriver = kind(library)
+            if driver.count():
+                return driver
+        except Exception:  # no package, no driver, or no permission
+            continue
+    return None
 
 
 def query(device: int | str, question: Question) -> Any:

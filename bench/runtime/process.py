@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
 from bench.core.private import mask_tokens
 from bench.core.processes import build_module_command
@@ -110,15 +110,8 @@ def set_parent_death_signal(signal_number: int) -> None:
         os.kill(os.getpid(), signal_number)
 
 
-class StartedProcess(Protocol):
-    """A started rank. It leads a session of its own, so that its loader processes can be ended with it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or None while it runs."""
-
+StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
+"""A started rank. It leads a session of its own, so that its loader processes can be ended with it."""
 
 StartRank = Callable[[Sequence[str], dict[str, str], dict[str, int], int], StartedProcess]
 """`start(command, environment, descriptors, output)` starts a rank. It inherits `descriptors`, and finds each number in

@@ -293,6 +293,7 @@ class RankWorker:
                 self.spec,
                 series,
                 views,
+                self.training,
                 parameters=self.parameters,
                 trainable_parameters=self.trainable_parameters,
                 uninspected=uninspected,
@@ -300,7 +301,6 @@ class RankWorker:
                 link=self.link,
                 data=self.data_facts,
                 drill=self.drill.text if self.drill else None,
-                training=self.training,
             )
             if self.rehearses:
                 observed = observe.drop_unknown(observed, computes=not self.circumstance.shapes_only)
