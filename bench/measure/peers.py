@@ -25,11 +25,11 @@ class Peers:
     """All ranks of a run, seen from one of them. This class is the one rank of a rehearsal, which has no real peers."""
 
     are_real = False
-    """Whether all ranks of the process group exist; only then do losses mean something."""
+    """True if all ranks of the process group exist; only then do losses mean something."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that writes for all."""
+        """True on the rank that writes for all."""
         return True
 
     def barrier(self) -> None:
@@ -77,7 +77,7 @@ class ProcessGroupPeers(Peers):
 
 
 class RankPlace(NamedTuple):
-    """Where a rank was started: its host, and the start of the scheduler's job that it belongs to."""
+    """Place of a rank: its host, and the start of the scheduler's job that it belongs to."""
 
     host: str
     job_id: str  # empty outside of a job

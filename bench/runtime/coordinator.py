@@ -116,7 +116,7 @@ class RunCoordinator:
     def states(self) -> list[RankState]:
         """Return the state of every rank of the run, as of its node's last report."""
         agents = (agent for _, agent in sorted(self.server.agents.items()))
-        return [*self.node.states(), *(state for agent in agents for state in agent.ranks)]
+        return [*self.node.states(), *(state for agent in agents for state in agent.last.ranks)]
 
     def _start(self) -> None:
         address = "" if self._has_other_nodes else "127.0.0.1"
@@ -159,7 +159,9 @@ class RunCoordinator:
 
     def _all_ended(self) -> bool:
         agents = self.server.agents.values()
-        return not self.node.running and len(agents) == self.server.nodes - 1 and all(agent.done for agent in agents)
+        return (
+            not self.node.running and len(agents) == self.server.nodes - 1 and all(agent.last.done for agent in agents)
+        )
 
     def _receive(self) -> None:
         self.node.drain()
@@ -187,8 +189,8 @@ class RunCoordinator:
         stacks = self.stop == "hang"
         self.server.request_stop(stacks=stacks)
         self.node.end(stacks=stacks)
-        until = time.monotonic() + _AGENTS_END_S
-        while time.monotonic() < until and not all(m.done or m.line.closed for m in self.server.agents.values()):
+        until, agents = time.monotonic() + _AGENTS_END_S, self.server.agents.values()
+        while time.monotonic() < until and not all(agent.last.done or agent.line.closed for agent in agents):
             time.sleep(POLL_S)
             self._receive()
         self._receive()

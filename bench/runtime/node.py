@@ -79,7 +79,7 @@ class NodeRanks:
 
     @property
     def lost(self) -> bool:
-        """Whether a rank has ended with an error."""
+        """True if a rank has ended with an error."""
         return any(rank.exit_code for rank in self._ranks)
 
     def states(self) -> list[RankState]:

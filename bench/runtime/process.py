@@ -253,7 +253,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server was killed. The node is fine then, and the ranks that it forked still run."""
+        """True if the server was killed. The node is fine then, and the ranks that it forked still run."""
         return self._process.poll() is not None
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""What drives a testbed from a test: the command as a user calls it, and Slurm's own."""
+"""A testbed under the control of a test: its own command, as a user calls it, and Slurm's programs."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PATIENCE_S = 150.0  # on a machine with other work
 
 
 class Testbed:
-    """A testbed of this test process: a name and a subnet that no other process at the same time has."""
+    """A testbed of this test process, with a name and a subnet that no other process uses."""
 
     __test__ = False
 
@@ -43,7 +43,7 @@ class Testbed:
         return done.stdout
 
     def on(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on a node; its exit code is for the caller to judge."""
+        """Run a command on a node; the caller checks its exit code."""
         return self("exec", node, "--", *argv, code=None)
 
     def node(self, number: int) -> str:
@@ -58,14 +58,14 @@ class Testbed:
         return self.status["nodes"][node]["state"]
 
     def leftovers(self) -> list[str]:
-        """Return what is there of this testbed besides processes."""
+        """Return the remains of this testbed, without processes."""
         folders = [self.folder, *Path("/run/netns").glob(f"{self.name}*"), *Path("/etc/netns").glob(f"{self.name}*")]
         folders += Path("/sys/class/net").glob(f"{self.name}*")
         return [str(path) for path in folders if path.exists()]
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    """Wait until `what` holds; fail if it does not for too long."""
+    """Wait until `what` returns something true; fail after too long a time."""
     until = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < until, f"did not happen within {PATIENCE_S} s"

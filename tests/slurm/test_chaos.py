@@ -1,5 +1,5 @@
-"""Random faults over sweeps: what a seed does, how outcomes are judged, and a short piece that runs; `make chaos` runs
-any others."""
+"""Random faults during sweeps: the content of a seed, the judgement of outcomes, and a short round. `make chaos` runs
+more."""
 
 from collections import Counter
 from pathlib import Path

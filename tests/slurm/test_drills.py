@@ -1,4 +1,4 @@
-"""What befalls the points of an allocation, on a real Slurm: each mishap is one record, and the sweep goes on."""
+"""Faults during the points of an allocation, on a real Slurm: each becomes one record, and the sweep continues."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Submitting to a real Slurm: killed on the way, twice at once, into a queue with little room, and taken back."""
+"""Submissions to a real Slurm: killed on the way, twice at once, into a queue with few places, and cancelled."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def play_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 
 class Gate:
-    """An `sbatch` that waits at a gate: whoever calls it has looked at the queue, and submits when the gate opens."""
+    """An `sbatch` that waits at a gate: its caller has read the queue, and submits when the gate opens."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"

@@ -1,4 +1,4 @@
-"""What must hold after whatever befell a sweep: outcomes that fit the fault, one answer per point, nothing left."""
+"""Conditions after any fault during a sweep: outcomes that fit the fault, one answer per point, no leftovers."""
 
 import re
 import time
@@ -55,13 +55,13 @@ _PAUSES = ("stop rank briefly", "suspend")
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
-    """Whether an outcome fits the fault that its attempt was struck by."""
+    """Return whether an outcome fits the fault that struck its attempt."""
     fits: dict[OutcomeKind, str] = {**_RACES, **EXPECTED[kind]}
     return outcome in fits and bool(re.search(fits[outcome], reason))
 
 
 def has_struck(kind: str, made: Strike) -> bool:
-    """Whether a fault came in time: not where all that was in its reach was measured to its end all the same."""
+    """Return whether a fault came in time: not if every attempt in its reach was measured to its end."""
     paths = [attempt.folder / store.RECORD for attempt in made.hit]
     harmless = "ok" in EXPECTED[kind]
     unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
@@ -83,7 +83,7 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 
 
 def _find_pause_s(path: Path) -> float:
-    """Return how long a run was paused; its supervisor adds that to the record when all ranks have ended."""
+    """Return the seconds for which a run was paused, which its supervisor records when all ranks have ended."""
     until = time.monotonic() + _END_S
     while not (paused_s := store.read_record(path).outcome.paused_s) and time.monotonic() < until:
         time.sleep(0.5)
@@ -91,7 +91,7 @@ def _find_pause_s(path: Path) -> float:
 
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
-    """Yield what does not hold at the end of a round."""
+    """Yield the conditions that do not hold at the end of a round."""
     told = sweep.read_status()
     asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
     if len(asked) != sweep.asked:
@@ -129,7 +129,7 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:
-    """Yield a record whose hosts are not those of its allocation, as Slurm expands its list of them."""
+    """Yield the records whose hosts are not in their allocation, as Slurm expands its node list."""
     environment = record.environment
     if environment and (nodes := environment.slurm.get("SLURM_JOB_NODELIST")):
         allocated = sweep.bed.slurm("scontrol", "show", "hostnames", nodes).split()
@@ -138,7 +138,7 @@ def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[
 
 
 def _list_left(sweep: Sweep) -> Iterator[str]:
-    """Yield the jobs, processes and temporary files that are still there."""
+    """Yield the jobs, processes and temporary files that still exist."""
     queued = sweep.bed.slurm("squeue", "--noheader", "--format=%i %j %T").splitlines()
     yield from (f"job {line} is left" for line in queued)
     yield from (f"process {left.pid} is left: {left.words[:80]}" for left in list_processes(sweep.mark))

@@ -1,4 +1,4 @@
-"""One round from its first command to the testbed left as the next wants it."""
+"""One round, from its first command until the testbed is ready for the next round."""
 
 import subprocess
 import time
@@ -43,7 +43,7 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
 
 
 def _make(sweep: Sweep, fault: PlannedFault, disk: Path, table: Table) -> list[str]:
-    """Make a fault until it comes in time, count it, and return what is wrong about the outcomes."""
+    """Make a fault until it comes in time, count it, and return the errors in the outcomes."""
     for _ in range(_TRIES):
         began = time.monotonic()
         if not (made := strike(sweep, fault, disk)):
@@ -72,14 +72,14 @@ def _list_outcomes(made: Strike) -> list[str]:
 
 
 def _wait_until_gone(sweep: Sweep) -> None:
-    """Give processes and jobs a moment to end after their last record."""
+    """Wait for processes and jobs to end after their last record."""
     until = time.monotonic() + _END_S
     while time.monotonic() < until and (list_processes(sweep.mark) or sweep.bed.slurm("squeue", "--noheader").strip()):
         time.sleep(0.5)
 
 
 def _clear(sweep: Sweep) -> None:
-    """Leave the testbed as the next round wants it, whatever went wrong in this one."""
+    """Clear the testbed for the next round, after any error in this one."""
     sweep.bed("controller", "start")
     sweep.bed("link", "all", "--rate", "1gbit", "--up")
     for node in sweep.bed.status["nodes"]:

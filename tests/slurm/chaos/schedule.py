@@ -1,7 +1,7 @@
-"""What a seed does: which sweep, and which faults befall it. Pure: the same seed is the same round everywhere.
+"""The content of a seed: a sweep and its faults. No side effects: the same seed is the same round everywhere.
 
-At which step of a point a fault strikes depends on the machine and is no part of a seed; what is done to what is. Kinds
-of fault are dealt to the rounds of a mode like cards, so that a piece of seeds has every kind about equally often.
+The step of a point at which a fault strikes depends on the machine, and is no part of a seed. Kinds of fault are dealt
+to the rounds of a mode like cards, so that a range of seeds has every kind about equally often.
 """
 
 import random
@@ -28,7 +28,7 @@ _WINDOW_S, _LONG_WINDOW_S = 5, 12  # of a point; one whose job was given up has 
 
 
 class PlannedFault(NamedTuple):
-    """One fault: what, when, and to which of those that it could befall."""
+    """One fault: kind, time, and target."""
 
     kind: str
     choice: int  # its remainder by their number tells which
@@ -36,7 +36,7 @@ class PlannedFault(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A sweep and what befalls it."""
+    """A sweep and its faults."""
 
     seed: int
     mode: str
@@ -50,7 +50,7 @@ class Round(NamedTuple):
 
 
 def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
-    """Return what a seed does. Modes take turns, so that pieces of seeds have all of them."""
+    """Return the round of a seed. Modes take turns, so that a range of seeds has all of them."""
     mode, chance = modes[seed % len(modes)], random.Random(seed)
     kinds = _deal(mode, seed // len(modes) * FAULTS)
     nodes = 1 if mode == "local" else 2 if set(kinds) & set(_OF_MANY_NODES) else chance.choice((1, 2))
@@ -60,7 +60,7 @@ def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
 
 
 def _deal(mode: str, first: int) -> list[str]:
-    """Return the kinds of one round; what befalls the command that submits can only come first."""
+    """Return the faults of one round. A fault of the command that submits can only come first."""
     cards: list[str] = []
     while len(cards) < first + FAULTS:
         deck = list(HERE if mode == "local" else ON_NODES)

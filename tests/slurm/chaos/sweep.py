@@ -1,4 +1,4 @@
-"""The sweep of a round, kept going by whatever befalls it, and what there is to strike."""
+"""The sweep of a round, which is continued after every fault, and the targets of faults."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 
 
 class OpenAttempt(NamedTuple):
-    """An attempt that has no record yet."""
+    """An attempt without a record."""
 
     folder: Path
     job: str  # Slurm's number; empty here
@@ -52,7 +52,7 @@ class Sweep(Study):
         return self.planned.mode == "local"
 
     def begin(self) -> "subprocess.Popen[str]":
-        """Start the command that asks for the points."""
+        """Start the command that requests the points."""
         words = [word for word in QUICK if not (self.local and word.startswith(_OF_A_JOB))]
         stalls = (
             f"launcher.environment={{LD_PRELOAD: {self.library}, STALL_FILE: {self.stall}, STALL_PATH: {self.folder}}}"
@@ -72,21 +72,21 @@ class Sweep(Study):
         return command
 
     def list_tracebacks(self) -> Iterator[str]:
-        """Yield what commands said where they ended with a traceback instead of a line."""
+        """Yield the output of commands that ended with a traceback in place of a line."""
         for command in self._commands:
             _, errors = command.communicate(timeout=30)
             if "Traceback" in errors:
                 yield f"a command ended with a traceback: {errors.strip().splitlines()[-1]}"
 
     def read_status(self) -> dict[str, Any]:
-        """Return what `status` says; nothing where it has nothing to say yet."""
+        """Return the output of `status`; empty before it has any."""
         with contextlib.suppress(json.JSONDecodeError, SystemExit, OSError):
             return self.status()
         return {"points": [], "jobs": []}
 
     def keep_going(self, *, more: bool = False) -> bool:
-        """Start what goes on with the sweep if nothing is at it, and ask for `more` points if it has come to its end;
-        True if it has, with every point answered or given up."""
+        """Start a command that continues the sweep if none is running, and request `more` points if it has ended; True
+        if it has ended, with every point answered or given up."""
         if self.command.poll() is None:
             return False
         if not (self.folder / "sweeps").exists():
@@ -118,15 +118,14 @@ class Sweep(Study):
         return [attempt for attempt in found if jobs is None or attempt.job in jobs]
 
     def running_jobs(self) -> list[tuple[str, list[str]]]:
-        """Return the number and nodes of each of our jobs that is at an attempt now."""
+        """Return number and nodes of each of the sweep's jobs that runs an attempt now."""
         listed = self.bed.slurm("squeue", "--noheader", "--states=RUNNING", "--Format=JobID:20,NodeList:200")
         nodes = {line[:20].strip(): line[20:].strip() for line in listed.splitlines()}
         at_work = sorted({attempt.job for attempt in self.open_attempts()} & set(nodes), key=int)
         return [(job, self.bed.slurm("scontrol", "show", "hostnames", nodes[job]).split()) for job in at_work]
 
     def wait_for_target(self, find: Callable[[], list[Found]], choice: int) -> Found | None:
-        """Wait until there is something to strike, with more points where these are all answered; None if there never
-        is."""
+        """Wait until a fault has a target, with more points if all are answered; None if there never is one."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if found := find():
@@ -136,7 +135,7 @@ class Sweep(Study):
         return None
 
     def settle(self, attempts: Sequence[OpenAttempt], limit_s: float = PATIENCE_S) -> None:
-        """Wait until each of these attempts has its record: `status` and the next job conclude what left none."""
+        """Wait until each of these attempts has its record: `status` and the next job write missing ones."""
         until = time.monotonic() + limit_s
         while any(not (attempt.folder / store.RECORD).exists() for attempt in attempts):
             if time.monotonic() > until:
@@ -145,7 +144,7 @@ class Sweep(Study):
             time.sleep(_POLL_S)
 
     def finish(self) -> bool:
-        """Go on until every point is answered and nothing is under way; False if that takes too long."""
+        """Continue until every point is answered and nothing is running; False if that takes too long."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.keep_going():
