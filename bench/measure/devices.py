@@ -22,6 +22,7 @@ Question = Literal[
     "temperature_c",
     "throttle_reasons",  # bits, as the maker numbers them
     "capability",  # NVIDIA's architecture, e.g. "9.0"
+    "driver_version",
 ]
 STATE: tuple[Question, ...] = (
     "name", "sm_clock_mhz", "memory_clock_mhz", "power_cap_w", "temperature_c", "throttle_reasons",
@@ -34,9 +35,6 @@ class DeviceDriver(Protocol):
 
     def count(self) -> int:
         """Return the number of devices."""
-
-    def version(self) -> str | None:
-        """Return the driver's version."""
 
     def ask(self, device: int | str, question: Question) -> Any:
         """Return a device's answer; None if there is no such device, or if it does not support the question.
@@ -60,9 +58,6 @@ class NvidiaDriver:
 
     def count(self) -> int:
         return int(self._nvml.nvmlDeviceGetCount())
-
-    def version(self) -> str | None:
-        return str(self._nvml.nvmlSystemGetDriverVersion())
 
     def ask(self, device: int | str, question: Question) -> Any:
         try:
@@ -95,7 +90,8 @@ def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
         try:
             found[reason] = nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime / 1e9
         except nvml.NVMLError:
-            continue  # a device may support only one of them
+            # A device may support only one of them.
+            continue
     if len(found) == 1:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     return found
@@ -114,10 +110,12 @@ _NVML_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
     "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    "driver_version": lambda nvml, handle: str(nvml.nvmlSystemGetDriverVersion()),
     "capability": lambda nvml, handle: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
 }
 
-_UNSUPPORTED = 2**64 - 1  # AMD SMI's value of a counter that a device lacks
+# AMD SMI's value of a counter that a device lacks.
+_UNSUPPORTED = 2**64 - 1
 _MICRO = 1e-6
 
 
@@ -131,13 +129,6 @@ class AmdDriver:
     def count(self) -> int:
         return len(self._amdsmi.amdsmi_get_processor_handles())
 
-    def version(self) -> str | None:
-        try:
-            answer = self._amdsmi.amdsmi_get_gpu_driver_info(self._amdsmi.amdsmi_get_processor_handles()[0])
-            return str(answer["driver_version"])
-        except (self._amdsmi.AmdSmiException, KeyError, IndexError):
-            return None
-
     def ask(self, device: int | str, question: Question) -> Any:
         smi = self._amdsmi
         try:
@@ -147,7 +138,8 @@ class AmdDriver:
                 handle = smi.amdsmi_get_processor_handle_from_bdf(device)
             answer = _AMD_ANSWERS[question](smi, handle)
         except (smi.AmdSmiException, AttributeError, KeyError, IndexError, TypeError, ValueError):
-            return None  # no such device, or not supported by it or by this version of the library
+            # No such device, or not supported by it or by this version of the library.
+            return None
         return None if answer == "N/A" else answer
 
 
@@ -162,7 +154,8 @@ def _count_free_bytes(smi: Any, handle: Any) -> int:
 
 
 def _compute_energy_j(smi: Any, handle: Any) -> float:
-    answer = smi.amdsmi_get_energy_count(handle)  # its resolution is in microjoules per count
+    # Its resolution is in microjoules per count.
+    answer = smi.amdsmi_get_energy_count(handle)
     return float(_read_field(answer, "energy_accumulator", "power")) * float(answer["counter_resolution"]) * _MICRO
 
 
@@ -189,6 +182,7 @@ def _read_amd_clock(smi: Any, handle: Any, kind: str) -> Any:
 
 _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "name": lambda smi, handle: smi.amdsmi_get_gpu_asic_info(handle)["market_name"],
+    "driver_version": lambda smi, handle: str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]),
     "free_bytes": _count_free_bytes,
     "energy_j": _compute_energy_j,
     "processes": _list_amd_processes,
@@ -237,9 +231,9 @@ def read_name(device: int | str) -> str | None:
 
 
 def read_driver_version() -> str | None:
-    """Return the driver's version."""
-    driver = _load_driver()
-    return driver.version() if driver else None
+    """Return the driver's version; None without a device."""
+    version: str | None = query(0, "driver_version")
+    return version
 
 
 def read_memory_bytes(device: int | str = 0) -> int | None:

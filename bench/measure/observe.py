@@ -200,6 +200,7 @@ def build_observations(
 
 def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPass, ...], ...] | None:
     """Return the passes of the first rank in each place of a pipeline; None if there are none or too many."""
+    # Ranks of one place in a pipeline follow each other.
     firsts = seen[:: spec.world_size // spec.parallel.pipeline] if len(seen) == spec.world_size else []
     number = sum(len(rank.passes) for rank in firsts)
     return tuple(tuple(rank.passes) for rank in firsts) if 0 < number <= MOST_PASSES else None
@@ -218,7 +219,7 @@ def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
 
 def reduce_steps(series: Series) -> Steps:
     """Return the times between the slowest rank's completions, and the mean loss, of the ranks' series."""
-    norms, own_s = series.column("gradient_norm"), series.column("step_s")
+    norms, own_s = series.column("gradient_norm"), series.column("step_s")  # (steps, ranks) each
     return Steps.model_validate(
         {
             "cut": series.warmup,

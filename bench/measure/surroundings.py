@@ -25,7 +25,8 @@ from bench.measure.peers import Peers
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RESOURCES = ("cpu", "memory", "io")
-_KERNEL_THREADS = 2  # process id of the parent of all kernel threads
+# Process id of the parent of all kernel threads.
+_KERNEL_THREADS = 2
 
 
 class ProcessLocation(NamedTuple):
@@ -134,6 +135,7 @@ def _read_processes(root: Path) -> dict[int, _Process]:
             except OSError:
                 continue  # it has ended in the meantime
             user, system, ended_user, ended_system = (int(ticks) / _TICKS_PER_S for ticks in fields[11:15])
+            # Fields of proc(5): parent, session, and times of the process and of its reaped children.
             process = _Process(int(fields[1]), int(fields[3]), user + system, ended_user + ended_system)
             found[int(folder.name)] = process
     return found
@@ -141,13 +143,15 @@ def _read_processes(root: Path) -> dict[int, _Process]:
 
 def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
     """Return the processor time of the run and of the kernel's own threads so far."""
+    # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 
     def is_own(number: int) -> bool:
         """Return whether a process is in one of the sessions, or descends from a process that is."""
         if number not in started_by_run:
             process = processes.get(number)
-            started_by_run[number] = False  # an id that is reused during this reading could make a circle
+            # An id that is reused during this reading could make a circle.
+            started_by_run[number] = False
             if process:
                 started_by_run[number] = process.session in sessions or is_own(process.parent)
         return started_by_run[number]

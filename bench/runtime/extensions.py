@@ -29,7 +29,8 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
 
 _BUILD_S = 900.0  # no op takes longer to build
-_FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})  # compiled for the host's CPU, also with a GPU
+# Compiled for the host's CPU, also with a GPU.
+_FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
 _INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
 """Instructions that DeepSpeed's `-march=native` lets a compiler use. A processor's other flags differ from kernel to
 kernel."""

@@ -25,8 +25,10 @@ from bench.runtime.outcome import PauseTotals, RankState
 
 _QUIET_S = 1.0
 _HELLO_BYTES = 1024
-_HELLO_S = 5.0  # clients with the token send it as soon as they are connected
-_MAX_UNKNOWN = 16  # unknown clients at a time, in addition to the awaited ones
+# Clients with the token send it as soon as they are connected.
+_HELLO_S = 5.0
+# Unknown clients at a time, in addition to the awaited ones.
+_MAX_UNKNOWN = 16
 _RENDEZVOUS_POLL_S = 0.2
 _REPORT_S = 1.0
 _FLUSH_S = 5.0
@@ -112,7 +114,8 @@ class Connection:
             time.sleep(patience_s / 100)
             self.flush()
         if patience_s:
-            self.take()  # a connection that is closed with unread input is reset, and loses its output
+            # A connection that is closed with unread input is reset, and loses its output.
+            self.take()
         self.closed = True
         self._socket.close()
 

@@ -13,6 +13,7 @@ from typing import Any
 from layout import Layout, Problem, RefusedCommand
 from ledger import Ledger
 
+# Folders of iproute2: names of namespaces, and files that replace those of /etc in each of them.
 _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
@@ -34,7 +35,7 @@ def refuse_existing(layout: Layout) -> None:
     if Path("/sys/class/net", layout.login_interface).exists():
         used.append(f"interface {layout.login_interface}")
     if used:
-        raise RefusedCommand(", ".join(used), "exists already, made by another program", "choose another --name")
+        raise RefusedCommand(", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name")
     for overlap in ("root", "match"):  # routes inside the subnet, and routes around it
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":

@@ -11,6 +11,7 @@ from pathlib import Path
 from layout import Problem
 
 _NAMESPACES = Path("/run/netns")
+# Longer than the kernel needs, also for a process that exits with much memory.
 _END_S = 10.0
 
 

@@ -85,7 +85,8 @@ def _render(work: Work, options: Options, path: Path) -> str:
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
     limit_min = work.time_limit_min
-    if limit_min is None and options.time_limit_min is not None:  # the attempt's, and time for the job to begin
+    # Only the attempt's limit is known: add time for the job to begin.
+    if limit_min is None and options.time_limit_min is not None:
         limit_min = math.ceil(options.time_limit_min + options.setup_min)
     tasks, cpus = _count_tasks(work, options)
     return _load_template().render(
@@ -167,7 +168,8 @@ def _list_bindings(options: Options) -> list[str]:
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
     """Return the words that run a command in a container with the study's folder mounted."""
-    study = str(folder.parent.parent)  # folders of jobs, like those of attempts, lie two levels below the study's
+    # Folders of jobs, like those of attempts, lie two levels below the study's.
+    study = str(folder.parent.parent)
     if container.runtime == "command":
         return [[word.replace("{study}", study).replace("{image}", container.image) for word in container.command]]
     if container.runtime == "apptainer":

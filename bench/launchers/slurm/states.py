@@ -71,7 +71,8 @@ def parse_squeue(text: str) -> Iterator[JobState]:
             begin += width
         job, task, state, restarts, nodes, start, end, reason, exit_code, name = columns
         if not job.isdigit():
-            continue  # a heading, such as a cluster's name
+            # A heading, such as a cluster's name.
+            continue
         is_parsed = True
         status = _parse_wait_status(exit_code)
         found = _build_state("squeue", line, job, _parse_number(task), name, state, nodes, start, end, status, reason)
@@ -213,7 +214,8 @@ def _parse_wait_status(text: str) -> tuple[int, int]:
     """
     status = int(text) if text.isdigit() else 0
     found = _parse_exit_code(text) if ":" in text else (status >> 8 & 0xFF, status & 0x7F)
-    return (0, 0) if found == (0, 1) else found  # Slurm's mark of a job that never started, and not SIGHUP
+    # Slurm's mark of a job that never started, and not SIGHUP.
+    return (0, 0) if found == (0, 1) else found
 
 
 def _parse_number(text: str) -> int | None:
