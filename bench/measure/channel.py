@@ -21,11 +21,14 @@ from bench.measure.failures import OUT_OF_MEMORY, classify_error, count_oom_kill
 
 # Environment variables from a supervisor to its ranks: file descriptors, and a time.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
-LISTENER = "ZEROSCALE_LISTENER"  # for rank 0: the socket that its peers connect to
-STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started the rank
+# For rank 0: the socket that its peers connect to.
+LISTENER = "ZEROSCALE_LISTENER"
+# Seconds since the epoch when the supervisor started the rank.
+STARTED_AT = "ZEROSCALE_STARTED_AT"
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
-_SLOT = struct.Struct("<dq48sq")  # of one rank: time, step, phase, ended steps
+# Heartbeat of one rank: time, step, phase, ended steps.
+_SLOT = struct.Struct("<dq48sq")
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
@@ -72,7 +75,9 @@ class Channel:
     def __init__(self, pipe: int | None, heartbeat: SharedHeartbeat | None, slot: int) -> None:
         self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
         self.phase = "start"
-        self._first_step: int | None = None  # of this process; not 0 in a training that was resumed
+        # First step of this process; not 0 in a training that was resumed.
+        self._first_step: int | None = None
+        # Kills before this rank started are no evidence about it.
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -113,6 +118,7 @@ class Channel:
         if shortage:
             message["shortage"] = shortage.model_dump(exclude_none=True, exclude={"rank"})
         line = (json.dumps(message) + "\n").encode()
+        # A pipe takes at most its free space per call.
         while line:
             line = line[os.write(self._pipe, line) :]
 

@@ -78,7 +78,8 @@ class CollectiveCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(issubclass(kind, _WRAPPERS) for kind in types):
-            return NotImplemented  # the operations on the wrapped tensors are dispatched afterwards
+            # The operations on the wrapped tensors are dispatched afterwards.
+            return NotImplemented
         if func.namespace not in ("c10d", "_c10d_functional"):
             return func(*args, **kwargs)
         operation = func._schema.name.rpartition("::")[2]

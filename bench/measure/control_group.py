@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # by version
-_UNLIMITED = 2**60  # bytes; version 1 writes a number near 2^63 for "no limit"
+# In bytes; version 1 writes a number near 2^63 for "no limit".
+_UNLIMITED = 2**60
 
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:

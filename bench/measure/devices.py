@@ -5,6 +5,7 @@ device yet. Some of its fields were renamed between versions; all known names ar
 """
 
 import functools
+import importlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
@@ -20,6 +21,8 @@ Question = Literal[
     "power_cap_w",
     "temperature_c",
     "throttle_reasons",  # bits, as the maker numbers them
+    "capability",  # NVIDIA's architecture, e.g. "9.0"
+    "driver_version",
 ]
 STATE: tuple[Question, ...] = (
     "name", "sm_clock_mhz", "memory_clock_mhz", "power_cap_w", "temperature_c", "throttle_reasons",
@@ -32,9 +35,6 @@ class DeviceDriver(Protocol):
 
     def count(self) -> int:
         """Return the number of devices."""
-
-    def version(self) -> str | None:
-        """Return the driver's version."""
 
     def ask(self, device: int | str, question: Question) -> Any:
         """Return a device's answer; None if there is no such device, or if it does not support the question.
@@ -56,22 +56,8 @@ class NvidiaDriver:
         """`nvml` is the initialised module."""
         self._nvml = nvml
 
-    @classmethod
-    def load(cls) -> "NvidiaDriver | None":
-        """Return the driver; None without one."""
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-        except Exception:  # no package, no driver, or no permission
-            return None
-        return cls(pynvml)
-
     def count(self) -> int:
         return int(self._nvml.nvmlDeviceGetCount())
-
-    def version(self) -> str | None:
-        return str(self._nvml.nvmlSystemGetDriverVersion())
 
     def ask(self, device: int | str, question: Question) -> Any:
         try:
@@ -104,7 +90,8 @@ def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
         try:
             found[reason] = nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime / 1e9
         except nvml.NVMLError:
-            continue  # a device may support only one of them
+            # A device may support only one of them.
+            continue
     if len(found) == 1:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     return found
@@ -123,9 +110,12 @@ _NVML_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
     "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    "driver_version": lambda nvml, handle: str(nvml.nvmlSystemGetDriverVersion()),
+    "capability": lambda nvml, handle: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
 }
 
-_UNSUPPORTED = 2**64 - 1  # AMD SMI's value of a counter that a device lacks
+# AMD SMI's value of a counter that a device lacks.
+_UNSUPPORTED = 2**64 - 1
 _MICRO = 1e-6
 
 
@@ -136,26 +126,8 @@ class AmdDriver:
         """`amdsmi` is the initialised module."""
         self._amdsmi = amdsmi
 
-    @classmethod
-    def load(cls) -> "AmdDriver | None":
-        """Return the driver; None without one."""
-        try:
-            import amdsmi  # type: ignore[import-not-found]
-
-            amdsmi.amdsmi_init()
-        except Exception:  # no package, no driver, or no permission
-            return None
-        return cls(amdsmi)
-
     def count(self) -> int:
         return len(self._amdsmi.amdsmi_get_processor_handles())
-
-    def version(self) -> str | None:
-        try:
-            answer = self._amdsmi.amdsmi_get_gpu_driver_info(self._amdsmi.amdsmi_get_processor_handles()[0])
-            return str(answer["driver_version"])
-        except (self._amdsmi.AmdSmiException, KeyError, IndexError):
-            return None
 
     def ask(self, device: int | str, question: Question) -> Any:
         smi = self._amdsmi
@@ -166,7 +138,8 @@ class AmdDriver:
                 handle = smi.amdsmi_get_processor_handle_from_bdf(device)
             answer = _AMD_ANSWERS[question](smi, handle)
         except (smi.AmdSmiException, AttributeError, KeyError, IndexError, TypeError, ValueError):
-            return None  # no such device, or not supported by it or by this version of the library
+            # No such device, or not supported by it or by this version of the library.
+            return None
         return None if answer == "N/A" else answer
 
 
@@ -181,7 +154,8 @@ def _count_free_bytes(smi: Any, handle: Any) -> int:
 
 
 def _compute_energy_j(smi: Any, handle: Any) -> float:
-    answer = smi.amdsmi_get_energy_count(handle)  # its resolution is in microjoules per count
+    # Its resolution is in microjoules per count.
+    answer = smi.amdsmi_get_energy_count(handle)
     return float(_read_field(answer, "energy_accumulator", "power")) * float(answer["counter_resolution"]) * _MICRO
 
 
@@ -208,6 +182,7 @@ def _read_amd_clock(smi: Any, handle: Any, kind: str) -> Any:
 
 _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "name": lambda smi, handle: smi.amdsmi_get_gpu_asic_info(handle)["market_name"],
+    "driver_version": lambda smi, handle: str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]),
     "free_bytes": _count_free_bytes,
     "energy_j": _compute_energy_j,
     "processes": _list_amd_processes,
@@ -224,8 +199,17 @@ _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
 @functools.cache
 def _load_driver() -> DeviceDriver | None:
     """Return the driver of the first maker with a device here; None without one."""
-    found: list[DeviceDriver | None] = [NvidiaDriver.load(), AmdDriver.load()]
-    return next((driver for driver in found if driver and driver.count()), None)
+    makers = (("pynvml", "nvmlInit", NvidiaDriver), ("amdsmi", "amdsmi_init", AmdDriver))
+    for module, initialise, kind in makers:
+        try:
+            library = importlib.import_module(module)
+            getattr(library, initialise)()
+            driver: DeviceDriver = kind(library)
+            if driver.count():
+                return driver
+        except Exception:  # no package, no driver, or no permission
+            continue
+    return None
 
 
 def query(device: int | str, question: Question) -> Any:
@@ -247,9 +231,9 @@ def read_name(device: int | str) -> str | None:
 
 
 def read_driver_version() -> str | None:
-    """Return the driver's version."""
-    driver = _load_driver()
-    return driver.version() if driver else None
+    """Return the driver's version; None without a device."""
+    version: str | None = query(0, "driver_version")
+    return version
 
 
 def read_memory_bytes(device: int | str = 0) -> int | None:

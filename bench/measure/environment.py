@@ -217,7 +217,8 @@ def _format_openmp_wait() -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
 
 
-_LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")  # added in later versions of the record
+# Added in later versions of the record.
+_LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")
 
 
 def compute_environment_id(classification: EnvironmentClass) -> str:
@@ -323,6 +324,7 @@ def _read_nccl_version() -> str | None:
     return next((read_version(name) for name in names if name.startswith("nvidia-nccl-")), None)
 
 
+# Not results/ or docs/, where a study writes files of its own.
 _CODE = (":/bench", ":/analysis", ":/conf")
 """Folders in which an untracked file may affect a run."""
 
@@ -339,7 +341,8 @@ def _read_git(folder: Path) -> dict[str, Any] | None:
             "ls-files", "--error-unmatch", Path(__file__).name
         )  # else it is the history of another project around this folder
         changed = ask("status", "--porcelain", "--untracked-files=no", "--", ":/")
-        added = ask("status", "--porcelain", "--", *_CODE)  # an untracked file elsewhere affects nothing
+        # An untracked file elsewhere affects nothing.
+        added = ask("status", "--porcelain", "--", *_CODE)
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changed or added)}
     except (OSError, subprocess.SubprocessError):
         return None  # an installed wheel has no history

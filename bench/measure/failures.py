@@ -80,6 +80,7 @@ class WrongTransport(Refused):
     """The network between the nodes is not the one that the site's file names: results would be of another machine."""
 
 
+# Outcomes after which the use of the memory is read.
 OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator

@@ -21,13 +21,18 @@ from bench.measure.collectives import wait_for
 from bench.measure.environment import name_collectives
 from bench.measure.failures import WrongTransport
 
+# Large enough for the bandwidth to dominate the latency, small enough to take well under a second.
 _PAYLOAD_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 _REPEATS = 5
 _FIRST_BYTES, _LAST_BYTES, _GROWTH = 2**18, 2**26, 4
-_LONG_ENOUGH_S = 0.02  # for a round trip: much longer than the clock's resolution and the latency of a link
+# A round trip that is much longer than the clock's resolution and the latency of a link.
+_LONG_ENOUGH_S = 0.02
+# The fastest of so many counts.
 _EXCHANGES = 3
-_WORD_BYTES = 4  # an InfiniBand port counts words (sysfs-class-infiniband, port_xmit_data)
-_MOST = 0.5  # share of the sent bytes on a transport that carried them
+# An InfiniBand port counts words (sysfs-class-infiniband, port_xmit_data).
+_WORD_BYTES = 4
+# Share of the sent bytes on a transport that carried them.
+_MOST = 0.5
 
 
 def measure_link(device: torch.device, spec: RunSpec) -> Link:
@@ -88,7 +93,8 @@ def _read_count(path: Path) -> int:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
-        return 0  # the interface is down, or has been removed
+        # The interface is down, or has been removed.
+        return 0
 
 
 def subtract_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
@@ -132,7 +138,8 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     Two pairs of one node at once would measure how they share its link.
     """
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
-    last = pairs[-1:] if nodes % 2 else []  # both nodes of the last pair are in the other two rounds
+    # Both nodes of the last pair are in the other two rounds.
+    last = pairs[-1:] if nodes % 2 else []
     return [found for found in (pairs[: nodes - 1 : 2], pairs[1::2], last) if found]
 
 
@@ -152,7 +159,8 @@ def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):
         members = [node * spec.devices_per_node + local_rank for node in range(spec.nodes)]
-        group = dist.new_group(members)  # its own group, so that NCCL's communicators of the pairs are freed
+        # Its own group, so that NCCL's communicators of the pairs are freed.
+        group = dist.new_group(members)
         if dist.get_rank() in members:
             rates[dist.get_rank()] = _probe_ring(members, device, group)
             dist.destroy_process_group(group)

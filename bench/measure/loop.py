@@ -61,7 +61,8 @@ class SideStreamCopy:
 
 
 WindowEnd = Literal["window", "time", "slower"]
-_SLOWER_LEVEL = 0.998  # of the interval that ends a trial early: it is computed after every block, up to 20 times
+# Level of the interval that ends a trial early: higher than 95 %, since it is computed after every block.
+_SLOWER_LEVEL = 0.998
 
 
 def is_warmup_done(steps: int, elapsed_s: float, protocol: MeasureSpec, *, on_gpu: bool) -> bool:
@@ -149,7 +150,7 @@ class Series:
     def append(self, ranks: list[torch.Tensor], skipped: list[int], *, together: bool) -> None:
         """Add the steps of a block, which all ranks began `together`, or right after the block before."""
         self.ranks.extend(ranks)
-        own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]
+        own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]  # (steps, ranks)
         self.times.append(own_s.numpy(), together=together)
         self.skipped.extend(skipped)
 
@@ -158,6 +159,7 @@ class Series:
         if since >= len(self.ranks):
             return True
         latest = Series(self.kinds, self.loss_ranks, self.ranks[since:])
+        # NaN in the column of norms means that the engine reports none; a norm that is not finite is infinite there.
         return bool(latest.losses.isfinite().all()) and not bool(latest.column("gradient_norm").isinf().any())
 
     @property
@@ -234,6 +236,7 @@ class Trainer:
 
         On a CPU a block is appended at once, on a GPU while the next block runs.
         """
+        # Only a block after a drain begins with a barrier. Others follow the block before without any waiting.
         together = not self._launched
         if together:
             self.peers.barrier()
@@ -269,7 +272,8 @@ class Trainer:
                 # While fp16 adjusts its loss scale, gradients overflow now and then. In other precisions gradients
                 # that are not finite end the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
-        if not self.peers.are_real:  # the other ranks' contributions are missing from both
+        # The other ranks' contributions are missing from both.
+        if not self.peers.are_real:
             losses, norms = [math.nan] * steps, [None] * steps
         # Before the block ends, since its end is waited for.
         losses, norms = _send_to_host(losses), _send_to_host(norms)

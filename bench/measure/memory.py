@@ -174,7 +174,7 @@ def count_reachable_bytes(device: torch.device) -> int:
     An independent check of `read_live_bytes`. It misses storages that only C++ holds, and includes those of other
     allocators.
     """
-    gc.collect()
+    gc.collect()  # unreachable tensors in cycles would count
     storages: dict[int, int] = {}
     for candidate in gc.get_objects():
         if not issubclass(type(candidate), torch.Tensor):
@@ -262,5 +262,6 @@ def _compile_allocator() -> Path:
             "-I", str(root / "include"), "-o", str(own), str(source), "-L", str(root / "lib"), "-lc10",
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, text=True)
-        own.replace(library)  # several ranks may compile at once; each finds a complete file
+        # Several ranks may compile at once; each finds a complete file.
+        own.replace(library)
     return library

@@ -20,7 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.core.engine_facts import SUMMED_STEPS, Member
-from bench.core.record import Collective, Link, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
+from bench.core.record import Collective, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
 from bench.core.spec import RunSpec
 from bench.engines import OptionalMembers, facts
 from bench.measure import memory
@@ -165,20 +165,9 @@ def build_rank_memory(
 
 
 def build_observations(
-    spec: RunSpec,
-    series: Series,
-    views: list[RankView],
-    *,
-    parameters: int,
-    trainable_parameters: int,
-    uninspected: str | None,
-    engine_config: dict[str, Any],
-    link: Link | None,
-    data: dict[str, Any],
-    drill: str | None,
-    training: Training | None = None,
+    spec: RunSpec, series: Series, views: list[RankView], training: Training | None, **known: Any
 ) -> Observations:
-    """Return the observations of an attempt; `views` are by rank, `uninspected` is why no step was inspected."""
+    """Return the observations of an attempt; `views` are by rank, `known` other fields of the result."""
     seen = [view.seen for view in views if view.seen]
     around = [view.surrounded for view in views]
     counted = [rank.flops for rank in seen if rank.flops is not None]
@@ -188,9 +177,7 @@ def build_observations(
     summed_norms = SUMMED_STEPS if facts(spec).sums_norms and not resumed else 0
     has_energy = any(one.energy_j is not None for one in around)
     return Observations(
-        parameters=parameters,
-        trainable_parameters=trainable_parameters,
-        engine_config=engine_config,
+        **known,
         phases_s={name: max(view.phases_s.get(name, 0.0) for view in views) for name in views[0].phases_s},
         steps=reduce_steps(series).model_copy(update={"summed_norms": summed_norms}),
         tokens=count_tokens(spec, series),
@@ -202,14 +189,10 @@ def build_observations(
         idle_s=tuple(rank.idle_s for rank in seen) if any(rank.idle_s is not None for rank in seen) else None,
         passes=select_passes(spec, seen),
         counted_flops=sum(counted) if len(counted) == spec.world_size else None,  # only if all ranks are real
-        uninspected=uninspected,
-        link=link,
         load=tuple(one.load for one in around if one.load) or None,
         device_use=tuple(one.use for one in around if one.use) or None,
         energy_j=tuple(one.energy_j for one in around) if has_energy else (),
         energy_s=tuple(one.energy_s for one in around) if has_energy else None,
-        data=data,
-        drill=drill,
         evaluations=tuple(training.evaluations) if training else None,
         checkpoints=tuple(training.checkpoints) or None if training else None,
     )
@@ -217,6 +200,7 @@ def build_observations(
 
 def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPass, ...], ...] | None:
     """Return the passes of the first rank in each place of a pipeline; None if there are none or too many."""
+    # Ranks of one place in a pipeline follow each other.
     firsts = seen[:: spec.world_size // spec.parallel.pipeline] if len(seen) == spec.world_size else []
     number = sum(len(rank.passes) for rank in firsts)
     return tuple(tuple(rank.passes) for rank in firsts) if 0 < number <= MOST_PASSES else None
@@ -235,7 +219,7 @@ def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
 
 def reduce_steps(series: Series) -> Steps:
     """Return the times between the slowest rank's completions, and the mean loss, of the ranks' series."""
-    norms, own_s = series.column("gradient_norm"), series.column("step_s")
+    norms, own_s = series.column("gradient_norm"), series.column("step_s")  # (steps, ranks) each
     return Steps.model_validate(
         {
             "cut": series.warmup,

@@ -25,11 +25,11 @@ class Peers:
     """All ranks of a run, seen from one of them. This class is the one rank of a rehearsal, which has no real peers."""
 
     are_real = False
-    """Whether all ranks of the process group exist; only then do losses mean something."""
+    """True if all ranks of the process group exist; only then do losses mean something."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that writes for all."""
+        """True on the rank that writes for all."""
         return True
 
     def barrier(self) -> None:
@@ -77,7 +77,7 @@ class ProcessGroupPeers(Peers):
 
 
 class RankPlace(NamedTuple):
-    """Where a rank was started: its host, and the start of the scheduler's job that it belongs to."""
+    """Place of a rank: its host, and the start of the scheduler's job that it belongs to."""
 
     host: str
     job_id: str  # empty outside of a job
@@ -107,6 +107,7 @@ def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
         raise Refused(f"{', '.join(foreign)} is not in this job's allocation, which has {nodelist}")
 
 
+# After the supervisor's own limit, so that its reason is recorded, and not a timeout of torch.
 _LATER_S = 60.0
 _LONGEST_S = 30 * 86400.0
 
@@ -136,6 +137,7 @@ def join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -
         wait_for_workers=False,
     )
     for default in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        setattr(c10d, default, timeout)  # for the groups that engines make later
+        # For the groups that engines make later.
+        setattr(c10d, default, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

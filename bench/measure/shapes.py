@@ -44,17 +44,20 @@ class LeftOutOperations(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if FakeTensor in types:  # DTensor computes shapes with these
+        # DTensor computes shapes with these.
+        if FakeTensor in types:
             return func(*args, **kwargs)
         if not all(kind in (Tensor, Parameter) for kind in types):
-            return NotImplemented  # the operations on a wrapper's inner tensors are dispatched afterwards
+            # The operations on a wrapper's inner tensors are dispatched afterwards.
+            return NotImplemented
         given = _list_tensors((args, kwargs))
         elements = sum(tensor.numel() for tensor in given)
         devices = {tensor.device.type for tensor in given} | {torch.device(kwargs.get("device") or "cpu").type}
         if _is_cheap(func) or devices != {"cpu"}:
             return func(*args, **kwargs)
         if func.namespace == "c10d":
-            if elements > SMALL:  # on a fake group some collectives copy this rank's input: give them empty tensors
+            # On a fake group some collectives copy this rank's input: give them empty tensors.
+            if elements > SMALL:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), (tuple(args), kwargs))
             return func(*args, **kwargs)
         if func._schema.is_mutable and all(map(_is_changed, func._schema.returns)):

@@ -7,6 +7,7 @@ nodes share one machine, all of them count. The kernel's own threads are never b
 The use of a device follows the manuals of NVML and of AMD SMI, and has not been tried on a GPU yet.
 """
 
+import contextlib
 import os
 import statistics
 import time
@@ -24,7 +25,8 @@ from bench.measure.peers import Peers
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RESOURCES = ("cpu", "memory", "io")
-_KERNEL_THREADS = 2  # process id of the parent of all kernel threads
+# Process id of the parent of all kernel threads.
+_KERNEL_THREADS = 2
 
 
 class ProcessLocation(NamedTuple):
@@ -44,16 +46,15 @@ class ProcessLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadReading:
-    """The kernel's counts up to a moment, in seconds."""
+    """The kernel's counts up to a moment."""
 
-    at: float  # monotonic
+    at: float  # monotonic, in seconds
     cores: int  # number of cores that are counted
-    idle_s: float
-    used_s: float  # by processes, on these cores
-    stolen_s: float  # by other guests of the hypervisor
-    own_s: float | None  # by processes of the run and of the kernel; None if not all of them are visible
-    pressure_s: dict[str, float]  # by resource: time in which some task waited for it
-    throttled_s: float | None
+    counts_s: dict[str, float]
+    """Seconds by name. On these cores: `idle`, `used` by processes, `stolen` by other guests of the hypervisor, and
+    `own`, used by the run and the kernel, which is missing if not all of the run's processes are visible. `cpu`,
+    `memory` and `io` are times in which some task waited for that resource; these and `throttled` are missing on a
+    kernel that does not count them."""
 
 
 class HostMonitor:
@@ -69,41 +70,38 @@ class HostMonitor:
 
     def sample(self) -> LoadReading | None:
         """Return the counts up to now, in a few milliseconds; None on a system without them."""
+        counts = dict.fromkeys(("idle", "used", "stolen"), 0.0)
         try:
             cores = list(_read_cores(self._root, self._cores))
-            own = _compute_own_s(_read_processes(self._root), self._sessions) if self._visible else None
+            if self._visible:
+                counts["own"] = _compute_own_s(_read_processes(self._root), self._sessions)
         except (OSError, ValueError):
             return None
-        idle, used, stolen = (sum(times) for times in zip(*cores, strict=True)) if cores else (0.0, 0.0, 0.0)
-        pressure = {}
+        if cores:
+            for name, times in zip(("idle", "used", "stolen"), zip(*cores, strict=True), strict=True):
+                counts[name] = sum(times)
         for name in _RESOURCES:
-            try:
+            with contextlib.suppress(OSError, IndexError):
                 some = (self._root / "proc/pressure" / name).read_text().splitlines()[0]
-            except (OSError, IndexError):
-                continue  # a kernel that does not count it
-            pressure[name] = int(some.rpartition("total=")[2]) / 1e6
-        throttled_s = read_throttled_s(self._root)
-        return LoadReading(time.monotonic(), len(cores), idle, used, stolen, own, pressure, throttled_s)
+                counts[name] = int(some.rpartition("total=")[2]) / 1e6
+        if (throttled_s := read_throttled_s(self._root)) is not None:
+            counts["throttled"] = throttled_s
+        return LoadReading(time.monotonic(), len(cores), counts)
 
 
 def compute_load(node: int, before: LoadReading | None, after: LoadReading | None) -> NodeLoad | None:
     """Return the load of a node between two readings; None without readings."""
     if before is None or after is None or after.at <= before.at:
         return None
-    seconds, used_s = after.at - before.at, after.used_s - before.used_s
-    idle_s, stolen_s = after.idle_s - before.idle_s, after.stolen_s - before.stolen_s
-    capacity = seconds * after.cores if idle_s + used_s + stolen_s > 0 else None  # a sandbox may not count at all
-    others = held = None
-    if capacity and before.own_s is not None and after.own_s is not None:
-        others = max(0.0, used_s - (after.own_s - before.own_s)) / capacity
-    if before.throttled_s is not None and after.throttled_s is not None:
-        held = after.throttled_s - before.throttled_s
-    pressure = {
-        f"{name}_pressure_share": (after.pressure_s[name] - before.pressure_s[name]) / seconds
-        for name in _RESOURCES
-        if name in before.pressure_s and name in after.pressure_s
-    }
-    stolen = stolen_s / capacity if capacity else None
+    seconds = after.at - before.at
+    passed = {name: count - before.counts_s[name] for name, count in after.counts_s.items() if name in before.counts_s}
+    others = stolen = None
+    if passed["idle"] + passed["used"] + passed["stolen"] > 0:  # a sandbox may not count at all
+        capacity = seconds * after.cores
+        stolen = passed["stolen"] / capacity
+        others = max(0.0, passed["used"] - passed["own"]) / capacity if "own" in passed else None
+    pressure = {f"{name}_pressure_share": passed[name] / seconds for name in _RESOURCES if name in passed}
+    held = passed.get("throttled")
     return NodeLoad(node=node, others_share=others, stolen_share=stolen, throttled_s=held, **pressure)
 
 
@@ -137,6 +135,7 @@ def _read_processes(root: Path) -> dict[int, _Process]:
             except OSError:
                 continue  # it has ended in the meantime
             user, system, ended_user, ended_system = (int(ticks) / _TICKS_PER_S for ticks in fields[11:15])
+            # Fields of proc(5): parent, session, and times of the process and of its reaped children.
             process = _Process(int(fields[1]), int(fields[3]), user + system, ended_user + ended_system)
             found[int(folder.name)] = process
     return found
@@ -144,13 +143,15 @@ def _read_processes(root: Path) -> dict[int, _Process]:
 
 def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
     """Return the processor time of the run and of the kernel's own threads so far."""
+    # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 
     def is_own(number: int) -> bool:
         """Return whether a process is in one of the sessions, or descends from a process that is."""
         if number not in started_by_run:
             process = processes.get(number)
-            started_by_run[number] = False  # an id that is reused during this reading could make a circle
+            # An id that is reused during this reading could make a circle.
+            started_by_run[number] = False
             if process:
                 started_by_run[number] = process.session in sessions or is_own(process.parent)
         return started_by_run[number]

@@ -73,7 +73,8 @@ class Training:
             stop, since = next(step for step in stops if step > self.steps), len(series.ranks)
             count = min(spec.measure.block_steps, stop - self.steps)
             trainer.block(count, series)
-            trainer.finish(series)  # what follows a block must not be timed as a step
+            # What follows a block must not be timed as a step.
+            trainer.finish(series)
             self.steps += count
             after_block()
             if not series.is_finite(since):
@@ -96,7 +97,8 @@ class Training:
             loss = self._engine.evaluate([self._copy(batch.tensors)])
             assert loss is not None
             weight = count if objective.REDUCTION == "mean" else 1
-            losses.append(float(loss) * weight if count else 0.0)  # the mean loss over no target is NaN
+            # The mean loss over no target is NaN.
+            losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
         wait_for(self._device)
         own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)

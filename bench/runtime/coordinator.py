@@ -27,10 +27,13 @@ from bench.runtime.outcome import (
 from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
 
-_LAST_FAILURES_S = 1.5  # after the first loss, for reports from other ranks; agents report once a second
+# After the first loss, for reports from other ranks; agents report once a second.
+_LAST_FAILURES_S = 1.5
 _AGENTS_END_S = 17.0  # for the agents to end their ranks
-_HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0  # on one machine; on a file system that many others use
-_WRITING_S = 2.0  # for the file system to take the last writes
+# On one machine, and on a file system that many users share.
+_HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0
+# For the last writes; a file system that stalls for longer loses them.
+_WRITING_S = 2.0
 
 
 class RunCoordinator:
@@ -75,6 +78,7 @@ class RunCoordinator:
         # `is_lost` reads the study's folder, and a shared file system may stall for minutes: never in this thread.
         self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
+        # A job of many points has one process for all of them, which handles signals itself.
         if handle_signals:
             install_handlers(self.interrupt)
 
@@ -87,7 +91,8 @@ class RunCoordinator:
             self._start()
             self._watch()
         except Exception as error:
-            if not self._interrupted_by:  # else the signal may also have ended what failed here
+            # Else the signal may also have ended what failed here.
+            if not self._interrupted_by:
                 traceback.print_exc()
             self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
         self._blame_lost_node()
@@ -116,7 +121,7 @@ class RunCoordinator:
     def states(self) -> list[RankState]:
         """Return the state of every rank of the run, as of its node's last report."""
         agents = (agent for _, agent in sorted(self.server.agents.items()))
-        return [*self.node.states(), *(state for agent in agents for state in agent.ranks)]
+        return [*self.node.states(), *(state for agent in agents for state in agent.last.ranks)]
 
     def _start(self) -> None:
         address = "" if self._has_other_nodes else "127.0.0.1"
@@ -159,7 +164,9 @@ class RunCoordinator:
 
     def _all_ended(self) -> bool:
         agents = self.server.agents.values()
-        return not self.node.running and len(agents) == self.server.nodes - 1 and all(agent.done for agent in agents)
+        return (
+            not self.node.running and len(agents) == self.server.nodes - 1 and all(agent.last.done for agent in agents)
+        )
 
     def _receive(self) -> None:
         self.node.drain()
@@ -187,8 +194,8 @@ class RunCoordinator:
         stacks = self.stop == "hang"
         self.server.request_stop(stacks=stacks)
         self.node.end(stacks=stacks)
-        until = time.monotonic() + _AGENTS_END_S
-        while time.monotonic() < until and not all(m.done or m.line.closed for m in self.server.agents.values()):
+        until, agents = time.monotonic() + _AGENTS_END_S, self.server.agents.values()
+        while time.monotonic() < until and not all(agent.last.done or agent.line.closed for agent in agents):
             time.sleep(POLL_S)
             self._receive()
         self._receive()
@@ -215,6 +222,7 @@ class RunCoordinator:
     def _blame_lost_node(self) -> None:
         """Stop for a node that left or is silent, if all lost ranks report nothing but a lost peer."""
         lost = self._list_lost()
+        # A communication error of every lost rank may be the echo of a node whose reports do not arrive.
         is_echo = lost and all(state.failure and state.failure["outcome"] == "comm_error" for state in lost)
         if is_echo and not self.stop and (left := self.server.find_left(self.limits.silence_s / 4)):
             self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"

@@ -21,6 +21,7 @@ from typing import Any
 from bench.core.errors import UserError
 from bench.core.files import get_cache_folder
 from bench.engines.deepspeed.library import preload_deepspeed
+from bench.measure import devices
 from bench.measure.environment import read_cpu_model, read_version
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
@@ -28,7 +29,8 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
 
 _BUILD_S = 900.0  # no op takes longer to build
-_FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})  # compiled for the host's CPU, also with a GPU
+# Compiled for the host's CPU, also with a GPU.
+_FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
 _INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
 """Instructions that DeepSpeed's `-march=native` lets a compiler use. A processor's other flags differ from kernel to
 kernel."""
@@ -60,17 +62,10 @@ def has_gpu_kernel(names: Sequence[str], device: str) -> bool:
     return device == "cuda" and not _FOR_PROCESSORS.issuperset(names)
 
 
-@functools.cache
 def read_capability() -> str | None:
     """Return the architecture of the first GPU here, e.g. "9.0"; None without a GPU."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except Exception:  # no package, no driver, or no device
-        return None
-    return f"{major}.{minor}"
+    capability: str | None = devices.query(0, "capability")
+    return capability
 
 
 @functools.cache

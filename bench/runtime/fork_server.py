@@ -60,9 +60,11 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
     None imports all of them; the libraries of some take seconds.
     """
     os.environ["DS_ACCELERATOR"] = device
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # queries the driver's library and starts no CUDA context
+    # Queries the driver's library and starts no CUDA context.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "loop", "observe")]
-    with importing():  # frozen objects are not touched by a child's garbage collector, so their pages stay shared
+    # Frozen objects are not touched by a child's garbage collector, so their pages stay shared.
+    with importing():
         for kind in _LIGHT:
             list(plugins.list_usable(kind))
         for module in ("torch.distributed", "torch.nn.parallel", *measuring):
@@ -71,7 +73,8 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
         builders = {plugins.ENGINE_BUILDER: backends, plugins.FAMILY_BUILDER: families}
         for builder, names in builders.items():
             for name in plugins.list_names(builder) if names is None else names:
-                with contextlib.suppress(UserError):  # a broken plug-in fails only the runs that use it
+                # A broken plug-in fails only the runs that use it.
+                with contextlib.suppress(UserError):
                     plugins.load(builder, name)
         if backends is None or "deepspeed" in backends:
             preload_deepspeed()
@@ -86,14 +89,16 @@ def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGK
     ours, theirs = os.pipe()
     middle = os.fork()
     if middle == 0:
-        itself = os.getpid()  # before the second fork: the child may be adopted before it could ask for its parent
+        # Before the second fork: the child may be adopted before it could ask for its parent.
+        itself = os.getpid()
         child = os.fork()
         if child == 0:
             try:
                 while os.getppid() == itself:  # until it is adopted
                     time.sleep(0.001)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-                if os.getppid() == parent or not death_signal:  # else `parent` died before the signal was set
+                # Else `parent` died before the signal was set.
+                if os.getppid() == parent or not death_signal:
                     run()
             except BaseException:
                 traceback.print_exc()

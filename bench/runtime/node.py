@@ -22,9 +22,12 @@ from bench.runtime.process import RankProcess, StartRank, install_handlers, star
 from bench.runtime.transport import AgentClient, Rendezvous
 
 POLL_S = 0.2
-_TERMINATE_S = 8.0  # between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to save its steps
-_KILL_S = 5.0  # after SIGKILL, for the kernel to end a rank
-_STACKS_S = 2.0  # for every rank to print its stacks
+# Between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to save its steps.
+_TERMINATE_S = 8.0
+# After SIGKILL, for the kernel to end a rank.
+_KILL_S = 5.0
+# For every rank to print its stacks.
+_STACKS_S = 2.0
 _STACKS_CHARACTERS = 6000
 
 
@@ -79,12 +82,13 @@ class NodeRanks:
 
     @property
     def lost(self) -> bool:
-        """Whether a rank has ended with an error."""
+        """True if a rank has ended with an error."""
         return any(rank.exit_code for rank in self._ranks)
 
     def states(self) -> list[RankState]:
         """Return the state of every rank."""
         now, host = time.monotonic(), socket.gethostname()
+        # The counter is read only then, since it is a file.
         killed = any(rank.exit_code == -signal.SIGKILL for rank in self._ranks)
         oom_kills = count_oom_kills() - self._oom_kills if killed else 0
         beats = [(rank, self._heartbeat.read(self._local_rank(rank.rank))) for rank in self._ranks]
@@ -133,7 +137,8 @@ class NodeRanks:
             if rank.exit_code is None:
                 rank.stopped = True
                 rank.signal(signal.SIGTERM)
-                rank.signal(signal.SIGCONT)  # a stopped process handles no signal
+                # A stopped process handles no signal.
+                rank.signal(signal.SIGCONT)
         self._wait(_TERMINATE_S)
         for rank in self._ranks:
             rank.signal(signal.SIGKILL)
@@ -167,7 +172,8 @@ class NodeRanks:
         known = engines.find_facts(self._spec)
         chosen |= extensions.build_environment(known.compiled_ops if known else (), device, os.environ)
         if self._spec.nodes == 1 or self._rehearsed is not None:
-            chosen["GLOO_SOCKET_IFNAME"] = "lo"  # works also if the host's name does not resolve
+            # Works also if the host's name does not resolve.
+            chosen["GLOO_SOCKET_IFNAME"] = "lo"
         elif interface := self._circumstance.network.interface:
             chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         given = {
@@ -181,7 +187,8 @@ class NodeRanks:
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":
-            given["CUDA_VISIBLE_DEVICES"] = ""  # hides GPUs from all libraries, AMD's too
+            # Hides GPUs from all libraries, AMD's too.
+            given["CUDA_VISIBLE_DEVICES"] = ""
         return chosen | dict(os.environ) | given
 
 
@@ -215,11 +222,13 @@ class NodeAgent:
             self.node.start(self.rendezvous, None)
             stacks = self._watch()
             if self._interrupted_by:
-                self._report()  # before the ranks end, so that node 0 does not take their end for a loss
+                # Before the ranks end, so that node 0 does not take their end for a loss.
+                self._report()
             self.node.end(stacks=stacks)
             self._report(done=True)
         except BaseException:
-            self.node.end(stacks=False)  # without a report, so that node 0 sees a lost node
+            # Without a report, so that node 0 sees a lost node.
+            self.node.end(stacks=False)
             raise
         finally:
             self.client.close()

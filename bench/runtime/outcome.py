@@ -25,8 +25,10 @@ from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 
 GAP_S = 2.0
 """A supervisor sleeps for 0.2 s between polls; a gap shorter than this is an ordinary delay."""
-_RANK_S = 1.0  # a shorter stop, by a debugger that takes stacks for instance, is no pause
-_STOPPED = frozenset("Tt")  # states of a process that is stopped by a signal, or by a debugger
+# A shorter stop, by a debugger that takes stacks for instance, is no pause.
+_RANK_S = 1.0
+# States of a process that is stopped by a signal, or by a debugger.
+_STOPPED = frozenset("Tt")
 StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
 
@@ -61,7 +63,8 @@ class PauseWatch:
         self._was_in_steps = False
         self._own = PauseTotals()
         self._ranks: dict[int, PauseTotals] = {}  # by process id
-        self.stopped: frozenset[int] = frozenset()  # process ids of ranks that are stopped now
+        # Process ids of ranks that are stopped now.
+        self.stopped: frozenset[int] = frozenset()
 
     def restart(self) -> None:
         """Begin the next interval now: starting the ranks since the last sample was no pause."""
@@ -203,7 +206,8 @@ def format_furthest_behind(states: Sequence[RankState]) -> str:
     """
 
     def progress(state: RankState) -> tuple[int, bool]:
-        return state.step, state.phase != "fetch"  # within a step, its data are fetched before it is computed
+        # Within a step, its data are fetched before it is computed.
+        return state.step, state.phase != "fetch"
 
     if halted := [state for state in states if state.halted]:
         return "stopped by a signal: " + ", ".join(f"rank {state.rank} {state.where}" for state in halted[:_NAMED])

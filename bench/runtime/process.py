@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
 from bench.core.private import mask_tokens
 from bench.core.processes import build_module_command
@@ -20,17 +20,22 @@ from bench.measure.channel import PIPE
 from bench.measure.environment import choose_openmp_variables
 
 _LOG_LIMIT_BYTES = 16 * 2**20
-_WAITING_LINES = 4096  # that a stalled file system may delay before lines are dropped
+# Lines that a stalled file system may delay; later lines are dropped, so that memory stays bounded.
+_WAITING_LINES = 4096
 _PR_SET_PDEATHSIG = 1
 _DRAIN_BYTES = 1 << 20
-_LINE_BYTES = 1 << 18  # longer than a rank's report of its failure
+# Longer than a rank's report of its failure.
+_LINE_BYTES = 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
-_forking = 0  # process id of the last process that forked: in a new child, its parent
+# Process id of the last process that forked: in a new child, its parent.
+_forking = 0
 _PR_SET_CHILD_SUBREAPER = 36
-_STARTUP_S = 300.0  # for imports from a busy network file system
+# Imports from a busy network file system take minutes.
+_STARTUP_S = 300.0
 _ANSWER_S = 30.0
 _KILL_S = 5.0
-_REAP_S = 1.0  # for the end of processes that were killed with a rank
+# For the end of processes that were killed with a rank.
+_REAP_S = 1.0
 
 
 def install_handlers(interrupt: Callable[[int], None]) -> None:
@@ -106,19 +111,13 @@ os.register_at_fork(before=_note_forking)
 def set_parent_death_signal(signal_number: int) -> None:
     """In a new child: have the kernel send it `signal_number` when its parent dies, so that it is never orphaned."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
-    if os.getppid() != _forking:  # the parent died before the call, so the kernel will send nothing
+    # The parent died before the call, so the kernel will send nothing.
+    if os.getppid() != _forking:
         os.kill(os.getpid(), signal_number)
 
 
-class StartedProcess(Protocol):
-    """A started rank. It leads a session of its own, so that its loader processes can be ended with it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or None while it runs."""
-
+StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
+"""A started rank. It leads a session of its own, so that its loader processes can be ended with it."""
 
 StartRank = Callable[[Sequence[str], dict[str, str], dict[str, int], int], StartedProcess]
 """`start(command, environment, descriptors, output)` starts a rank. It inherits `descriptors`, and finds each number in
@@ -154,7 +153,8 @@ class RankProcess:
     ) -> None:
         self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
-        self.stack_output = bytearray()  # output while `listening`, which a hang's stacks are taken from
+        # Output while `listening`, which a hang's stacks are taken from.
+        self.stack_output = bytearray()
         self.listening = False
         self._failure_bytes, self._partial = bytearray(), bytearray()
         self._exit_code: int | None = None
@@ -230,6 +230,7 @@ class ForkServer:
 
     def __init__(self, device: str, specs: Sequence[RunSpec]) -> None:
         """The server imports the modules that ranks of `specs` need."""
+        # Forked ranks become children of this process, which can wait for them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         used = {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs}
         self._arguments = device, *(",".join(sorted(names)) for names in used)
@@ -260,7 +261,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server was killed. The node is fine then, and the ranks that it forked still run."""
+        """True if the server was killed. The node is fine then, and the ranks that it forked still run."""
         return self._process.poll() is not None
 
     def restart(self) -> None:
@@ -304,7 +305,8 @@ class ForkServer:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it survives in an uninterruptible call
+            # It survives in an uninterruptible call.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_S)
 
     def _receive(self, timeout_s: float) -> dict[str, int]:

@@ -25,8 +25,10 @@ from bench.runtime.outcome import PauseTotals, RankState
 
 _QUIET_S = 1.0
 _HELLO_BYTES = 1024
-_HELLO_S = 5.0  # clients with the token send it as soon as they are connected
-_MAX_UNKNOWN = 16  # unknown clients at a time, in addition to the awaited ones
+# Clients with the token send it as soon as they are connected.
+_HELLO_S = 5.0
+# Unknown clients at a time, in addition to the awaited ones.
+_MAX_UNKNOWN = 16
 _RENDEZVOUS_POLL_S = 0.2
 _REPORT_S = 1.0
 _FLUSH_S = 5.0
@@ -112,7 +114,8 @@ class Connection:
             time.sleep(patience_s / 100)
             self.flush()
         if patience_s:
-            self.take()  # a connection that is closed with unread input is reset, and loses its output
+            # A connection that is closed with unread input is reset, and loses its output.
+            self.take()
         self.closed = True
         self._socket.close()
 
@@ -185,32 +188,37 @@ class Rendezvous(NamedTuple):
         raise TimeoutError(f"node 0 did not write its address within {timeout_s:.0f} s")
 
 
+class AgentReport(NamedTuple):
+    """State of another node, as its agent reports it."""
+
+    ranks: list[RankState] = []
+    done: bool = False  # all ranks have ended, and this is the last report
+    interrupted_by: int | None = None  # the signal that the agent received
+    left: str = ""  # why the agent ended its ranks by itself
+    paused: PauseTotals = PauseTotals()
+
+
 class ConnectedAgent:
     """Another node as seen from node 0."""
 
     def __init__(self, line: Connection, node: int, host: str) -> None:
         self.line, self.name = line, f"node {node} ({host})"
         self.heard_at = time.monotonic()
-        self.ranks: list[RankState] = []
-        self.done = False  # all its ranks have ended, and it sends no more reports
-        self.interrupted_by: int | None = None  # the signal that it received
-        self.left = ""  # why it ended its ranks by itself
-        self.paused = PauseTotals()
+        self.last = AgentReport()
 
     @property
     def silent_s(self) -> float:
         """Seconds since its last report; 0 for an agent that has sent its last."""
-        return 0.0 if self.done else time.monotonic() - self.heard_at
+        return 0.0 if self.last.done else time.monotonic() - self.heard_at
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Apply its reports; yield its ranks' output as (rank, line)."""
+        """Keep its last report; yield its ranks' output as (rank, line)."""
         for message in self.line.take():
             self.heard_at = time.monotonic()
-            self.ranks = [RankState(**state) for state in message["ranks"]]
-            self.done = bool(message["done"])
-            self.interrupted_by = message["interrupted_by"]
-            self.left, self.paused = message["left"], PauseTotals(*message["paused"])
-            yield from ((int(rank), str(line).encode()) for rank, line in message["output"])
+            output = message.pop("output")
+            ranks = [RankState(**state) for state in message.pop("ranks")]
+            self.last = AgentReport(ranks, paused=PauseTotals(*message.pop("paused")), **message)
+            yield from ((int(rank), str(line).encode()) for rank, line in output)
 
 
 class CoordinatorServer:
@@ -239,7 +247,7 @@ class CoordinatorServer:
     def lost(self) -> str | None:
         """Return why a node counts as lost, or None."""
         for agent in self.agents.values():
-            if agent.line.closed and not agent.done:
+            if agent.line.closed and not agent.last.done:
                 return f"{agent.name} closed its connection"
             if agent.silent_s > self._silence_s:
                 return f"{agent.name} has sent no report for {agent.silent_s:.0f} s"
@@ -251,8 +259,8 @@ class CoordinatorServer:
         When a node leaves, the other nodes' ranks fail too.
         """
         for agent in self.agents.values():
-            if agent.left:
-                return f"{agent.name} left: {agent.left}"
+            if agent.last.left:
+                return f"{agent.name} left: {agent.last.left}"
             if agent.silent_s > quiet_s:
                 return f"{agent.name} has been silent for {agent.silent_s:.0f} s"
         return None
@@ -266,7 +274,9 @@ class CoordinatorServer:
     @property
     def paused(self) -> PauseTotals:
         """The longest pause of another node."""
-        return functools.reduce(PauseTotals.combine, (agent.paused for agent in self.agents.values()), PauseTotals())
+        return functools.reduce(
+            PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
+        )
 
     def find_absent(self, patience_s: float) -> str | None:
         """Return the nodes that have not connected within `patience_s`, or None."""
@@ -278,7 +288,7 @@ class CoordinatorServer:
     @property
     def interrupted_by(self) -> int | None:
         """The signal that an agent received."""
-        return next((agent.interrupted_by for agent in self.agents.values() if agent.interrupted_by), None)
+        return next(filter(None, (agent.last.interrupted_by for agent in self.agents.values())), None)
 
     def request_stop(self, *, stacks: bool) -> None:
         """Have every agent end its ranks, which first print their stacks if `stacks`."""

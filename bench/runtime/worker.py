@@ -102,7 +102,8 @@ class RankWorker:
             devices = 1 if self.rehearses else self.spec.devices_per_node
             self.device = environment.find_device(self.circumstance.machine, devices, self.local_rank)
             self.device_name = environment.read_driver_name(self.device)
-            os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
+            # Else DeepSpeed guesses from what is installed.
+            os.environ["DS_ACCELERATOR"] = self.device.type
             memory.install_counter(self.device)
             self.engine_builder = engines.load_builder(self.spec.engine.backend)
             self.family = models.load_builder(self.spec.model.family)
@@ -167,7 +168,8 @@ class RankWorker:
         if not names or folder is None:
             return
         with self.phase("ops"):
-            for is_turn in (self.local_rank == 0, self.local_rank != 0):  # a node's first rank builds for all
+            # A node's first rank builds for all.
+            for is_turn in (self.local_rank == 0, self.local_rank != 0):
                 for name in names if is_turn else ():
                     extensions.load(name, self.device.type, Path(folder))
                 self.peers.barrier()
@@ -221,7 +223,8 @@ class RankWorker:
             self.surroundings.sample()
             self.device_peak.sample()
 
-        memory.reset_peak(self.device)  # the peak of the initialisation is recorded by itself
+        # The peak of the initialisation is recorded by itself.
+        memory.reset_peak(self.device)
         clock = create_clock(self.device)
         with_loss = engines.facts(self.spec).loss_ranks
         self.trainer = loop.Trainer(
@@ -254,7 +257,8 @@ class RankWorker:
 
         def write_and_end(number: int, frame: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)
-            with contextlib.suppress(Exception):  # the series may be incomplete between two blocks
+            # The series may be incomplete between two blocks.
+            with contextlib.suppress(Exception):
                 store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
             os.kill(os.getpid(), number)
 
@@ -293,6 +297,7 @@ class RankWorker:
                 self.spec,
                 series,
                 views,
+                self.training,
                 parameters=self.parameters,
                 trainable_parameters=self.trainable_parameters,
                 uninspected=uninspected,
@@ -300,7 +305,6 @@ class RankWorker:
                 link=self.link,
                 data=self.data_facts,
                 drill=self.drill.text if self.drill else None,
-                training=self.training,
             )
             if self.rehearses:
                 observed = observe.drop_unknown(observed, computes=not self.circumstance.shapes_only)
@@ -317,7 +321,8 @@ class RankWorker:
     def position(self, phase: str, step: int) -> None:
         """Report this rank's phase and step, and execute an injected fault."""
         self.channel.beat(phase, step)
-        if self.drill and phase == "fetch" and step > self.injected_at:  # once per step, at its first micro-batch
+        # Once per step, at its first micro-batch.
+        if self.drill and phase == "fetch" and step > self.injected_at:
             self.injected_at = step
             self.drill.inject(self.rank, step)
 
@@ -367,7 +372,8 @@ class RankWorker:
     def check_parameters(self, module: Any) -> int:
         """Return the model's number of parameters, partitions included; raise Refused for an unexpected one."""
         expected = here = models.count_expected_parameters(self.spec.model)
-        if (cut := engines.facts(self.spec).cut) is not None:  # then only this rank's part is counted
+        # Only this rank's part of the model is counted then.
+        if (cut := engines.facts(self.spec).cut) is not None:
             network = models.get_network(self.spec.model)
             parts = cut(self.spec, network)
             mine = [parts[stage] for stage in list_stages(self.spec, self.rank)]
@@ -381,10 +387,12 @@ class RankWorker:
         """Write the steps, then the record: an attempt with a record is complete. A second call replaces the record."""
         from bench.measure import observe
 
-        with contextlib.suppress(OSError):  # a full disk: space is reserved for the record, which has the rest
+        # A full disk: space is reserved for the record, which has the rest.
+        with contextlib.suppress(OSError):
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
         outcome = observe.build_outcome(series)
-        if self.drill:  # in the outcome, which readers find without decoding the whole record
+        # In the outcome, which readers find without decoding the whole record.
+        if self.drill:
             outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"drill": self.drill.text}})
         record = RunRecord(
             config_id=config_id(self.spec),

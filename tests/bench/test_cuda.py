@@ -1,4 +1,4 @@
-"""What only a GPU can show, part by part, each against an independent truth; skipped where there is none."""
+"""Tests that need a GPU, part by part, each against an independent truth; skipped without a GPU."""
 
 import os
 import socket
@@ -72,7 +72,7 @@ def test_a_block_is_read_while_the_next_one_runs() -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_arrive_whole_before_they_are_computed_with(pinned: bool) -> None:
-    """Many at once, each given up by the host and by the device as soon as it is summed."""
+    """Many at once, each freed by host and device as soon as it is summed."""
     copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
     sums = []
     for number in range(50):

@@ -46,7 +46,8 @@ def zeroscale(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real runs of two ranks, all in one allocation: its ranks need not import anew. Nobody names an objective."""
+    """Real runs of two ranks, all in one allocation, so that its ranks need not import again. The objective is the
+    default."""
     results = tmp_path_factory.mktemp("decoders")
     runs = [(f"model={model}", *words) for model, asked in RUNS.items() for words in asked]
     allocation = Allocation(

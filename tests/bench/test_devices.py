@@ -1,4 +1,4 @@
-"""What drivers are asked of devices, by libraries that answer as their manuals say: no GPU was seen.
+"""Queries to drivers, answered by made-up libraries that follow their manuals; no GPU is used.
 
 NVIDIA: https://docs.nvidia.com/deploy/nvml-api. AMD: https://rocm.docs.amd.com/projects/amdsmi.
 """
@@ -23,7 +23,7 @@ def refuse(*_: Any) -> Any:
 
 
 class Nvml:
-    """A card with UUID GPU-1, cut into a slice MIG-2, which tells its name and its memory and nothing else."""
+    """A card with UUID GPU-1 and a slice of it, MIG-2, which reports only its name and its memory."""
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -89,7 +89,7 @@ class AmdError(Exception):
 
 
 class AmdSmi:
-    """One MI300X as amdsmi of ROCm 6.4 tells of it: half of the samples so far were held back by its power cap."""
+    """One MI300X as amdsmi of ROCm 6.4 reports it; its power cap throttled it in half of the samples so far."""
 
     AmdSmiException = AmdError
     AmdSmiMemoryType = SimpleNamespace(VRAM=0)
@@ -154,11 +154,11 @@ def test_amd_answers_the_same_questions(question: Question, answer: Any) -> None
     driver = AmdDriver(AmdSmi())
     assert driver.ask("0000:c1:00.0", question) == driver.ask(0, question) == answer
     assert driver.ask("0000:c2:00.0", question) is driver.ask(1, question) is None
-    assert (driver.count(), driver.version()) == (1, "6.12.12")
+    assert (driver.count(), driver.ask(0, "driver_version")) == (1, "6.12.12")
 
 
 def test_how_long_a_device_was_held_back_is_a_share_of_the_counts_between_two_looks() -> None:
-    """NVIDIA counts seconds beside the clock's, AMD samples beside all samples."""
+    """NVIDIA counts seconds, compared with the clock's; AMD counts samples, compared with all samples."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
     amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
     assert nvidia == amd == {"power": 0.5}

@@ -1,4 +1,4 @@
-"""The studies of one GPU, as far as they go without one: what is called, what is not called again, the archive."""
+"""The studies of one GPU, as far as possible without one: calls, calls that are not repeated, the archive."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""What others take of a machine: by hand on a made-up /proc, and beside processes that really compute."""
+"""Background load of a machine: by hand on a made-up /proc, and next to processes that really compute."""
 
 import os
 import signal
@@ -31,14 +31,14 @@ class Machine:
         (root / "proc").mkdir(parents=True)
 
     def process(self, number: int, parent: int, session: int, ticks: int, ended: int = 0) -> None:
-        """Write a process that has computed for so long; those that it has waited for, `ended`."""
+        """Write a process with its processor time, and that of the children that it has waited for (`ended`)."""
         folder = self.root / "proc" / str(number)
         folder.mkdir(exist_ok=True)
         fields = [parent, number, session, 0, -1, 0, 0, 0, 0, 0, ticks, 0, ended, 0]
         (folder / "stat").write_text(f"{number} (a) name) S {' '.join(map(str, fields))} 20 0 1\n")
 
     def counted(self, user: int, stolen: int, idle: int, elsewhere: int = 0) -> None:
-        """Write what cores 0 and 1 have counted together, and what the five others have."""
+        """Write the counts of cores 0 and 1 together, and those of the five others."""
         lines = [f"cpu{core} {user // 2} 0 0 {idle // 2} 0 0 0 {stolen // 2} 0 0" for core in (0, 1)]
         lines += [f"cpu{core} {elsewhere} 0 0 0 0 0 0 0 0 0" for core in range(2, 7)]
         (self.root / "proc/stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]) + "\n")
@@ -49,7 +49,8 @@ def read(machine: Machine, *sessions: int) -> HostMonitor:
 
 
 def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_others(tmp_path: Path) -> None:
-    """In 10 s, 2 cores have 20 s: the run 13.5 s, the kernel 0.5, somebody 4, the hypervisor 1, nobody 1."""
+    """In 10 s, 2 cores have 20 s: 13.5 s of the run, 0.5 of the kernel, 4 of background load, 1 of the hypervisor, 1
+    idle."""
     machine = Machine(tmp_path)
     monitor = read(machine, 100, 200)
     for moment, scale in enumerate((0, 1)):
@@ -75,7 +76,7 @@ def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_
 
 
 def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Path) -> None:
-    """Two containers of one machine have process numbers of their own each."""
+    """Each of two containers on one machine has its own process ids."""
     machine = Machine(tmp_path)
     machine.counted(user=10, stolen=0, idle=10)
     apart = HostMonitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)
@@ -118,7 +119,7 @@ def test_a_machine_that_counts_nothing_has_no_load(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spinning() -> Iterator[list[int]]:
-    """Processes that compute, one for each core, and that nobody here has started any more."""
+    """Processes that compute, one per core, whose parent has ended."""
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]
@@ -148,7 +149,7 @@ def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[i
 
 
 def quiet() -> bool:
-    """Whether this machine is, for the moment."""
+    """Return whether this machine has little background load at the moment."""
     monitor = HostMonitor([HERE])
     before = monitor.sample()
     time.sleep(3)

@@ -1,4 +1,4 @@
-"""How the supervisors of one allocation find each other, and what becomes of strangers who reach their port."""
+"""How the supervisors of one allocation find each other, and how unknown clients of their port are treated."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """As the tasks of an array do that run at the same time, and a job that was put back into the queue."""
+    """Such as tasks of an array that run at the same time, and a job that was requeued."""
     allocations = ["37.0", "38.0", "38.1"]
 
     def conduct(allocation: str) -> Future[JobAgents]:
@@ -121,7 +121,7 @@ def knock(lead: CoordinatorServer | TokenListener) -> socket.socket:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection."""
+    """Return whether the other side has closed a connection."""
     connection.settimeout(0.05)
     try:
         return connection.recv(1) == b""
@@ -156,7 +156,7 @@ def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float
 
 
 def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> None:
-    """What the ranks of the others say then is an echo of that."""
+    """Reports of the other nodes' ranks after that are a consequence."""
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     assert lead.find_left() is None
@@ -199,7 +199,7 @@ def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(le
         member.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (hello, report, report)))
         output: list[tuple[int, bytes]] = []
         wait_for(lambda: not output.extend(lead.poll()) and len(output) == 100)  # type: ignore[func-returns-value]
-        assert lead.agents[1].done
+        assert lead.agents[1].last.done
 
 
 def test_a_silent_stranger_is_dropped_after_a_while(lead: CoordinatorServer, monkeypatch: pytest.MonkeyPatch) -> None:

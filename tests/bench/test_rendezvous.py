@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, by what torch says of its own store and groups."""
+"""How long ranks wait for each other, in torch's own store and groups."""
 
 import os
 import subprocess

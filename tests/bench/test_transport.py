@@ -1,4 +1,4 @@
-"""What carried the bytes, by counters that a host keeps; those of InfiniBand are made up by the kernel's manual."""
+"""The transport that carried the bytes, by a host's counters. InfiniBand's are made up from the kernel's manual."""
 
 from pathlib import Path
 

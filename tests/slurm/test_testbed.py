@@ -160,7 +160,7 @@ def test_a_name_or_action_nobody_knows_is_refused(testbed: Testbed) -> None:
 def test_up_twice_is_refused_and_leaves_the_first_as_it_is(testbed: Testbed) -> None:
     assert "already exists" in testbed.up(code=2).stderr
     elsewhere = testbed.up("--dir", f"{testbed.folder}-second", code=2)
-    assert "already there" in elsewhere.stderr and not Path(f"{testbed.folder}-second").exists()
+    assert "exists already" in elsewhere.stderr and not Path(f"{testbed.folder}-second").exists()
     assert testbed.slurm("srun", "-N3", "hostname")
 
 

@@ -19,6 +19,7 @@ _UNAVAILABLE = re.compile(
     re.IGNORECASE,
 )
 """Errors of Slurm's programs that mean no answer, and not a refusal."""
+# They choose a cluster and a way to authenticate, and say nothing of the job around this process.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 # Slurm's programs give up by themselves: most after seconds, sbatch after two minutes at a full queue.
 _ANSWER_S = 200.0
@@ -99,7 +100,8 @@ def limits(options: Options) -> ClusterLimits:
         return ClusterLimits()
     array, named = known.get("MaxArraySize", ""), options.partition or os.environ.get("SBATCH_PARTITION")
     if any(_OTHER_PLACE.match(option) for option in options.extra):
-        named = ""  # the partition is inside an option that is not parsed here: its limits are unknown
+        # The partition is inside an option that is not parsed here: its limits are unknown.
+        named = ""
     found = select_partitions(partitions, named)
     cores, cpus_per_device = find_max_cpus(found, nodes), options.cpus_per_device
     return ClusterLimits(
@@ -174,7 +176,8 @@ def _list_nodes(found: Sequence[Partition], nodes: str) -> Iterator[list[str]]:
     names = {fields.get("PartitionName") for fields in found}
     for line in nodes.splitlines():
         name, *fields = line.strip().split("|")
-        if name.rstrip("*") in names and fields:  # sinfo marks the default partition with a star
+        # sinfo marks the default partition with a star.
+        if name.rstrip("*") in names and fields:
             yield fields
 
 

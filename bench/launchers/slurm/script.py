@@ -85,9 +85,10 @@ def _render(work: Work, options: Options, path: Path) -> str:
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
     limit_min = work.time_limit_min
-    if limit_min is None and options.time_limit_min is not None:  # the attempt's, and time for the job to begin
+    # Only the attempt's limit is known: add time for the job to begin.
+    if limit_min is None and options.time_limit_min is not None:
         limit_min = math.ceil(options.time_limit_min + options.setup_min)
-    tasks, cpus = _count_tasks_per_node(work, options), _count_cpus_per_task(work, options)
+    tasks, cpus = _count_tasks(work, options)
     return _load_template().render(
         work=work,
         options=options,
@@ -120,14 +121,12 @@ def _select_place(options: Options, *, small: bool) -> dict[str, object]:
     return place | {"qos": place["qos"] if own.qos is None else own.qos, "begin": own.begin}
 
 
-def _count_tasks_per_node(work: Work, options: Options) -> int:
-    return work.devices_per_node if options.span == "device" and work.devices_per_node else 1
-
-
-def _count_cpus_per_task(work: Work, options: Options) -> int | None:
+def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:
+    """Return the tasks per node of a job, and the cores of each; None leaves them to the cluster."""
+    tasks = work.devices_per_node if options.span == "device" and work.devices_per_node else 1
     if options.cpus_per_device is None or not work.devices_per_node:
-        return None
-    return options.cpus_per_device * work.devices_per_node // _count_tasks_per_node(work, options)
+        return tasks, None
+    return tasks, options.cpus_per_device * work.devices_per_node // tasks
 
 
 def _build_small_command(work: Work, options: Options) -> list[list[str]]:
@@ -141,7 +140,7 @@ def _build_small_command(work: Work, options: Options) -> list[list[str]]:
 
 def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]]:
     """Return the command that runs on every node, in parts that are a line of the script each."""
-    tasks, cpus = _count_tasks_per_node(work, options), _count_cpus_per_task(work, options)
+    tasks, cpus = _count_tasks(work, options)
     # --export: a site may have told sbatch to export nothing, and srun would obey too.
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
@@ -169,7 +168,8 @@ def _list_bindings(options: Options) -> list[str]:
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
     """Return the words that run a command in a container with the study's folder mounted."""
-    study = str(folder.parent.parent)  # folders of jobs, like those of attempts, lie two levels below the study's
+    # Folders of jobs, like those of attempts, lie two levels below the study's.
+    study = str(folder.parent.parent)
     if container.runtime == "command":
         return [[word.replace("{study}", study).replace("{image}", container.image) for word in container.command]]
     if container.runtime == "apptainer":

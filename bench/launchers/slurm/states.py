@@ -65,26 +65,18 @@ def parse_squeue(text: str) -> Iterator[JobState]:
     """
     is_parsed = False
     for line in text.splitlines():
-        columns, begin = {}, 0
-        for field, width in _SQUEUE.items():
-            columns[field] = line[begin : begin + width].strip()
+        columns, begin = [], 0
+        for width in _SQUEUE.values():
+            columns.append(line[begin : begin + width].strip())
             begin += width
-        if not columns["ArrayJobID"].isdigit():
-            continue  # a heading, such as a cluster's name
+        job, task, state, restarts, nodes, start, end, reason, exit_code, name = columns
+        if not job.isdigit():
+            # A heading, such as a cluster's name.
+            continue
         is_parsed = True
-        yield _build_state(
-            columns["ArrayJobID"],
-            _parse_number(columns["ArrayTaskID"]),
-            columns["Name"],
-            columns["State"],
-            reason=columns["Reason"],
-            restarts=_parse_number(columns["RestartCnt"]),
-            nodes=_parse_number(columns["NumNodes"]),
-            times=(columns["StartTime"], columns["EndTime"]),
-            exit_code=_parse_wait_status(columns["exit_code"]),
-            source="squeue",
-            words=line,
-        )
+        status = _parse_wait_status(exit_code)
+        found = _build_state("squeue", line, job, _parse_number(task), name, state, nodes, start, end, status, reason)
+        yield found._replace(restarts=_parse_number(restarts))
     if not is_parsed:
         _check_empty("squeue", text)
 
@@ -101,18 +93,8 @@ def parse_sacct(text: str) -> Iterator[JobState]:
             is_parsed = True
             job, task, tasks, state, nodes, start, end, exit_code, reason, name = found.groups()
             for number in parse_tasks(tasks) if tasks else [_parse_number(task or "")]:
-                yield _build_state(
-                    job,
-                    number,
-                    name,
-                    state,
-                    reason=reason,
-                    nodes=_parse_number(nodes),
-                    times=(start, end),
-                    exit_code=_parse_exit_code(exit_code),
-                    source="sacct",
-                    words=line,
-                )
+                status = _parse_exit_code(exit_code)
+                yield _build_state("sacct", line, job, number, name, state, nodes, start, end, status, reason)
     if not is_parsed:
         _check_empty("sacct", text)
 
@@ -133,17 +115,10 @@ def parse_completion_log(text: str) -> Iterator[JobState]:
     for line in text.splitlines():
         if found := _LOGGED.match(line):
             of_array, exit_code = _LOGGED_TASK.search(line, found.end()), _LOGGED_EXIT.search(line, found.end())
-            yield _build_state(
-                of_array[1] if of_array else found["job"],
-                int(of_array[2]) if of_array else None,
-                found["name"],
-                found["state"],
-                nodes=int(found["nodes"]),
-                times=(found["start"], found["end"]),
-                exit_code=_parse_exit_code(exit_code[1]) if exit_code else (0, 0),
-                source="completion log",
-                words=line,
-            )
+            job, task = (of_array[1], int(of_array[2])) if of_array else (found["job"], None)
+            name, state, nodes, start, end = found.group("name", "state", "nodes", "start", "end")
+            status = _parse_exit_code(exit_code[1]) if exit_code else (0, 0)
+            yield _build_state("completion log", line, job, task, name, state, nodes, start, end, status)
 
 
 def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
@@ -175,22 +150,12 @@ def parse_tasks(text: str) -> list[int]:
 
 
 def _build_state(
-    job: str,
-    task: int | None,
-    name: str,
-    state: str,
-    *,
-    nodes: int | None,
-    times: tuple[str, str],
-    exit_code: tuple[int, int],
-    source: str,
-    words: str,
-    reason: str = "",
-    restarts: int | None = 0,
-) -> JobState:
+    source: str, line: str, job: str, task: int | None, name: str, state: str, nodes: str, start: str, end: str,
+    exit_code: tuple[int, int], reason: str = "",
+) -> JobState:  # fmt: skip
+    """Return a state from Slurm's words in `line`; `exit_code` is (exit code, signal)."""
     word = state.split()[0].rstrip("+") if state.split() else ""  # CANCELLED, without its "by 0"
     outcome, why = _ENDED.get(word, (None, ""))
-    started_at, ended_at = map(_parse_seconds, times)
     stuck = ""
     if find_phase(word) == "pending" and _STUCK.fullmatch(reason):
         held = "held" in reason.lower()
@@ -204,12 +169,12 @@ def _build_state(
         reason="" if reason in _NOTHING else reason,
         outcome=outcome,
         why=why,
-        restarts=restarts,
-        nodes=nodes,
-        started_at=started_at,
-        ended_at=ended_at if word in _ENDED else None,  # of a job that has not ended it is a forecast
+        restarts=0,
+        nodes=_parse_number(nodes),
+        started_at=_parse_seconds(start),
+        ended_at=_parse_seconds(end) if word in _ENDED else None,  # of a job that has not ended it is a forecast
         source=source,
-        words=" ".join(words.split()),
+        words=" ".join(line.split()),
         exit_code=exit_code[0] if word in _ENDED and not exit_code[1] else None,
         exit=describe_exit(*exit_code),
         stuck=stuck,
@@ -249,7 +214,8 @@ def _parse_wait_status(text: str) -> tuple[int, int]:
     """
     status = int(text) if text.isdigit() else 0
     found = _parse_exit_code(text) if ":" in text else (status >> 8 & 0xFF, status & 0x7F)
-    return (0, 0) if found == (0, 1) else found  # Slurm's mark of a job that never started, and not SIGHUP
+    # Slurm's mark of a job that never started, and not SIGHUP.
+    return (0, 0) if found == (0, 1) else found
 
 
 def _parse_number(text: str) -> int | None:

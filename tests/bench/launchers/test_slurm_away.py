@@ -1,5 +1,5 @@
-"""What happens when Slurm does not answer, or not in time. Its programs are played by scripts: only so can they fail at
-will in the midst of a submission."""
+"""A Slurm that does not answer, or not in time. Scripts play its programs, so that they can fail in the middle of a
+submission."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ SLOW = "Socket timed out on send/recv operation"
 
 
 class Programs:
-    """Programs of Slurm that do as a test says, and note that they were called."""
+    """Slurm's programs, played by scripts that count their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Programs:
         self._calls.touch()
 
     def play(self, name: str, *, says: str = "", error: str = "", then: str = "") -> None:
-        """Have `name` print something, or fail with an error; the next time, do what `then` says in shell."""
+        """Have `name` print `says`, or fail with `error`. From the second call on, execute the shell code `then`."""
         done = f"echo '{name}: error: {error}' >&2; exit 1" if error else f"printf '%s' '{says}'; exit 0"
         second = self.folder / f"{name}.second"
         again = f"if [ -e {second} ]; then {then}; fi\ntouch {second}\n" if then else ""
@@ -52,7 +52,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def row(name: str, number: int = 77, state: str = "PENDING") -> str:
-    """Return a line of squeue."""
+    """Return a line of squeue's output."""
     values = {"ArrayJobID": number, "ArrayTaskID": "N/A", "State": state, "RestartCnt": 0, "NumNodes": 1, "Name": name}
     columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
     return "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns) + "\n"

@@ -1,4 +1,4 @@
-"""The job script: what a site file and a job's needs become, and that nobody's names become commands."""
+"""Job scripts: their content for a site file and a job, and the quoting of names, which never become commands."""
 
 import re
 import shlex
@@ -48,7 +48,7 @@ def directives(text: str) -> list[str]:
 
 
 def command(text: str) -> list[str]:
-    """Return the words that the last command of a script is for a shell."""
+    """Return the words of a script's last command as a shell parses them."""
     return shlex.split(text[text.index("\nexec ") :].replace("\\\n", ""))[1:]
 
 
@@ -207,7 +207,7 @@ def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
 
 
 def bindings(**chosen: Any) -> list[str]:
-    """Return the options of srun that bind."""
+    """Return the binding options of srun."""
     return [word for word in command(script(work(), Options.model_validate(chosen))) if "-bind" in word]
 
 

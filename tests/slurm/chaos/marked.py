@@ -12,7 +12,7 @@ _NAMESPACES = Path("/run/netns")
 
 
 class Process(NamedTuple):
-    """A living process of a round."""
+    """A running process of a round."""
 
     pid: int
     role: str  # rank, coordinator, member agent, fork server, srun, command, or other
