@@ -91,7 +91,7 @@ class _Candidate(NamedTuple):
 
     explained: float  # sum of squares
     borders: list[int]  # where a new level begins
-    count: int  # of possible positions
+    positions: int  # number of possible positions
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
@@ -138,12 +138,13 @@ def _select_changed(
             continue
         single, pair = _find_likeliest_single(logs), _find_likeliest_pair(logs)
         scores = [
-            float(_compute_scores(np.array([one.explained]), total, logs.size, one.count)[0]) for one in (single, pair)
+            float(_compute_scores(np.array([one.explained]), total, logs.size, one.positions)[0])
+            for one in (single, pair)
         ]
         found.append((*max(zip(scores, (single.borders, pair.borders), strict=True)), stretch))
         orders = logs[np.argsort(keys[:, places], axis=1)]
-        for count, explained in ((single.count, _explain_single(orders)), (pair.count, _explain_pair(orders))):
-            highest = np.maximum(highest, _compute_scores(explained, total, logs.size, count))
+        for one, explained in ((single, _explain_single(orders)), (pair, _explain_pair(orders))):
+            highest = np.maximum(highest, _compute_scores(explained, total, logs.size, one.positions))
     return [
         (stretch, borders)
         for score, borders, stretch in found
@@ -191,12 +192,12 @@ def _explain_pair(orders: Array) -> Array:
     return most
 
 
-def _compute_scores(explained: Array, total: float, n: int, count: int) -> Array:
-    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for `count` possible positions."""
+def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
+    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for the number of positions."""
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
     with np.errstate(divide="ignore"):  # a p-value that underflows gives an infinite score
-        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * count)), 0.0)
+        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * positions)), 0.0)
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Two result sets: what is compared with what, and what that says."""
+"""Comparison of two result sets: pairing, and the verdicts."""
 
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def test_what_tells_configurations_apart_is_in_their_names(tmp_path: Path) -> No
     ]
 
 
-# What it says
+# verdicts
 
 
 def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
     assert (line.status, line.runs) == ("slower", (5, 5))
     assert line.comparison and line.comparison.interval
     assert line.comparison.ratio == pytest.approx(1.1)
-    # The logarithms scatter by 0.0079 on each side, and Student's quantile of 8 is 2.306: 2.306 × 0.0079 × √(2/5)
+    # logarithms scatter by 0.0079 on each side; Student's quantile for 8 degrees of freedom is 2.306:
+    # 2.306 × 0.0079 × √(2/5)
     assert line.comparison.interval[:2] == pytest.approx((1.1 * 0.98854, 1.1 * 1.01160), rel=1e-4)
 
 
@@ -133,7 +134,8 @@ def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Pat
 
 
 def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> None:
-    """One of A ran alone in its allocation: the three that both shared are compared, here as in a curve or a claim."""
+    """One run of A was alone in its allocation. Only the three shared allocations are compared, as in curves and
+    claims."""
     ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
     theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
     line = only(against(tmp_path, ours, theirs))

@@ -1,4 +1,4 @@
-"""A comparison as people and programs get it."""
+"""Output forms of a comparison."""
 
 import csv
 import functools
@@ -16,12 +16,13 @@ from bench.cli import main
 NASTY = "<b>rank</b> | 1\x07 & `died`"
 
 
-named = functools.partial(spec, model={"name": "my_tiny"})  # a name that Markdown would take for more than text
+named = functools.partial(spec, model={"name": "my_tiny"})  # a name with Markdown markup
 
 
 @pytest.fixture
 def sides(tmp_path: Path) -> list[str]:
-    """One slower, one the same, one out of memory in B, one of another protocol, one only in A."""
+    """Return two sets: one point slower, one equal, one out of memory in B, one with another protocol, one only in
+    A."""
     windows = [steps((0.1 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     slower = [steps((0.12 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     same = [run(named("ddp"), repeat=n, steps=window) for n, window in enumerate(windows)]
@@ -103,7 +104,7 @@ def test_junit_fails_where_nothing_could_be_compared(tmp_path: Path, capsys: pyt
 def test_what_nobody_can_say_is_inconclusive_in_every_form_and_in_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One run a side tells nothing, however alike they are."""
+    """One run a side decides nothing, however similar they are."""
     sides = [str(save(tmp_path / side, run())) for side in "ab"]
     for form in ("text", "md", "json", "junit"):
         code, text = told(capsys, *sides, "--gate", "3%", "--format", form)

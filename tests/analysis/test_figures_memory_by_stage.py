@@ -9,7 +9,7 @@ from bench.core.spec import EngineSpec, RunSpec
 from bench.predict.memory import predict_memory as predicted
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
-"""Of the 402 parameters of a run in fp32, with AdamW."""
+"""Bytes of the 402 parameters of a run in fp32, with AdamW."""
 
 DIVIDED = {"reduce_bucket_size": 100, "overlap_comm": False}
 PARTITIONED = {
@@ -31,7 +31,7 @@ def replicated(micro: int = 2) -> RunSpec:
 
 
 def marks(axes: Axes, marker: str) -> dict[str, float]:
-    """What a marker stands for, by what stands below it."""
+    """Return the meaning of each marker by the label below it."""
     found = [line for line in axes.lines if line.get_marker() == marker]
     pairs = [pair for line in found for pair in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     return {places(axes)[int(x)]: y for x, y in pairs}
@@ -42,7 +42,7 @@ def bars(axes: Axes) -> dict[str, float]:
 
 
 def stages() -> Figure:
-    """All engines on 2 ranks; stage 3 out of memory. At micro-batch 4 there is less to see."""
+    """Return runs of all engines on 2 ranks, with stage 3 out of memory, and fewer at micro-batch 4."""
     small = {"memory": memory(2, peak=5 * 1024)}
     return draw(
         memory_by_stage,
@@ -65,7 +65,7 @@ def test_zero_s_arithmetic_stands_at_every_stage() -> None:
             "zero0": whole / unit,
             "zero1": (WEIGHTS + GRADIENTS + OPTIMIZER / 2) / unit,
             "zero2": (WEIGHTS + (GRADIENTS + OPTIMIZER) / 2) / unit,
-            "zero3": 400 * 16 / 2 / unit,  # never built: its published parameters
+            "zero3": 400 * 16 / 2 / unit,  # never built, so from its published parameters
         }
     )
 

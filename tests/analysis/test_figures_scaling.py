@@ -10,7 +10,7 @@ from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
-    """Runs of equal work per device, by "on1", "on2" …: a step on twice the nodes does twice the work."""
+    """Return runs of equal work per device with these step times by node count ("on1", "on2" …)."""
     return [
         run(spec(engine, micro, nodes=int(on[2:])), steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for on, s in step_s.items()
@@ -78,7 +78,7 @@ def test_scaling_applies_from_two_measured_node_counts_on() -> None:
 
 
 def best() -> Results:
-    """Two engines that tie on one node; on two, zero2 is the faster one; on four there is no memory. Three repeats."""
+    """Return three repeats of two engines: a tie on one node, zero2 faster on two, out of memory on four."""
     thrice = [*weak(on1=0.1, on2=0.2), *weak(engine="zero2", on1=0.1, on2=0.125)]
     return results(
         *(
@@ -97,7 +97,7 @@ def cell(axes: Axes, column: int, line: int) -> list[str]:
 
 
 def line_names(axes: Axes) -> list[str]:
-    """What stands beside the cells."""
+    """Return the labels next to the cells."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 

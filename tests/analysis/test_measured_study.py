@@ -1,4 +1,4 @@
-"""What a notebook needs: tables that say their units, and figures by name."""
+"""The interface for notebooks: tables with units, and figures by name."""
 
 import subprocess
 import sys

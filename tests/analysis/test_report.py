@@ -16,7 +16,7 @@ EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page. What stands in a script is no text."""
+    """Parser for the parts of a page that tests need; text inside scripts is ignored."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three good runs, one failure whose texts try to be HTML, and one foreign file."""
+    """Return a folder with three good runs, one failure with HTML in its texts, and one foreign file."""
     quiet = {"steps": steps((0.1, 0.11, 0.12) * 10)}
     evidence = {"traceback": f"Traceback\n  {EVIL}", "ranks": [EVIL]}
     folder = save(
@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of those; tests only read it."""
+    """Return the folder of their report, which tests only read."""
     folder = tmp_path_factory.mktemp("reports") / "new" / "out"
     assert report.write_report(results.read([runs]), folder) == folder / "report.html"
     return folder

@@ -1,4 +1,4 @@
-"""What the report says first: what was asked, the answer, how sure."""
+"""The summary of a report: the question, the answer, and its uncertainty."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more:
 
 
 def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
-    """One run in each of several allocations."""
+    """Return one run in each of several allocations."""
     slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
     return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
@@ -59,7 +59,7 @@ def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
 
 
 def test_the_answer_says_which_rivals_are_equal_within_three_per_cent() -> None:
-    """Repeats scatter by 0.6 %, so that what is 0.3 % slower lies within 3 % and what is 1.4 % slower may not."""
+    """Repeats scatter by 0.6 %. So a rival 0.3 % slower is equal within 3 %, and a rival 1.4 % slower may not be."""
     records = [
         at(engine, s * by, repeat=repeat)
         for engine, s in (("ddp", 0.1), ("zero1", 0.1003), ("zero2", 0.1014))
@@ -153,7 +153,7 @@ def test_comparisons_between_allocations_are_no_such_doubt() -> None:
 
 
 def controls(first: float, last: float) -> Results:
-    """The same point twice in one allocation, another one in between."""
+    """Return one point twice in an allocation, with another point in between."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     times = [("ddp", 0, first), ("zero1", 0, 0.1), ("ddp", 1, last)]
     return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))

@@ -1,4 +1,4 @@
-"""The tables beside the page, and what it shows of single runs."""
+"""The tables next to the page, and its display of single runs."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_numbers_have_three_digits_and_the_interval_those_that_it_tells() -> Non
 
 
 def of_models(*models: str) -> Results:
-    """Each of two engines, the second of them faster and leaner."""
+    """Return runs of two engines for each model; the second engine is faster and needs less memory."""
     return results(
         *(
             run(spec(engine, model={"name": name}), steps=steps(scattered(0.9 * s, s, 1.1 * s)), memory=memory(2, peak))
@@ -216,7 +216,7 @@ def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_crossovers_have_a_table_of_their_own() -> None:
-    """ZeRO-3 takes 1.2 times as long on one node and gets slower by less, so that it is faster from three nodes on."""
+    """ZeRO-3 takes 1.2 times as long on one node but scales better, so it is faster from three nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
     runs = [
         run(spec(engine, nodes=nodes, ranks=1), repeat=repeat, steps=steps((s * by,) * 30))

@@ -1,4 +1,4 @@
-"""What a reader can do with a report, by mouse and by keyboard, on a wide and on a narrow screen."""
+"""Interaction with a report by mouse and keyboard, on wide and narrow screens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 LEAST_PX, MOST_PX = 8.0, 20.0
-"""Heights of letters that can be read and do not shout."""
+"""Acceptable heights of letters."""
 
 
 def figure(page: Page, title: str) -> Locator:
@@ -21,12 +21,12 @@ def figure(page: Page, title: str) -> Locator:
 
 
 def points(page: Page) -> Locator:
-    """Return the points with a number in the figure of throughput, each panel once."""
+    """Return the points with a number in the throughput figure, from each panel once."""
     return figure(page, "Throughput").locator("use[data-t]:visible")
 
 
 def rows(page: Page, table: str) -> list[str]:
-    """Return the engines in the rows that a table shows."""
+    """Return the engines of the visible rows of a table."""
     head = page.locator(f"[data-table={table}] th button").all_inner_texts()
     column = next(index for index, text in enumerate(head) if text.startswith("engine"))
     return page.locator(f"[data-table={table}] tbody tr:visible td:nth-child({column + 1})").all_inner_texts()

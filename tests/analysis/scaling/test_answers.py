@@ -1,4 +1,4 @@
-"""The answers at a glance, by their data and by where they are drawn."""
+"""The overview of answers: its data and its drawing."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Published steps beside predictions: sources set aside by a draw, classes of software, and their questions."""
+"""Published steps compared with predictions: held-out sources, classes of software, and their questions."""
 
 import functools
 
@@ -11,7 +11,7 @@ from bench.predict.step_time import predict_step_time
 from bench.predict.workload import SOFTWARE, USUAL
 
 WIDTH = 1.8
-"""Factor between the ends of the widest interval."""
+"""Ratio of the ends of the widest interval."""
 
 
 @functools.cache

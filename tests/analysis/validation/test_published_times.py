@@ -1,4 +1,4 @@
-"""Published step times beside predictions: what is set aside, and that the bounds of each part are kept."""
+"""Published step times compared with predictions: held-out rows, and the bounds of each part."""
 
 import functools
 
@@ -8,7 +8,7 @@ from analysis.validation import PredictionComparison, published_times, summarise
 from analysis.validation.published_times import PublishedStep, draw_set_aside
 
 INTERVAL = 1.5
-"""Largest factor between the ends of a predicted interval."""
+"""Largest ratio of the ends of a predicted interval."""
 
 
 @functools.cache
