@@ -1,11 +1,11 @@
 """Questions: which rows of a summary compete with each other, and how configurations differ.
 
-question        rows that share `QUESTION` compete; the rest of a configuration is the choice
-engines         two specs are compared as engines if they agree in every option that both engines know
-variants        fields without a column in which configurations of a set differ
+question        rows that share `QUESTION` compete; the rest of a configuration is the choice.
+engines         two specs are compared as engines if they agree in every option that both engines know.
+variants        fields without a column in which configurations of a set differ.
 early failures  attempts that failed before their environment was known. Another row of the same configuration and
                 machine with a known environment supersedes them, since they were retried. Otherwise they join the rows
-                of the same question, and may be compared with a row of any environment
+                of the same question, and may be compared with a row of any environment.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -117,7 +117,7 @@ class PlacedRow(NamedTuple):
 
 
 def has_failed_early(row: Row) -> bool:
-    """Whether a row has neither a number nor a known environment. This includes predictions."""
+    """Return whether a row has neither a number nor a known environment. This includes predictions."""
     return row["environment_id"] is None and not row["n"]
 
 
@@ -146,7 +146,7 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
-    """Whether two environment classes may be equal; an unknown class may be any."""
+    """Return whether two environment classes may be equal; an unknown class may be any."""
     return one is None or other is None or one == other
 
 
@@ -154,12 +154,12 @@ def may_be_same(one: str | None, other: str | None) -> bool:
 
 
 def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:
-    """Whether two specs differ only in the engine, and may be compared as two engines."""
+    """Return whether two specs differ only in the engine, and may be compared as two engines."""
     return dump_without_engine(one) == dump_without_engine(other) and may_be_compared(one, other)
 
 
 def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
-    """Whether the engines of two specs have equal options, apart from options that only one engine knows.
+    """Return whether the engines of two specs have equal options, apart from options that only one engine knows.
 
     A stage with offload and another without it, or with other buckets, would compare these options and not the stages.
     An option belongs to one engine alone if only its spec has it and its preset lists it: presets list the options

@@ -139,7 +139,7 @@ class Results:
         return hosts
 
     def is_disturbed(self, place: int) -> bool:
-        """Whether the times of a run of the table are excluded (`analysis.flags.DISTURBED`)."""
+        """Return whether the times of a run of the table are excluded (`analysis.flags.DISTURBED`)."""
         return not self.keeps_disturbed and place in self._disturbed
 
     def window(self, place: int) -> list[float]:

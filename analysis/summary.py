@@ -2,28 +2,28 @@
 
 Rows of different environments are never pooled. The columns are those of the run table that identify what was measured,
 and these:
-variant           other fields in which configurations of an engine differ in this set (`analysis.questions`)
+variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
 n                 allocations behind the numbers, from repeats that ended ok, without drills and without runs that a
                   cause outside of them disturbed (`analysis.flags.DISTURBED`). Runs that share an allocation share its
-                  nodes and count once, with their median; a run outside of any job counts by itself
-times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known
-runs              rows of the run table, all attempts
-outcome           ok if n > 0, else the outcome of the last attempt
-reason            cause of that outcome; if n > 0, how many repeats failed or were disturbed and are excluded
+                  nodes and count once, with their median; a run outside of any job counts by itself.
+times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known.
+runs              rows of the run table, all attempts.
+outcome           ok if n > 0, else the outcome of the last attempt.
+reason            cause of that outcome; if n > 0, how many repeats failed or were disturbed and are excluded.
 sample_s          geometric mean over the allocations of the time per sample over all windows in each; configurations
-                  are ranked by it
-step_s, rates     median over the repeats; step_s and tokens_per_s have intervals as *_low and *_high
-step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
+                  are ranked by it.
+step_s, rates     median over the repeats; step_s and tokens_per_s have intervals as *_low and *_high.
+step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all.
 tokens_trained, trained_s, validation_loss
-                  median over the repeats, if any run was trained to its end
-*_bytes           maximum over the repeats: the worst decides what fits
+                  median over the repeats, if any run was trained to its end.
+*_bytes           maximum over the repeats: the worst decides what fits.
 interval_kind     "within the run" for n = 1, which predicts more steps there, not another allocation (for several runs
                   in it, from the lowest end to the highest); "between repeats" from six on; "range of repeats" for
-                  fewer, which have no 95 % interval; or missing
-interval_level    0.95, or the probability that a range of so few repeats holds the median
-interval_n        steps of the one run, or repeats, behind the interval
-flags             flags of any of the runs behind the numbers, and `mixed` if other repeats ended otherwise
-notes             notes of any of these runs; without `few`, which concerns an interval within a run, if n is enough
+                  fewer, which have no 95 % interval; or missing.
+interval_level    0.95, or the probability that a range of so few repeats holds the median.
+interval_n        steps of the one run, or repeats, behind the interval.
+flags             flags of any of the runs behind the numbers, and `mixed` if other repeats ended otherwise.
+notes             notes of any of these runs; without `few`, which concerns an interval within a run, if n is enough.
 """
 
 import itertools
@@ -133,7 +133,7 @@ def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> li
 
 
 def is_disturbed(row: Row) -> bool:
-    """Whether the times of a run are excluded, or those of all runs behind a row of the summary."""
+    """Return whether the times of a run are excluded, or those of all runs behind a row of the summary."""
     return not set(DISTURBED).isdisjoint(row["flags"].split())
 
 

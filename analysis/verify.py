@@ -148,7 +148,7 @@ def judge(cases: VerificationCases) -> Judgement:
 
 @remember_latest
 def is_reference(spec: RunSpec) -> bool:
-    """Whether a spec has the reference engine; false for an engine that is not installed."""
+    """Return whether a spec has the reference engine; false for an engine that is not installed."""
     facts = find_facts(spec)
     return facts is not None and facts.is_reference
 

@@ -1,9 +1,9 @@
-"""Processes of the tests that are forked from one that has done their imports.
+"""Processes of the tests, forked from a server that has done their imports.
 
-A rank spends nearly all of its processor time on imports of torch and DeepSpeed. `Popen` here is `subprocess.Popen`,
-but it forks a module of `bench` or a script of the tests from a server with these imports done, as the fork server of
-a packed job does for its ranks. Supervisors and ranks that such a process starts are forked, too. Any other command
-starts as usual, and so does a command whose environment changes what is imported (`PYTHONPATH`, `LD_PRELOAD`).
+A rank spends nearly all of its processor time on imports of torch and DeepSpeed. `Popen` here is `subprocess.Popen`.
+But it forks a module of `bench` or a script of the tests from a server with these imports done, like the fork server
+of a packed job. Supervisors and ranks that such a process starts are forked, too. Any other command
+starts as usual. So does a command whose environment changes what is imported (`PYTHONPATH`, `LD_PRELOAD`).
 """
 
 import atexit

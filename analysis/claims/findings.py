@@ -189,7 +189,7 @@ def _list_values(row: Row, column: str, results: Results) -> Runs:
 
 
 def has_run_out(row: Row) -> bool:
-    """Whether a configuration ran out of memory and has no number."""
+    """Return whether a configuration ran out of memory and has no number."""
     return not row["n"] and row["outcome"] in _OUT_OF_MEMORY
 
 

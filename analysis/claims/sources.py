@@ -56,7 +56,8 @@ def _dump_without_nodes(spec: RunSpec) -> str:
 
 
 def _has_more_nodes(one: RunSpec, other: RunSpec) -> bool:
-    """Whether the other has more nodes, with equal work per device (weak scaling) or per step (strong scaling)."""
+    """Return whether the other has more nodes, with equal work per device (weak scaling) or per step (strong
+    scaling)."""
     same_work = one.accumulation == other.accumulation or one.global_batch == other.global_batch
     return same_work and one.nodes < other.nodes
 
@@ -72,7 +73,7 @@ def _are_stages_two_and_three(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _is_layered(one: RunSpec, other: RunSpec) -> bool:
-    """Whether both accumulate with sharded states, the other layer by layer."""
+    """Return whether both accumulate with sharded states, the other layer by layer."""
     return one.engine.name in _SHARDED and other.engine.name == "lga" and min(one.accumulation, other.accumulation) > 1
 
 
@@ -82,7 +83,7 @@ def _is_modular(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _slices_across_nodes(one: RunSpec, other: RunSpec) -> bool:
-    """Whether the other shares each matrix among more ranks, and among more than a node has."""
+    """Return whether the other shares each matrix among more ranks, and among more than a node has."""
     ours, theirs = one.parallel, other.parallel
     alike = ours.pipeline == theirs.pipeline == 1 and other.engine.name == "pipeline"
     from_copies = one.engine.name in ("ddp", "pipeline")
@@ -90,7 +91,7 @@ def _slices_across_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _has_more_stages(one: RunSpec, other: RunSpec) -> bool:
-    """Whether the other divides the layers among more ranks, with equal micro-batches per copy of the model."""
+    """Return whether the other divides the layers among more ranks, with equal micro-batches per copy of the model."""
     alike = one.engine == other.engine and one.accumulation == other.accumulation
     return alike and 1 < one.parallel.pipeline < other.parallel.pipeline
 
@@ -147,7 +148,7 @@ def _has_any(counts: Mapping[Effect, int], *effects: Effect) -> bool:
 
 
 def _are_all(counts: Mapping[Effect, int], effect: Effect) -> bool:
-    """Whether all comparisons have an effect of any size, at least one of them by its times."""
+    """Return whether all comparisons have an effect of any size, at least one of them by its times."""
     detected = {effect, SMALL[effect]}
     return bool(detected & set(counts)) and set(counts) <= detected | {_NEVER_RAN.get(effect, effect)}
 

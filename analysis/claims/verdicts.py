@@ -264,14 +264,10 @@ def to_markdown(entries: Sequence[Entry]) -> str:
 
 def to_csv(entries: Sequence[Entry]) -> str:
     """Return CSV with a header; cells that do not apply are empty."""
-    return as_table(entries).to_csv(index=False, lineterminator="\n")
+    frame = pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def to_json(entries: Sequence[Entry]) -> str:
     """Return a list of objects, one per entry."""
     return json.dumps([entry._asdict() for entry in entries], indent=1, ensure_ascii=False) + "\n"
-
-
-def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return the entries as a table of text, one row per entry."""
-    return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")

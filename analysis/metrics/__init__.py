@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the metric is an integer, from the return type of `value`; a lambda returns floats."""
+        """Return whether the metric is an integer, from the return type of `value`; a lambda returns floats."""
         return _is_whole(self.value)
 
 

@@ -43,8 +43,8 @@ class Drift(NamedTuple):
 
     @property
     def detected(self) -> bool:
-        """Whether the change exceeds the usual difference between runs. Comparisons of distant runs then have this
-        much additional doubt."""
+        """Return whether the change exceeds the usual difference between runs. Comparisons of distant runs then have
+        this much additional doubt."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 

@@ -135,7 +135,7 @@ class Comparison(NamedTuple):
 
     @property
     def decides(self) -> bool:
-        """Whether there are enough runs for a verdict."""
+        """Return whether there are enough runs for a verdict."""
         return self.unit == "run"
 
     @property
@@ -145,7 +145,7 @@ class Comparison(NamedTuple):
 
 
 def enough(runs: Collection[object]) -> bool:
-    """Whether these are enough runs for a verdict."""
+    """Return whether these are enough runs for a verdict."""
     return len(runs) >= LEAST_RUNS
 
 

@@ -18,7 +18,7 @@ def draw(module: Any, found: Results) -> Figure:
 
 
 def shows(module: Any, found: Results) -> bool:
-    """Whether a figure has something to show."""
+    """Return whether a figure has something to show."""
     return bool(module.picture(found).panels)
 
 
