@@ -82,7 +82,7 @@ def list_columns() -> dict[str, Column]:
     for metric in load_metrics().values():
         kind: Kind = "integer" if metric.whole else "number"
         known[metric.name] = Column(metric.name, metric.label, metric.value, kind, metric.unit, metric.better)
-    new = sorted(known.keys() - set(ORDER))
+    new = sorted(known.keys() - set(ORDER))  # metrics of plug-ins
     return {name: known[name] for name in (*ORDER[:-3], *new, *ORDER[-3:])}
 
 

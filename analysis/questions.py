@@ -45,6 +45,7 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = drop_retried([add_lengths(row) for row in list_rows(summary)])
     ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
+    # a measurement supersedes the prediction that a point is infeasible
     rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
     for row, environment_id in assign_environments(rows, _build_question_key):
         key = tuple((row | {"environment_id": environment_id})[name] for name in QUESTION)
@@ -136,6 +137,7 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
     An early failure gets the environment of the first row with the same question, preferably one with a number.
     """
+    # stable sorts: rows keep their order within those of known and of unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
     first: dict[Hashable, str | None] = {}
     for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
@@ -166,6 +168,7 @@ def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     without a default. Any other option could have been given to both engines.
     """
     ours, theirs = _list_options(one), _list_options(other)
+    # an option that only one side sets counts as unequal
     unequal = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     own_names = {name for name in read_engine_preset(one.engine.name) if name not in theirs}
     own_names |= {name for name in read_engine_preset(other.engine.name) if name not in ours}
@@ -247,6 +250,7 @@ def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable
     for members in groups.values():
         fields = {member: {one: str(value) for one, value in flatten(specs[member].measure)} for member in members}
         differ = _list_differing(list(members), fields) if len(members) > 1 else []
+        # one field is enough if its values are distinct
         sufficient = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
         for member in members if differ else ():
             texts[member] = ", ".join(f"{one}={fields[member][one]}" for one in sufficient[:1] or differ)

@@ -95,6 +95,7 @@ def summarise(
 def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: bool) -> Row:
     answers, good = _select_last_attempts(rows), select_answering(rows, keep_disturbed=keep_disturbed)
     allocations = _group_by_allocation(good)
+    # `good` has disturbed runs only if all are disturbed: their memory counts, their times do not
     timed = [] if any(map(is_disturbed, good)) and not keep_disturbed else allocations
     known = (good or answers)[-1]
     return {
@@ -177,7 +178,7 @@ def _compute_timing(allocations: Allocations) -> Row:
 def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
         return repeats_interval(_compute_medians(allocations, name))
-    (good,) = allocations
+    (good,) = allocations  # nothing shows how much allocations differ: the ends of all runs in it
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):
         return None
@@ -213,6 +214,7 @@ def _compute_medians(allocations: Allocations, name: str) -> list[float]:
 
 def _join_flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
+    # numbers of the repeats that ended ok may be too good, if slow repeats hit the time limit
     if good and any(row["outcome"] != "ok" for row in answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))

@@ -136,6 +136,7 @@ def _compare(
     So the saved memory counts for the rival.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
+    # bytes and idle shares depend on the micro-batch, so only times are compared across micro-batches
     if claim.quantity == "sample_s" and has_run_out(one.row) != has_run_out(other.row):
         if has_run_out(one.row):
             one = _find_fastest_fit(one, sides)

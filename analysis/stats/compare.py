@@ -97,6 +97,7 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
         return Ratio(value, None, 1.0)
     ours, theirs = known
     log_ratio = ours.log - theirs.log
+    # MOVER: each end combines the distances of the opposite ends of both sides
     below = np.hypot(ours.log - ours.low, theirs.high - theirs.log)
     above = np.hypot(ours.high - ours.log, theirs.log - theirs.low)
     low, high = (float(np.exp(end)) for end in (log_ratio - below, log_ratio + above))
