@@ -29,9 +29,9 @@ class Column(NamedTuple):
 
     name: str
     meaning: str
-    unit: str
-    kind: Kind
     value: Callable[[RunRecord], Any]
+    kind: Kind = "text"
+    unit: str = ""
     better: Better = "neither"
 
 
@@ -81,8 +81,8 @@ def list_columns() -> dict[str, Column]:
     known = {column.name: column for column in _FACTS}
     for metric in load_metrics().values():
         kind: Kind = "integer" if metric.whole else "number"
-        known[metric.name] = Column(metric.name, metric.label, metric.unit, kind, metric.value, metric.better)
-    new = sorted(known.keys() - set(ORDER))
+        known[metric.name] = Column(metric.name, metric.label, metric.value, kind, metric.unit, metric.better)
+    new = sorted(known.keys() - set(ORDER))  # metrics of plug-ins
     return {name: known[name] for name in (*ORDER[:-3], *new, *ORDER[-3:])}
 
 
@@ -144,103 +144,89 @@ _TOKENS = "tokens per optimizer step over all ranks, padding included"
 _LENGTH = "tokens per sample, padding included"
 
 _FACTS = (
-    Column("config_id", "hash of the spec: what was measured", "", "text", lambda r: r.config_id),
-    Column(
-        "environment_id",
-        "hash of device and versions: what it ran on",
-        "",
-        "text",
-        lambda r: r.environment.environment_id if r.environment else None,
-    ),
-    Column(
-        "device",
-        "name that the device reports",
-        "",
-        "text",
-        lambda r: r.environment.classification.device if r.environment else None,
-    ),
-    Column("machine", "requested node type, a file of conf/machine", "", "text", lambda r: r.circumstance.machine.name),
-    Column("allocation", "Slurm job of the run; runs of one job are not independent", "", "text", _get_allocation),
-    Column("repeat", "repeat of this configuration, from 0", "", "integer", lambda r: r.circumstance.repeat),
-    Column("attempt", "attempt at this repeat, from 0", "", "integer", lambda r: r.circumstance.attempt),
-    Column("study", "study that the run belongs to", "", "text", lambda r: r.circumstance.study),
-    Column("model", "model, a file of conf/model", "", "text", lambda r: r.spec.model.name),
+    Column("config_id", "hash of the spec: what was measured", lambda r: r.config_id),
+    Column("environment_id", "hash of device and versions", lambda r: r.environment and r.environment.environment_id),
+    Column("device", "device name", lambda r: r.environment and r.environment.classification.device),
+    Column("machine", "requested node type, a file of conf/machine", lambda r: r.circumstance.machine.name),
+    Column("allocation", "Slurm job of the run; runs of one job are not independent", _get_allocation),
+    Column("repeat", "repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
+    Column("attempt", "attempt at this repeat, from 0", lambda r: r.circumstance.attempt, "integer"),
+    Column("study", "study that the run belongs to", lambda r: r.circumstance.study),
+    Column("model", "model, a file of conf/model", lambda r: r.spec.model.name),
     Column(
         "parameters",
         "counted on the built model; if none was built, as published",
-        "",
-        "integer",
         lambda r: r.observations.parameters if r.observations else r.spec.model.parameters,
+        "integer",
     ),
-    Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
-    Column("options", "engine options that differ from its file", "", "text", lambda r: _format_options(r.spec.engine)),
-    Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
+    Column("engine", "engine, a file of conf/engine", lambda r: r.spec.engine.name),
+    Column("options", "engine options that differ from its file", lambda r: _format_options(r.spec.engine)),
+    Column("precision", "of weights and activations in forward and backward", lambda r: r.spec.precision),
     Column(
         "activation_checkpointing",
         "activations are recomputed in backward",
-        "",
-        "truth",
         lambda r: r.spec.activation_checkpointing,
+        "truth",
     ),
-    Column("data", "data source, a file of conf/data", "", "text", lambda r: r.spec.data.name),
-    Column("seed", "seed of weights and data", "", "integer", lambda r: r.spec.seed),
-    Column("nodes", "nodes", "", "integer", lambda r: r.spec.nodes),
-    Column("devices_per_node", "devices of each node, one rank each", "", "integer", lambda r: r.spec.devices_per_node),
-    Column("world_size", "ranks in total", "", "integer", lambda r: r.spec.world_size),
-    Column("micro", "samples per device and forward pass", "samples", "integer", lambda r: r.spec.batch.micro),
-    Column("accumulation", "forward passes per optimizer step", "", "integer", lambda r: r.spec.accumulation),
-    Column("global_batch", "samples per optimizer step", "samples", "integer", lambda r: r.spec.global_batch),
-    Column("encoder_length", _LENGTH, "tokens", "integer", lambda r: r.spec.sequence.get("encoder")),
-    Column("decoder_length", _LENGTH, "tokens", "integer", lambda r: r.spec.sequence.get("decoder")),
-    Column("encoder_tokens", _TOKENS, "tokens", "number", partial(_count_tokens, kind="encoder")),
-    Column("decoder_tokens", _TOKENS, "tokens", "number", partial(_count_tokens, kind="decoder")),
+    Column("data", "data source, a file of conf/data", lambda r: r.spec.data.name),
+    Column("seed", "seed of weights and data", lambda r: r.spec.seed, "integer"),
+    Column("nodes", "nodes", lambda r: r.spec.nodes, "integer"),
+    Column("devices_per_node", "devices of each node, one rank each", lambda r: r.spec.devices_per_node, "integer"),
+    Column("world_size", "ranks in total", lambda r: r.spec.world_size, "integer"),
+    Column("micro", "samples per device and forward pass", lambda r: r.spec.batch.micro, "integer", "samples"),
+    Column("accumulation", "forward passes per optimizer step", lambda r: r.spec.accumulation, "integer"),
+    Column("global_batch", "samples per optimizer step", lambda r: r.spec.global_batch, "integer", "samples"),
+    Column("encoder_length", _LENGTH, lambda r: r.spec.sequence.get("encoder"), "integer", "tokens"),
+    Column("decoder_length", _LENGTH, lambda r: r.spec.sequence.get("decoder"), "integer", "tokens"),
+    Column("encoder_tokens", _TOKENS, partial(_count_tokens, kind="encoder"), "number", "tokens"),
+    Column("decoder_tokens", _TOKENS, partial(_count_tokens, kind="decoder"), "number", "tokens"),
     Column(
         "padding_tokens",
         "padding among encoder_tokens and decoder_tokens; mean over the window",
-        "tokens",
-        "number",
         lambda r: counted.padding if (counted := get_tokens(r)) else None,
+        "number",
+        "tokens",
     ),
-    Column("evidence", "measured, rehearsed (one real rank) or predicted", "", "text", lambda r: r.evidence),
-    Column("outcome", "how the run ended", "", "text", lambda r: r.outcome.kind),
-    Column("slowest_rank", "rank that the others wait for, if one stands out", "", "integer", find_slowest_rank),
-    Column("slowest_host", "host of slowest_rank", "", "text", _find_slowest_host),
-    Column("slowest_link_node", "host with a slow link, if one stands out", "", "text", _find_slowest_link_node),
-    Column("reason", "cause of the outcome; empty when ok", "", "text", lambda r: r.outcome.reason),
+    Column("evidence", "measured, rehearsed (one real rank) or predicted", lambda r: r.evidence),
+    Column("outcome", "how the run ended", lambda r: r.outcome.kind),
+    Column("slowest_rank", "rank that the others wait for, if one stands out", find_slowest_rank, "integer"),
+    Column("slowest_host", "host of slowest_rank", _find_slowest_host),
+    Column("slowest_link_node", "host with a slow link, if one stands out", _find_slowest_link_node),
+    Column("reason", "cause of the outcome; empty when ok", lambda r: r.outcome.reason),
     # `analysis.reading.rows` fills these two, and `analysis.results` adds `unverified`
-    Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),
-    Column("notes", "width and reliability of the interval of its step time", "", "text", lambda r: ""),
+    Column("flags", "doubts about the row, separated by spaces", lambda r: ""),
+    Column("notes", "width and reliability of the interval of its step time", lambda r: ""),
 )
 
 _LATER = (
-    Column("objective", "training objective, a file of conf/objective", "", "text", lambda r: r.spec.objective),
-    Column("lengths", "tokens per sample by kind, if neither encoder nor decoder", "", "text", _format_lengths),
-    Column("tensor", "ranks that share each matrix", "", "integer", lambda r: r.spec.parallel.tensor),
-    Column("pipeline", "ranks that the layers are divided among", "", "integer", lambda r: r.spec.parallel.pipeline),
-    Column("stages_per_rank", "pipeline stages on each rank", "", "integer", lambda r: r.spec.parallel.stages_per_rank),
+    Column("objective", "training objective, a file of conf/objective", lambda r: r.spec.objective),
+    Column("lengths", "tokens per sample by kind, if neither encoder nor decoder", _format_lengths),
+    Column("tensor", "ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
+    Column("pipeline", "ranks that the layers are divided among", lambda r: r.spec.parallel.pipeline, "integer"),
+    Column("stages_per_rank", "pipeline stages on each rank", lambda r: r.spec.parallel.stages_per_rank, "integer"),
 )
 
 _LEARNED = (
     Column(
         "tokens_trained",
         "tokens that a training has seen, padding included",
-        "tokens",
-        "integer",
         _of_last_evaluation(lambda record, last: last.step * record.spec.tokens_per_step),
+        "integer",
+        "tokens",
     ),
     Column(
         "trained_s",
         "time of the optimizer steps of a training, without evaluations and checkpoints",
-        "s",
-        "number",
         _of_last_evaluation(lambda record, last: last.trained_s),
+        "number",
+        "s",
     ),
     Column(
         "validation_loss",
         "mean loss per target token of held-out text, at the end of a training",
-        "nats",
-        "number",
         _of_last_evaluation(lambda record, last: last.loss),
+        "number",
+        "nats",
         "less",
     ),
 )

@@ -50,6 +50,7 @@ def _is_short(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None or len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S:
         return timed is not None
+    # adaptive windows of older records ended by time if their interval stayed too wide, not for a lack of steps
     steps = record.observations.steps if record.observations else None
     return steps is not None and steps.stopped == "time" and not isinstance(record.spec.measure, AdaptiveMeasure)
 
@@ -66,15 +67,6 @@ def _is_wide(timed: TimedWindow) -> bool:
     return interval is None or interval.high - interval.low > WIDE * timed.seconds / len(timed.step_s)
 
 
-def _has_skipped_steps(observed: Observations) -> bool:
-    steps = observed.steps
-    return steps is not None and any(step >= steps.cut for step in steps.skipped)
-
-
-def _has_memory_drift(observed: Observations) -> bool:
-    return any(rank.drift is not None and abs(rank.drift) > _MEMORY_DRIFT for rank in observed.memory)
-
-
 def _is_busy(record: RunRecord) -> bool:
     timed = get_window(record)
     return timed is not None and record.observations is not None and is_busy(record.observations, timed.seconds)
@@ -83,11 +75,6 @@ def _is_busy(record: RunRecord) -> bool:
 def _has_foreign_hosts(record: RunRecord) -> bool:
     environment, job = record.environment, find_job(record.environment)
     return bool(environment and job and find_foreign(environment.hosts, job.nodelist))
-
-
-def _is_dirty(record: RunRecord) -> bool:
-    git = record.environment.git if record.environment else None
-    return bool(git and git.get("dirty"))
 
 
 FLAGS = {
@@ -123,9 +110,13 @@ FLAGS = {
         f"{100 * CHANGE:g} % and by more than their intervals allow",
         _is_unsteady,
     ),
-    "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _observed(_has_skipped_steps)),
+    "skipped_steps": Flag(
+        "skipped updates in its window, which makes steps cheaper",
+        _observed(lambda seen: seen.steps is not None and any(at >= seen.steps.cut for at in seen.steps.skipped)),
+    ),
     "memory_drift": Flag(
-        "counted memory that is more than 1 % off the tensors that can be reached", _observed(_has_memory_drift)
+        "counted memory that is more than 1 % off the tensors that can be reached",
+        _observed(lambda seen: any(abs(rank.drift or 0) > _MEMORY_DRIFT for rank in seen.memory)),
     ),
     "uninspected": Flag(
         "was lost in the untimed steps after its window: its collectives and stragglers are unknown",
@@ -142,7 +133,10 @@ FLAGS = {
     "unverified": Flag(
         "has no run of the reference engine to compare its gradient norm and loss with", lambda record: False
     ),
-    "dirty": Flag("was made by code with uncommitted changes", _is_dirty),
+    "dirty": Flag(
+        "was made by code with uncommitted changes",
+        lambda record: bool(record.environment and (record.environment.git or {}).get("dirty")),
+    ),
 }
 """Flags in the order of the column. `analysis.verify` sets `unverified`, which depends on the other runs."""
 

@@ -1,11 +1,11 @@
 """Questions: which rows of a summary compete with each other, and how configurations differ.
 
-question        rows that share `QUESTION` compete; the rest of a configuration is the choice
-engines         two specs are compared as engines if they agree in every option that both engines know
-variants        fields without a column in which configurations of a set differ
+question        rows that share `QUESTION` compete; the rest of a configuration is the choice.
+engines         two specs are compared as engines if they agree in every option that both engines know.
+variants        fields without a column in which configurations of a set differ.
 early failures  attempts that failed before their environment was known. Another row of the same configuration and
                 machine with a known environment supersedes them, since they were retried. Otherwise they join the rows
-                of the same question, and may be compared with a row of any environment
+                of the same question, and may be compared with a row of any environment.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -45,6 +45,7 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = drop_retried([add_lengths(row) for row in list_rows(summary)])
     ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
+    # a measurement supersedes the prediction that a point is infeasible
     rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
     for row, environment_id in assign_environments(rows, _build_question_key):
         key = tuple((row | {"environment_id": environment_id})[name] for name in QUESTION)
@@ -117,7 +118,7 @@ class PlacedRow(NamedTuple):
 
 
 def has_failed_early(row: Row) -> bool:
-    """Whether a row has neither a number nor a known environment. This includes predictions."""
+    """Return whether a row has neither a number nor a known environment. This includes predictions."""
     return row["environment_id"] is None and not row["n"]
 
 
@@ -136,6 +137,7 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
     An early failure gets the environment of the first row with the same question, preferably one with a number.
     """
+    # stable sorts: rows keep their order within those of known and of unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
     first: dict[Hashable, str | None] = {}
     for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
@@ -146,7 +148,7 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
-    """Whether two environment classes may be equal; an unknown class may be any."""
+    """Return whether two environment classes may be equal; an unknown class may be any."""
     return one is None or other is None or one == other
 
 
@@ -154,18 +156,19 @@ def may_be_same(one: str | None, other: str | None) -> bool:
 
 
 def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:
-    """Whether two specs differ only in the engine, and may be compared as two engines."""
+    """Return whether two specs differ only in the engine, and may be compared as two engines."""
     return dump_without_engine(one) == dump_without_engine(other) and may_be_compared(one, other)
 
 
 def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
-    """Whether the engines of two specs have equal options, apart from options that only one engine knows.
+    """Return whether the engines of two specs have equal options, apart from options that only one engine knows.
 
     A stage with offload and another without it, or with other buckets, would compare these options and not the stages.
     An option belongs to one engine alone if only its spec has it and its preset lists it: presets list the options
     without a default. Any other option could have been given to both engines.
     """
     ours, theirs = _list_options(one), _list_options(other)
+    # an option that only one side sets counts as unequal
     unequal = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     own_names = {name for name in read_engine_preset(one.engine.name) if name not in theirs}
     own_names |= {name for name in read_engine_preset(other.engine.name) if name not in ours}
@@ -247,6 +250,7 @@ def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable
     for members in groups.values():
         fields = {member: {one: str(value) for one, value in flatten(specs[member].measure)} for member in members}
         differ = _list_differing(list(members), fields) if len(members) > 1 else []
+        # one field is enough if its values are distinct
         sufficient = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
         for member in members if differ else ():
             texts[member] = ", ".join(f"{one}={fields[member][one]}" for one in sufficient[:1] or differ)

@@ -109,6 +109,7 @@ class Results:
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
         """Specs by config_id."""
+        # specs are parsed once per configuration: parsing is slow, and repeats have equal specs
         places = self.table["config_id"].drop_duplicates(keep="last").index
         texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
         return dict(zip(self.table["config_id"].loc[places], map(RunSpec.model_validate_json, texts), strict=True))
@@ -148,7 +149,7 @@ class Results:
         return hosts
 
     def is_disturbed(self, place: int) -> bool:
-        """Whether the times of a run of the table are excluded (`analysis.flags.DISTURBED`)."""
+        """Return whether the times of a run of the table are excluded (`analysis.flags.DISTURBED`)."""
         return not self.keeps_disturbed and place in self._disturbed
 
     def window(self, place: int) -> list[float]:
@@ -249,6 +250,7 @@ def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
     """
     core = found.rows.core
     unverified, mismatches = judge(build_cases(core))
+    # optional columns only if some run needs them, so that tables of simple sets stay small
     optional = [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
     optional += [name for name in LEARNED if core.column(name).null_count < len(core)]
     table = to_pandas(core.select([*list_columns(), *optional]))

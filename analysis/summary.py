@@ -2,28 +2,28 @@
 
 Rows of different environments are never pooled. The columns are those of the run table that identify what was measured,
 and these:
-variant           other fields in which configurations of an engine differ in this set (`analysis.questions`)
+variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
 n                 allocations behind the numbers, from repeats that ended ok, without drills and without runs that a
                   cause outside of them disturbed (`analysis.flags.DISTURBED`). Runs that share an allocation share its
-                  nodes and count once, with their median; a run outside of any job counts by itself
-times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known
-runs              rows of the run table, all attempts
-outcome           ok if n > 0, else the outcome of the last attempt
-reason            cause of that outcome; if n > 0, how many repeats failed or were disturbed and are excluded
+                  nodes and count once, with their median; a run outside of any job counts by itself.
+times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known.
+runs              rows of the run table, all attempts.
+outcome           ok if n > 0, else the outcome of the last attempt.
+reason            cause of that outcome; if n > 0, how many repeats failed or were disturbed and are excluded.
 sample_s          geometric mean over the allocations of the time per sample over all windows in each; configurations
-                  are ranked by it
-step_s, rates     median over the repeats; step_s and tokens_per_s have intervals as *_low and *_high
-step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
+                  are ranked by it.
+step_s, rates     median over the repeats; step_s and tokens_per_s have intervals as *_low and *_high.
+step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all.
 tokens_trained, trained_s, validation_loss
-                  median over the repeats, if any run was trained to its end
-*_bytes           maximum over the repeats: the worst decides what fits
+                  median over the repeats, if any run was trained to its end.
+*_bytes           maximum over the repeats: the worst decides what fits.
 interval_kind     "within the run" for n = 1, which predicts more steps there, not another allocation (for several runs
                   in it, from the lowest end to the highest); "between repeats" from six on; "range of repeats" for
-                  fewer, which have no 95 % interval; or missing
-interval_level    0.95, or the probability that a range of so few repeats holds the median
-interval_n        steps of the one run, or repeats, behind the interval
-flags             flags of any of the runs behind the numbers, and `mixed` if other repeats ended otherwise
-notes             notes of any of these runs; without `few`, which concerns an interval within a run, if n is enough
+                  fewer, which have no 95 % interval; or missing.
+interval_level    0.95, or the probability that a range of so few repeats holds the median.
+interval_n        steps of the one run, or repeats, behind the interval.
+flags             flags of any of the runs behind the numbers, and `mixed` if other repeats ended otherwise.
+notes             notes of any of these runs; without `few`, which concerns an interval within a run, if n is enough.
 """
 
 import itertools
@@ -95,6 +95,7 @@ def summarise(
 def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: bool) -> Row:
     answers, good = _select_last_attempts(rows), select_answering(rows, keep_disturbed=keep_disturbed)
     allocations = _group_by_allocation(good)
+    # `good` has disturbed runs only if all are disturbed: their memory counts, their times do not
     timed = [] if any(map(is_disturbed, good)) and not keep_disturbed else allocations
     known = (good or answers)[-1]
     return {
@@ -133,7 +134,7 @@ def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> li
 
 
 def is_disturbed(row: Row) -> bool:
-    """Whether the times of a run are excluded, or those of all runs behind a row of the summary."""
+    """Return whether the times of a run are excluded, or those of all runs behind a row of the summary."""
     return not set(DISTURBED).isdisjoint(row["flags"].split())
 
 
@@ -177,7 +178,7 @@ def _compute_timing(allocations: Allocations) -> Row:
 def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
         return repeats_interval(_compute_medians(allocations, name))
-    (good,) = allocations
+    (good,) = allocations  # nothing shows how much allocations differ: the ends of all runs in it
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):
         return None
@@ -213,6 +214,7 @@ def _compute_medians(allocations: Allocations, name: str) -> list[float]:
 
 def _join_flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
+    # numbers of the repeats that ended ok may be too good, if slow repeats hit the time limit
     if good and any(row["outcome"] != "ok" for row in answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))

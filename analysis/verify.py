@@ -59,14 +59,12 @@ too small, that of 2^29 elements 9.6 %. So this bound detects only wrong factors
 class VerificationCase(NamedTuple):
     """The part of a record that verification needs."""
 
-    ok: bool
     reference: bool  # a run of the reference engine
-    question: str | None  # hash of all that determines the losses; None if the losses are not comparable
-    norms: tuple[float, ...]  # of the gradient in the first SUMMED_STEPS updates; NaN if unknown
-    summed: bool  # whether the norms were summed in fp64
-    losses: tuple[float, ...]  # of the first steps, NaN if not finite; empty without a question
-    updates: int  # bit i for step i: with loss scaling, engines may overflow and skip their update in different steps
-    precision: str
+    question: str | None = None  # hash of all that determines the losses; None if the losses are not comparable
+    norms: tuple[float, ...] = (math.nan,) * SUMMED_STEPS  # of the gradient in the first updates; NaN if unknown
+    summed: bool = False  # whether the norms were summed in fp64
+    losses: tuple[float, ...] = ()  # of the first steps, NaN if not finite; empty without a question
+    updates: int = 0  # bit i for step i: with loss scaling, engines may skip updates in different steps
 
 
 class VerificationCases(NamedTuple):
@@ -148,30 +146,26 @@ def judge(cases: VerificationCases) -> Judgement:
 
 @remember_latest
 def is_reference(spec: RunSpec) -> bool:
-    """Whether a spec has the reference engine; false for an engine that is not installed."""
+    """Return whether a spec has the reference engine; false for an engine that is not installed."""
     facts = find_facts(spec)
     return facts is not None and facts.is_reference
 
 
 def build_case(record: RunRecord) -> VerificationCase:
     """Return the case of a record."""
-    ok, reference = record.outcome.kind == "ok", is_reference(record.spec)
-    steps, precision = _get_comparable_steps(record), record.spec.precision
+    reference, steps = is_reference(record.spec), _get_comparable_steps(record)
     if steps is None:
-        return VerificationCase(ok, reference, None, (math.nan,) * SUMMED_STEPS, False, (), 0, precision)
-    losses = tuple(math.nan if loss is None else loss for loss in steps.loss[:STEPS])
+        return VerificationCase(reference)
     updates = sum(1 << step for step in range(STEPS) if step not in steps.skipped)
     norms = [steps.gradient_norm[step] for step in _list_updates(updates)[:SUMMED_STEPS] if steps.gradient_norm]
-    known = [math.nan if norm is None else norm for norm in norms]
+    norms += [None] * (SUMMED_STEPS - len(norms))
     return VerificationCase(
-        ok=ok,
         reference=reference,
         question=_hash_question(record),
-        norms=(*known, *(math.nan,) * (SUMMED_STEPS - len(known))),
+        norms=tuple(math.nan if norm is None else norm for norm in norms),
         summed=steps.summed_norms >= SUMMED_STEPS,
-        losses=losses,
+        losses=tuple(math.nan if loss is None else loss for loss in steps.loss[:STEPS]),
         updates=updates,
-        precision=precision,
     )
 
 

@@ -1,8 +1,8 @@
 """Claims of published work, and the findings of a set of runs about them.
 
-sources   the claims and published numbers
-findings  comparisons of a set of runs for each claim; they are analogues, not reproductions
-verdicts  the rule that decides whether comparisons test a claim, and the verdict on it
+sources   the claims and published numbers.
+findings  comparisons of a set of runs for each claim; they are analogues, not reproductions.
+verdicts  the rule that decides whether comparisons test a claim, and the verdict on it.
 """
 
 from collections import Counter

@@ -136,6 +136,7 @@ def _compare(
     So the saved memory counts for the rival.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
+    # bytes and idle shares depend on the micro-batch, so only times are compared across micro-batches
     if claim.quantity == "sample_s" and has_run_out(one.row) != has_run_out(other.row):
         if has_run_out(one.row):
             one = _find_fastest_fit(one, sides)
@@ -189,7 +190,7 @@ def _list_values(row: Row, column: str, results: Results) -> Runs:
 
 
 def has_run_out(row: Row) -> bool:
-    """Whether a configuration ran out of memory and has no number."""
+    """Return whether a configuration ran out of memory and has no number."""
     return not row["n"] and row["outcome"] in _OUT_OF_MEMORY
 
 

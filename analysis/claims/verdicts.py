@@ -105,6 +105,7 @@ def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     claim = tests[0].claim
     comparisons = [comparison for finding in tests for comparison in list_tests(finding)]
     effects = name_effects(claim, [comparison.tested for comparison in comparisons if comparison.tested])
+    # failures need no correction, since they have no p-value
     counts = Counter([*effects, *(comparison.effect for comparison in comparisons if not comparison.tested)])
     verdict = _VERDICTS.get(claim.judge(counts), "cannot be told")
     why = f"below {100 * INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
@@ -178,7 +179,7 @@ def _list_size_obstacles(finding: ClaimFinding) -> Iterator[str]:
 
 def _list_study_obstacles(finding: ClaimFinding) -> Iterator[str]:
     numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
-    counts = {row["parameters"] for row in numbers}
+    counts = {row["parameters"] for row in numbers}  # equal names may hide different shapes
     model = find_studied_model(counts.pop()) if len(counts) == 1 else None
     if model is None:
         size_text = _format_parameters(numbers[0]["parameters"]) if numbers else "no run ended ok"
@@ -201,6 +202,7 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
         return f"a side has no number ({', '.join(outcomes)})"
     if finding.claim.of_slow_network and not comparison.is_slow_network:
         return "the same two were not compared on a faster network as well"
+    # a failed repeat may have been a slow one, so the others would be too fast
     flags = {flag for row in (before, after) for flag in row["flags"].split()}
     if "mixed" in flags:
         return "some repeats of a side failed"
@@ -264,14 +266,10 @@ def to_markdown(entries: Sequence[Entry]) -> str:
 
 def to_csv(entries: Sequence[Entry]) -> str:
     """Return CSV with a header; cells that do not apply are empty."""
-    return as_table(entries).to_csv(index=False, lineterminator="\n")
+    frame = pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def to_json(entries: Sequence[Entry]) -> str:
     """Return a list of objects, one per entry."""
     return json.dumps([entry._asdict() for entry in entries], indent=1, ensure_ascii=False) + "\n"
-
-
-def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return the entries as a table of text, one row per entry."""
-    return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")

@@ -87,7 +87,7 @@ class HistorySeries(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Whether the series has too few places to detect a change."""
+        """Return whether the series has too few places to detect a change."""
         return len(self.values) < LEAST_PLACES
 
     def level(self, place: int) -> float:
@@ -228,7 +228,7 @@ def shorten_commit(key: str) -> str:
 def _list_runs(results: Results) -> Iterable[_Run]:
     """Yield the last attempt at every measured repeat of every folder.
 
-    Repeats are told apart by folder, because two calls of `ab` number their repeats from 0 in separate folders.
+    Repeats are distinguished by folder, because two calls of `ab` number their repeats from 0 in separate folders.
     """
     last: dict[tuple[str, int], tuple[int, Row]] = {}
     files = results.traces["file"]

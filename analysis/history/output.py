@@ -6,7 +6,7 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.formats import MISSING, CsvLines, escape_cell, format_ratio_change, format_significant, load_template
 from analysis.history import History, HistoryChange, HistorySeries
@@ -159,37 +159,6 @@ _FIGURE_WIDTH, _FIGURE_HEIGHT = 1000.0, 200.0
 _TICKS = 4
 
 
-class Dot(NamedTuple):
-    """A point of a figure, in units of its box, with the text of its tooltip."""
-
-    x: float
-    y: float
-    text: str = ""
-
-
-class Tick(NamedTuple):
-    """A horizontal line of a figure: its distance from the top in per cent, and its value."""
-
-    top: float
-    text: str
-
-
-class Figure(NamedTuple):
-    """One configuration over the places: shapes in a box of fixed size, which the page stretches."""
-
-    name: str
-    config_id: str
-    runs: tuple[Dot, ...]
-    dots: tuple[Dot, ...]
-    levels: tuple[tuple[float, float, float], ...]  # from, to, height
-    bands: tuple[tuple[float, float, str], ...]  # from, width, what changed
-    borders: tuple[tuple[float, str], ...]  # where a level begins, and the number of the change
-    ticks: tuple[Tick, ...]
-    first: str
-    last: str
-    captions: tuple[str, ...]
-
-
 def render_page(history: History) -> str:
     """Return the page as HTML."""
     changes = [
@@ -209,48 +178,53 @@ def render_page(history: History) -> str:
     )
 
 
-def _build_figure(history: History, series: HistorySeries) -> Figure:
+def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
+    """Return one configuration over the places: shapes in a box of fixed size, which the page stretches."""
     places = history.axis.places
     ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
+    decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)
     step = _FIGURE_WIDTH / len(places)
 
     def height(seconds: float) -> float:
         return _FIGURE_HEIGHT * (ticks[-1] - seconds) / (ticks[-1] - ticks[0])
 
+    def dot(place: int, seconds: float, text: str = "") -> dict[str, Any]:
+        return {"x": (place + 0.5) * step, "y": height(seconds), "text": text}  # the text is a tooltip
+
     starts = [one.change.after for one in series.changes]
-    parts = list(zip([0, *starts], [*starts, len(places)], strict=True))
-    captions = []
+    levels = zip([0, *starts], [*starts, len(places)], strict=True)
+    captions, bands = [], []
     for one in series.changes:
         likely, surely = describe_places(history, one)
-        captions.append(
-            f"{describe_change(one)}, {likely}"
-            + (f"; surely within {surely}" if surely else "")
-            + (f"; also {one.also}" if one.also else "")
-        )
-    return Figure(
-        series.name,
-        series.config_id,
-        tuple(Dot((v.place + 0.5) * step, height(s)) for v in series.values if len(v.sample_s) > 1 for s in v.sample_s),
-        tuple(
-            Dot(
-                (one.place + 0.5) * step,
-                height(one.typical),
+        parts = [
+            f"{describe_change(one)}, {likely}",
+            surely and f"surely within {surely}",
+            one.also and f"also {one.also}",
+        ]
+        captions.append("; ".join(filter(None, parts)))
+        first, last = one.change.within
+        bands.append(((first + 0.5) * step, (last - first) * step, captions[-1]))
+    return {
+        "name": series.name,
+        "config_id": series.config_id,
+        "runs": [dot(v.place, s) for v in series.values if len(v.sample_s) > 1 for s in v.sample_s],
+        "dots": [
+            dot(
+                one.place,
+                one.typical,
                 f"{places[one.place].name}: {format_significant(one.typical)} s per sample, "
                 f"{format_count(len(one.sample_s), 'run')}",
             )
             for one in series.values
-        ),
-        tuple((low * step, high * step, height(series.level(low))) for low, high in parts),
-        tuple(
-            ((one.change.within[0] + 0.5) * step, (one.change.within[1] - one.change.within[0]) * step, caption)
-            for one, caption in zip(series.changes, captions, strict=True)
-        ),
-        tuple((start * step, str(number)) for number, start in enumerate(starts, start=1)),
-        tuple(Tick(height(one) / _FIGURE_HEIGHT * 100, _format_tick(one, ticks)) for one in ticks),
-        places[0].name,
-        places[-1].name if len(places) > 1 else "",
-        tuple(captions),
-    )
+        ],
+        "levels": [(low * step, high * step, height(series.level(low))) for low, high in levels],
+        "bands": bands,  # from, width, caption
+        "borders": [(start * step, str(number)) for number, start in enumerate(starts, start=1)],
+        "ticks": [{"top": height(one) / _FIGURE_HEIGHT * 100, "text": f"{one:,.{decimals}f}"} for one in ticks],
+        "first": places[0].name,
+        "last": places[-1].name if len(places) > 1 else "",
+        "captions": captions,
+    }
 
 
 def _choose_ticks(values: Sequence[float]) -> list[float]:
@@ -263,8 +237,3 @@ def _choose_ticks(values: Sequence[float]) -> list[float]:
     first = max(math.floor((low - width / 20) / step), 0)
     last = max(math.ceil((high + width / 20) / step), first + 1)
     return [step * number for number in range(first, last + 1)]
-
-
-def _format_tick(value: float, ticks: Sequence[float]) -> str:
-    decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)
-    return f"{value:,.{decimals}f}"

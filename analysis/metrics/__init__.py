@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_type_hints
 
+from analysis.stats.intervals import Interval
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.record import RunRecord
@@ -26,13 +27,25 @@ class Metric(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the metric is an integer, from the return type of `value`; a lambda returns floats."""
+        """Return whether the metric is an integer, from the return type of `value`; a lambda returns floats."""
         return _is_whole(self.value)
 
 
 @functools.cache  # a report asks for every run on its page
 def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
     return bool(get_type_hints(value).get("return") == int | None)
+
+
+def build_interval_ends(
+    name: str, label: str, unit: str, better: Better, find: Callable[[RunRecord], Interval | None]
+) -> tuple[Metric, Metric]:
+    """Return the metrics `<name>_low` and `<name>_high` of an interval from the run's own steps."""
+
+    def build(end: str, word: str) -> Metric:
+        text = f"{word} end of {label}'s 95 % interval within the run"
+        return Metric(f"{name}_{end}", text, unit, better, lambda record: getattr(find(record), end, None))
+
+    return build("low", "lower"), build("high", "upper")
 
 
 @functools.cache

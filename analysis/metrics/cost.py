@@ -27,6 +27,7 @@ def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
         raise UserError(
             f"price {price_per_device_hour:g}", "not positive", "give what a device costs per hour, e.g. 2.5"
         )
+    # world_size is Int64, and its quotient would have pandas' own type for missing values
     per_second = price_per_device_hour * table["world_size"].astype("float64") / _HOUR_S
     return table.assign(cost_per_million_tokens=per_second / table["tokens_per_s"] * 1e6)
 

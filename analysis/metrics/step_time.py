@@ -2,7 +2,7 @@
 
 import statistics
 
-from analysis.metrics import Metric
+from analysis.metrics import Metric, build_interval_ends
 from analysis.observed import compute_step_interval, compute_step_quantile, get_window
 from bench.core.record import RunRecord
 
@@ -39,37 +39,17 @@ def compute_compute_s(record: RunRecord) -> float | None:
     return statistics.median(observed.compute_s) if observed and observed.compute_s else None
 
 
+def _build_quantile(percent: int, label: str) -> Metric:
+    return Metric(f"step_s_p{percent}", label, "s", "less", lambda record: compute_step_quantile(record, percent / 100))
+
+
 METRICS = (
     Metric("n_steps", "steps in the window", "steps", "neither", count_steps),
     Metric("step_s", "median step time", "s", "less", compute_step_s),
-    Metric(
-        "step_s_low",
-        "lower end of the median step time's 95 % interval within the run",
-        "s",
-        "less",
-        lambda record: getattr(compute_step_interval(record), "low", None),
-    ),
-    Metric(
-        "step_s_high",
-        "upper end of the median step time's 95 % interval within the run",
-        "s",
-        "less",
-        lambda record: getattr(compute_step_interval(record), "high", None),
-    ),
-    Metric(
-        "step_s_p95",
-        "step time, 95th percentile of the window",
-        "s",
-        "less",
-        lambda record: compute_step_quantile(record, 0.95),
-    ),
-    Metric(
-        "step_s_p99",  # with fewer than a hundred steps nearly the longest
-        "step time, 99th percentile of the window",
-        "s",
-        "less",
-        lambda record: compute_step_quantile(record, 0.99),
-    ),
+    *build_interval_ends("step_s", "the median step time", "s", "less", compute_step_interval),
+    _build_quantile(95, "step time, 95th percentile of the window"),
+    # with fewer than a hundred steps nearly the longest
+    _build_quantile(99, "step time, 99th percentile of the window"),
     Metric("step_s_max", "longest step of the window", "s", "less", compute_step_s_max),
     Metric("longest_step", "number of the longest step of the window", "", "neither", find_longest_step),
     Metric("compute_s", "median compute time per step, rehearsed", "s", "less", compute_compute_s),

@@ -1,7 +1,10 @@
 """Samples, tokens and FLOPs per second over the whole window, and FLOPs utilisation."""
 
-from analysis.metrics import Metric
+from collections.abc import Callable
+
+from analysis.metrics import Better, Metric, build_interval_ends
 from analysis.observed import (
+    FlopsKind,
     compute_rate_interval,
     compute_steps_per_s,
     compute_tflops_per_device,
@@ -10,7 +13,7 @@ from analysis.observed import (
     remember_latest,
 )
 from analysis.stats.intervals import Interval
-from bench.core.record import RunRecord
+from bench.core.record import RunRecord, Tokens
 
 
 def compute_sample_s(record: RunRecord) -> float | None:
@@ -36,67 +39,32 @@ def _compute_tokens_interval(record: RunRecord) -> Interval | None:
     return compute_rate_interval(record, compute_tokens_per_s(record))
 
 
+def _build_token_rate(
+    name: str, label: str, counted: Callable[[Tokens], float | None], better: Better = "more"
+) -> Metric:
+    """Return a metric of tokens per second over all ranks; `counted` selects from the tokens of a step."""
+    return Metric(name, label, "tokens/s", better, lambda record: compute_token_rate(record, counted))
+
+
+def _build_flops_rate(kind: FlopsKind, better: Better) -> Metric:
+    name, label = f"{kind}_tflops_per_device", f"{kind} FLOP/s per device"
+    return Metric(name, label, "10^12 FLOP/s", better, lambda record: compute_tflops_per_device(record, kind))
+
+
 METRICS = (
     Metric("sample_s", "time per sample, over the whole window", "s", "less", compute_sample_s),
     Metric("samples_per_s", "samples per second", "samples/s", "more", compute_samples_per_s),
     Metric("tokens_per_s", "tokens per second, padding included", "tokens/s", "more", compute_tokens_per_s),
-    Metric(
-        "tokens_per_s_low",
-        "lower end of tokens_per_s's 95 % interval within the run",
-        "tokens/s",
-        "more",
-        lambda record: getattr(_compute_tokens_interval(record), "low", None),
-    ),
-    Metric(
-        "tokens_per_s_high",
-        "upper end of tokens_per_s's 95 % interval within the run",
-        "tokens/s",
-        "more",
-        lambda record: getattr(_compute_tokens_interval(record), "high", None),
-    ),
-    Metric(
-        "encoder_tokens_per_s",  # missing where a sample has no such tokens
-        "encoder tokens per second, padding included",
-        "tokens/s",
-        "more",
-        lambda record: compute_token_rate(record, lambda counted: counted.of("encoder")),
-    ),
-    Metric(
-        "decoder_tokens_per_s",
-        "decoder tokens per second, padding included",
-        "tokens/s",
-        "more",
-        lambda record: compute_token_rate(record, lambda counted: counted.of("decoder")),
-    ),
-    Metric(
-        "effective_tokens_per_s",
-        "tokens per second, without padding",
-        "tokens/s",
-        "more",
-        lambda record: compute_token_rate(record, lambda counted: counted.all - counted.padding),
-    ),
-    Metric(
-        "padding_tokens_per_s",  # padding is computed like any other token
-        "padding tokens per second",
-        "tokens/s",
-        "less",
-        lambda record: compute_token_rate(record, lambda counted: counted.padding),
-    ),
-    # "hardware" counts recomputed activations, "model" does not
+    *build_interval_ends("tokens_per_s", "tokens_per_s", "tokens/s", "more", _compute_tokens_interval),
+    # missing where a sample has no such tokens
+    _build_token_rate("encoder_tokens_per_s", "encoder tokens per second, padding included", lambda t: t.of("encoder")),
+    _build_token_rate("decoder_tokens_per_s", "decoder tokens per second, padding included", lambda t: t.of("decoder")),
+    _build_token_rate("effective_tokens_per_s", "tokens per second, without padding", lambda t: t.all - t.padding),
+    # padding costs as much as any other token
+    _build_token_rate("padding_tokens_per_s", "padding tokens per second", lambda t: t.padding, "less"),
+    # "hardware" counts recomputed activations, so more is not better
     Metric("mfu", "model FLOPs utilisation", "of peak", "more", lambda r: compute_utilisation(r, "model")),
     Metric("hfu", "hardware FLOPs utilisation", "of peak", "neither", lambda r: compute_utilisation(r, "hardware")),
-    Metric(
-        "model_tflops_per_device",
-        "model FLOP/s per device",
-        "10^12 FLOP/s",
-        "more",
-        lambda record: compute_tflops_per_device(record, "model"),
-    ),
-    Metric(
-        "hardware_tflops_per_device",
-        "hardware FLOP/s per device",
-        "10^12 FLOP/s",
-        "neither",
-        lambda record: compute_tflops_per_device(record, "hardware"),
-    ),
+    _build_flops_rate("model", "more"),
+    _build_flops_rate("hardware", "neither"),
 )

@@ -67,7 +67,7 @@ def walk(root: Path) -> FolderTree:
 
 
 def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int, int]]) -> bool:
-    """Whether a folder or archive is unchanged since `tree` and `records`, tuples of `RecordFile`, were read."""
+    """Return whether a folder or archive is unchanged since `tree` and `records`, tuples of `RecordFile`, were read."""
     beginning, packed = f"{root}/", tuple(f"{path}/" for path in tree.archives)
     places = tree.folders | tree.archives
     try:
@@ -121,7 +121,7 @@ def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Ite
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name can be encoded as UTF-8."""
+    """Return whether a name can be encoded as UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:  # bytes that Python replaced by surrogates

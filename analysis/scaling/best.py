@@ -2,10 +2,10 @@
 
 The table has a row per configuration of each question, the fastest first and failures last, with columns of the summary
 and these:
-standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell
-ratio           seconds per sample over the fastest's
-pareto          front, tied, dominated, or too few repeats to tell
-memory_ratio    seconds per sample over the fastest configuration that needs no more memory, with its memory_verdict
+standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell.
+ratio           seconds per sample over the fastest's.
+pareto          front, tied, dominated, or too few repeats to tell.
+memory_ratio    seconds per sample over the fastest configuration that needs no more memory, with its memory_verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -146,6 +146,7 @@ def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: 
     """
     if one.batch == "equal micro-batch":
         return verdicts([at.comparison for at in compared if at.comparison])
+    # the corrected p-values of `verdicts` do not allow for the selection of micro-batches
     level = 1 - (1 - LEVEL) / max(len(compared), 1)
     found = [
         compare_fastest(_list_paces(one, at.nodes, pace), _list_paces(other, at.nodes, pace), level) for at in compared

@@ -5,13 +5,13 @@ and environment classes never mix. The class contains the devices per node but n
 nodes of one kind.
 
 The table of curves has a row per node count, with columns of the summary and these:
-law, batch, curve  what is fixed, at which micro-batch, and the name of the curve
-micros             requested micro-batches at that node count, whatever their outcome
-tied_micros        micro-batches that repeats do not find slower than that of the row
-base_nodes         the smallest measured node count; its base_step_s in seconds, with its own interval
-speedup            samples per second over the base's; of a weak curve the scaled speed-up
-efficiency         speed-up over nodes / base_nodes: 1 is ideal
-serial_fraction    Karp and Flatt's; of strong curves only, not at the base
+law, batch, curve  what is fixed, at which micro-batch, and the name of the curve.
+micros             requested micro-batches at that node count, whatever their outcome.
+tied_micros        micro-batches that repeats do not find slower than that of the row.
+base_nodes         the smallest measured node count; its base_step_s in seconds, with its own interval.
+speedup            samples per second over the base's; of a weak curve the scaled speed-up.
+efficiency         speed-up over nodes / base_nodes: 1 is ideal.
+serial_fraction    Karp and Flatt's; of strong curves only, not at the base.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,7 +129,7 @@ def list_families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Whether two tracks differ only in the engine (`analysis.questions.differ_in_engine`)."""
+    """Return whether two tracks differ only in the engine (`analysis.questions.differ_in_engine`)."""
     same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])

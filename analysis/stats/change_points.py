@@ -43,8 +43,8 @@ class Drift(NamedTuple):
 
     @property
     def detected(self) -> bool:
-        """Whether the change exceeds the usual difference between runs. Comparisons of distant runs then have this
-        much additional doubt."""
+        """Return whether the change exceeds the usual difference between runs. Comparisons of distant runs then have
+        this much additional doubt."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
@@ -143,8 +143,8 @@ def _select_changed(
         ]
         found.append((*max(zip(scores, (single.borders, pair.borders), strict=True)), stretch))
         orders = logs[np.argsort(keys[:, places], axis=1)]
-        for count, explained in ((single.positions, _explain_single(orders)), (pair.positions, _explain_pair(orders))):
-            highest = np.maximum(highest, _compute_scores(explained, total, logs.size, count))
+        for one, explained in ((single, _explain_single(orders)), (pair, _explain_pair(orders))):
+            highest = np.maximum(highest, _compute_scores(explained, total, logs.size, one.positions))
     return [
         (stretch, borders)
         for score, borders, stretch in found
@@ -192,12 +192,12 @@ def _explain_pair(orders: Array) -> Array:
     return most
 
 
-def _compute_scores(explained: Array, total: float, n: int, count: int) -> Array:
-    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for `count` possible positions."""
+def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
+    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for the number of positions."""
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
     with np.errstate(divide="ignore"):  # a p-value that underflows gives an infinite score
-        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * count)), 0.0)
+        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * positions)), 0.0)
     return scores
 
 

@@ -97,6 +97,7 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
         return Ratio(value, None, 1.0)
     ours, theirs = known
     log_ratio = ours.log - theirs.log
+    # MOVER: each end combines the distances of the opposite ends of both sides
     below = np.hypot(ours.log - ours.low, theirs.high - theirs.log)
     above = np.hypot(ours.high - ours.log, theirs.log - theirs.low)
     low, high = (float(np.exp(end)) for end in (log_ratio - below, log_ratio + above))
@@ -135,7 +136,7 @@ class Comparison(NamedTuple):
 
     @property
     def decides(self) -> bool:
-        """Whether there are enough runs for a verdict."""
+        """Return whether there are enough runs for a verdict."""
         return self.unit == "run"
 
     @property
@@ -145,7 +146,7 @@ class Comparison(NamedTuple):
 
 
 def enough(runs: Collection[object]) -> bool:
-    """Whether these are enough runs for a verdict."""
+    """Return whether these are enough runs for a verdict."""
     return len(runs) >= LEAST_RUNS
 
 

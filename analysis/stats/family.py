@@ -97,6 +97,7 @@ class Family:
         """
         errors = np.sqrt(self._pooled / self._counts)
         scatter = float(self.means.var(ddof=1)) if self.means.size > 1 else 0.0
+        # the James-Stein factor: the part of the spread of means that noise does not explain
         kept = max(1 - float((errors**2).mean()) / scatter, 0.0) if scatter else 0.0
         centres = self.means.mean() + np.sqrt(kept) * (self.means - self.means.mean())
         noise = errors * np.random.default_rng(0).standard_normal((_BIAS_DRAWS, errors.size))
@@ -106,6 +107,7 @@ class Family:
     def gap(self, one: int, other: int) -> Gap:
         """Return the gap between two configurations, with a margin that holds for all pairs together."""
         shares = 1 / self._counts[[one, other]]
+        # Tukey and Kramer: the studentized range is of differences over √2 standard errors
         pooled = self._range * np.sqrt(self._pooled * shares.sum() / 2)
         moderate = self._critical * np.sqrt((self._moderate[[one, other]] * shares).sum())
         own = self._compute_own_margin(one, other)
@@ -193,6 +195,7 @@ def estimate_prior(noises: Sequence[Noise]) -> Prior:
     pooled, halves = _pool(noises), np.array([one.degrees_of_freedom for one in noises]) / 2
     if len(noises) < 2 or pooled == 0:
         return Prior(pooled, np.inf)
+    # the logarithm of a sample variance is biased by digamma(d/2) - log(d/2), and has variance trigamma(d/2)
     logs = np.log([max(one.variance, _LEAST_SHARE * pooled) for one in noises])
     logs = logs - scipy.special.digamma(halves) + np.log(halves)
     expected = scipy.special.polygamma(1, halves)

@@ -18,7 +18,7 @@ NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of t
 def against(
     folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any
 ) -> SetComparison:
-    """Compare records of A with records of B, each written to a folder of its own."""
+    """Compare records of A with records of B, written to two folders."""
     place = folder / str(len(list(folder.iterdir())))
     sides = [results.read([save(place / name, *records)]) for name, records in (("a", a), ("b", b))]
     return compare(*sides, ComparisonSetup(("a", "b"), parse_across(across), **more))

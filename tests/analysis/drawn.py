@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from analysis.drawing import INK, compose
 from analysis.results import Results
 
-POINT_ORDER = 3  # of markers of numbers; those of the strip below zero and of arrows lie in others
+POINT_ORDER = 3  # of markers of numbers; the strip below zero and arrows have other orders
 
 
 def draw(module: Any, found: Results) -> Figure:
@@ -53,7 +53,7 @@ def reasons(axes: Axes) -> set[tuple[str, str]]:
     """Return the texts of the strip below zero, with their places."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
-    single = axes.get_xlabel().split()[-1]  # of a single place the axis has the names of series
+    single = axes.get_xlabel().split()[-1]  # with a single place the axis has the names of the series
     names = [single] if single.isdigit() else places(axes)
     return {(text.get_text(), names[round(text.get_position()[0])]) for text in axes.texts}
 

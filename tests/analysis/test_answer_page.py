@@ -139,7 +139,7 @@ def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 
 def write(folder: Path, words: str) -> str:
-    """Call the verb; return its page."""
+    """Run the verb and return its page."""
     path = folder / "pages" / "prediction.html"
     assert main(["predict", *words.split(), "--page", str(path)]) == 0
     return path.read_text()

@@ -103,7 +103,7 @@ def test_what_tells_configurations_apart_is_in_their_names(tmp_path: Path) -> No
     ]
 
 
-# What it says
+# verdicts
 
 
 def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
     assert (line.status, line.runs) == ("slower", (5, 5))
     assert line.comparison and line.comparison.interval
     assert line.comparison.ratio == pytest.approx(1.1)
-    # The logarithms scatter by 0.0079 on each side, and Student's quantile of 8 is 2.306: 2.306 × 0.0079 × √(2/5)
+    # logarithms scatter by 0.0079 on each side; Student's quantile for 8 degrees of freedom is 2.306:
+    # 2.306 × 0.0079 × √(2/5)
     assert line.comparison.interval[:2] == pytest.approx((1.1 * 0.98854, 1.1 * 1.01160), rel=1e-4)
 
 

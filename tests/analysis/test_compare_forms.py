@@ -16,7 +16,7 @@ from bench.cli import main
 NASTY = "<b>rank</b> | 1\x07 & `died`"
 
 
-named = functools.partial(spec, model={"name": "my_tiny"})  # a name that Markdown would take for more than text
+named = functools.partial(spec, model={"name": "my_tiny"})  # a name with Markdown markup
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_gate_breaks_kept_or_open_by_the_interval(tmp_path: Path, slower: floa
 
 
 def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> None:
-    """Truly 2 % slower with a limit of 3 % and a noise of 3 %: detected in many of 300 sets, and beyond it in few."""
+    """A true slowdown of 2 %, limit and noise of 3 %: detected in many of 300 sets, and beyond the limit in few."""
     rng, limit, wrong, detected = np.random.default_rng(3), 0.03, [], []
     for _ in range(300):
         ours, theirs = np.exp(0.03 * rng.standard_normal((2, 20, 1)) + [[[0.0]], [[np.log(1.02)]]]).tolist()

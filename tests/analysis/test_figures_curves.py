@@ -16,7 +16,7 @@ WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def sweep() -> Figure:
-    """ddp until memory ends it, zero1 with a hole; on 1 rank ddp only."""
+    """Return the figure of ddp up to out of memory, zero1 with a gap, and only ddp on 1 rank."""
     return draw(
         throughput,
         results(
@@ -66,7 +66,7 @@ def test_throughput_draws_intervals_and_hollow_points_without() -> None:
 
 
 def test_what_compares_has_one_scale() -> None:
-    """Panels side by side are read against each other."""
+    """Panels next to each other are compared by eye."""
     records = [
         run(),
         run(spec(precision="bf16"), steps=steps((0.01,) * 30)),
@@ -125,7 +125,8 @@ def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> Non
 
 
 def over_nodes() -> Figure:
-    """zero1 on 1, 2 and 4 nodes, out of memory on 2; zero2 on 1 and 2; another micro-batch on one node only."""
+    """Return runs of zero1 on 1, 2 and 4 nodes, out of memory on 2; zero2 on 1 and 2; another micro-batch on one
+    node."""
     return draw(
         step_time,
         results(

@@ -45,7 +45,7 @@ def bars(axes: Axes) -> dict[str, float]:
 
 
 def stages() -> Figure:
-    """All engines on 2 ranks; stage 3 out of memory. At micro-batch 4 there is less to see."""
+    """Return runs of all engines on 2 ranks, with stage 3 out of memory, and fewer at micro-batch 4."""
     small = {"memory": memory(2, peak=5 * 1024)}
     return draw(
         memory_by_stage,
@@ -68,7 +68,7 @@ def test_zero_s_arithmetic_stands_at_every_stage() -> None:
             "zero0": whole / unit,
             "zero1": (WEIGHTS + GRADIENTS + OPTIMIZER / 2) / unit,
             "zero2": (WEIGHTS + (GRADIENTS + OPTIMIZER) / 2) / unit,
-            "zero3": 400 * 16 / 2 / unit,  # never built: its published parameters
+            "zero3": 400 * 16 / 2 / unit,  # never built, so from its published parameters
         }
     )
 

@@ -10,7 +10,7 @@ from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
-    """Runs of equal work per device, by "on1", "on2" …: a step on twice the nodes does twice the work."""
+    """Return runs of equal work per device with these step times by node count ("on1", "on2" …)."""
     return [
         run(spec(engine, micro, nodes=int(on[2:])), steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for on, s in step_s.items()

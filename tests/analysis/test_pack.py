@@ -33,7 +33,7 @@ def unpacked(paths: list[Path], folder: Path) -> Path:
 # -- numbers
 
 NAMES = {"study", "device", "allocation", "slowest_host", "slowest_link_node", "reason"}
-"""Columns of the run table that hold names, or words that may hold names."""
+"""Columns of the run table with names, or with text that may contain names."""
 
 
 @pytest.mark.parametrize("study", ["smoke", "testbed", "failures", "memory"])
@@ -45,7 +45,7 @@ def test_the_packed_records_have_the_numbers_of_the_original(study: str, tmp_pat
         pd.testing.assert_frame_equal(
             one.drop(columns=NAMES, errors="ignore"), other.drop(columns=NAMES, errors="ignore")
         )
-        for column in NAMES & {*one.columns} - {"reason"}:  # a name for a name, the same throughout
+        for column in NAMES & {*one.columns} - {"reason"}:  # one pseudonym per name throughout
             pairs = set(zip(one[column].fillna(""), other[column].fillna(""), strict=True))
             assert len(pairs) == one[column].fillna("").nunique() == other[column].fillna("").nunique(), column
 
@@ -184,7 +184,7 @@ def _holds(found: str, text: str) -> bool:
 
 
 def test_each_field_alone_is_enough_to_be_left_out() -> None:
-    """Every string of a packed record is zeroscale's own, a version, a time, a hash or a pseudonym."""
+    """Every string of a packed record comes from zeroscale, or is a version, a time, a hash or a pseudonym."""
     (content,) = pack_records([planted("jdoe")]).values()
     forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|left out by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
     assert [text for text in list_texts(json.loads(content)) if not re.fullmatch(forms, text)] == []
@@ -195,7 +195,7 @@ def test_every_rule_is_of_a_field_that_records_have() -> None:
         kind: Any = RunRecord
         for part in path.split("."):
             inner = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
-            if not inner:  # a free mapping
+            if not inner:  # a mapping with free keys
                 break
             assert part in inner[0].model_fields, path
             kind = inner[0].model_fields[part].annotation

@@ -27,7 +27,7 @@ def at(engine: str, micro: int = 2, seconds: tuple[float, ...] = WINDOW, **more:
 
 
 def sweep() -> Results:
-    """ddp until memory ends it, zero1 with a hole."""
+    """Return runs of ddp up to out of memory, and of zero1 with a gap."""
     return results(
         at("ddp"), at("ddp", 4), failed("oom", spec("ddp", 8), reason="<b>full</b>"), at("zero1"), at("zero1", 8)
     )

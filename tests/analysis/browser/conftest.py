@@ -18,7 +18,7 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-PATIENCE_MS = 100_000  # for what is there in no time on an idle machine
+PATIENCE_MS = 100_000  # generous, because an idle machine needs milliseconds
 EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 
@@ -39,7 +39,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two engines on one and two nodes at two micro-batches, the last of which runs out of memory; one
+    """The report of two engines on one and two nodes at two micro-batches. The last micro-batch runs out of memory; one
     run has a log."""
     records = [
         run(spec(engine, micro, nodes=nodes), steps=steps(scattered(0.9 * s, s, 1.1 * s)))
@@ -57,7 +57,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two engines with two models on a machine of a long name."""
+    """The report of two engines with two models on a machine with a long name."""
     records = [
         run(
             spec(engine, model={"name": model}),

@@ -1,4 +1,4 @@
-"""A report in a browser's window."""
+"""A report opened in a browser window."""
 
 from typing import NamedTuple
 

@@ -26,7 +26,7 @@ def points(page: Page) -> Locator:
 
 
 def rows(page: Page, table: str) -> list[str]:
-    """Return the engines in the rows that a table shows."""
+    """Return the engines of the visible rows of a table."""
     head = page.locator(f"[data-table={table}] th button").all_inner_texts()
     column = next(index for index, text in enumerate(head) if text.startswith("engine"))
     return page.locator(f"[data-table={table}] tbody tr:visible td:nth-child({column + 1})").all_inner_texts()

@@ -1,4 +1,4 @@
-"""Drift over control points: told from what two runs of the same differ anyhow."""
+"""Drift over control points, separated from the usual difference between runs."""
 
 import numpy as np
 import pytest

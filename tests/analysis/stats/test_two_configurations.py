@@ -141,7 +141,7 @@ def test_verdicts() -> None:
 
 
 def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
-    """No sooner than by Welch's own, by scipy: of both the larger p."""
+    """The larger p-value of both one-sided Welch tests of scipy is a lower bound."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)
@@ -163,7 +163,7 @@ def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
 def test_an_interval_that_holds_for_all_pairs_tells_a_difference_equality_or_neither(
     low: float, high: float, verdict: Verdict
 ) -> None:
-    """Within 3 % either way: at most 1.03 times as long, and at least 1 / 1.03 = 0.9709 times."""
+    """Equal within 3 % means a ratio between 1 / 1.03 = 0.9709 and 1.03."""
     assert judge_interval(Interval(low, high, "between repeats", 0.95, 6)) == verdict
 
 
@@ -174,7 +174,7 @@ def test_two_runs_a_side_have_no_verdict_however_far_apart_they_are() -> None:
 
 
 def test_slow_steps_count_for_what_they_cost() -> None:
-    """One step in five takes three times as long: 40 % more for all of them, of which the median shows nothing."""
+    """One step in five takes three times as long: the mean is 40 % higher, the median is unchanged."""
     tails = [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.1, 0.1001, 0.0999)]
     steady = [[0.11 * by] * 30 for by in (1.0, 1.001, 0.999)]
     told = compare(tails, steady)
@@ -197,8 +197,8 @@ def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
 
 
 def test_many_pairs_know_together_how_much_runs_scatter() -> None:
-    """Three runs a side and ten pairs: by itself one of them tells its 9 % one time in forty, beside the others' runs,
-    which scatter alike, surely."""
+    """Three runs a side and ten pairs. A pair alone detects its 9 % difference one time in forty; together with the
+    other pairs, which scatter alike, it is detected surely."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
     assert apart.p_value > 0.05 / 11

@@ -53,10 +53,10 @@ def noisy(level: float, seed: int, noise: float = 0.01, length: int = 50) -> tup
     [
         (noisy(1.0, 0) + noisy(1.05, 1), True),
         (noisy(1.05, 0) + noisy(1.0, 1), True),
-        (noisy(1.0, 0) + noisy(1.015, 1), False),  # by less than matters
-        (noisy(1.0, 0, 0.3) + noisy(1.05, 1, 0.3), False),  # by less than the steps scatter
-        ((*noisy(1.0, 0), 9.0, *noisy(1.0, 1)), False),  # one slow step is no change
-        ((1.0,) * 5 + (2.0,) * 5, False),  # of a handful nothing is known
+        (noisy(1.0, 0) + noisy(1.015, 1), False),  # less than CHANGE
+        (noisy(1.0, 0, 0.3) + noisy(1.05, 1, 0.3), False),  # less than the scatter
+        ((*noisy(1.0, 0), 9.0, *noisy(1.0, 1)), False),  # a single slow step
+        ((1.0,) * 5 + (2.0,) * 5, False),  # too few steps for intervals
         ((1.0,) * 40, False),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_window_changed_where_its_first_and_last_third_differ_by_more_than_the
 
 
 def test_alike_thirds_are_hardly_ever_called_changed() -> None:
-    """Sixty steps, each like the one before by 0.5, with a scatter of 5 %: thirds differ by 2 % in nearly half."""
+    """Sixty steps with an autocorrelation of 0.5 and a scatter of 5 %: thirds differ by 2 % in nearly half."""
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((1000, 60))
     for step in range(1, 60):
