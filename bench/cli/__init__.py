@@ -9,6 +9,7 @@ import gc
 import importlib
 import importlib.metadata
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -62,6 +63,8 @@ VERBS = {
     "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2
+_WIDTH = 100
+"""Columns of the prose in help."""
 _GARBAGE = 50_000, 20, 50
 """Thresholds of Python's garbage collector. A large plan makes millions of small values with hardly a reference cycle
 among them, and spent half its time in the collector. Ranks are processes of their own, with Python's thresholds."""
@@ -119,12 +122,10 @@ def _run_verb(name: str, words: list[str]) -> int:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
     verb = importlib.import_module(VERBS[name].module)
-    parser = _Parser(
-        f"zeroscale {name}",
-        description=verb.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    # Prose is wrapped here; examples, which are indented, are not broken, so that they can be copied.
+    paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in verb.__doc__.split("\n\n")]
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
     code: int = verb.run(parser.parse_intermixed_args(words))  # options may stand between overrides
     return code

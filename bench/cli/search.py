@@ -173,21 +173,16 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         point = result.trial.point
         return {"config_id": point.config_id, "values": result.trial.values, "value": value, "low": low, "high": high}
 
+    same = ("ended_early", "environments", "never_feasible", "node_hours", "none_ended", "outcomes", "pending")
     return {
         "folder": str(folder),
         "objective": section.objective,
         "best": plain(verdict.best) if verdict.best else None,
         "equals": [plain(one) for one in verdict.equals],
-        "outcomes": verdict.outcomes,
-        "ended_early": verdict.ended_early,
-        "pending": verdict.pending,
-        "environments": verdict.environments,
         "points": verdict.candidates,
-        "never_feasible": verdict.never_feasible,
         "unmet": verdict.unmet or None,
-        "node_hours": verdict.node_hours,
-        "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
         "settled": verdict.is_settled,
         "over": verdict.is_over,
+        **{name: getattr(verdict, name) for name in same},
     }

@@ -222,7 +222,7 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _is_unresolved(plain: Any) -> bool:
-    """Whether plain data seem to hold an interpolation or a mandatory value, which only OmegaConf can resolve."""
+    """Return whether plain data seem to hold an interpolation or a mandatory value, which OmegaConf has to resolve."""
     text = repr(plain)
     return "${" in text or "???" in text
 
@@ -268,7 +268,7 @@ def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None)
 
 @functools.cache
 def _may_depend_on_others(config_dir: Path | None) -> bool:
-    """Whether a group's file seems to set keys of other groups, or to choose files by other groups' choices."""
+    """Return whether a group's file seems to set keys of other groups, or to choose files by other groups' choices."""
     files = (path for group in GROUPS for folder in _list_folders(group, config_dir) for path in folder.rglob("*.yaml"))
     texts = (path.read_bytes() for path in files if path.is_file())
     return any(b"@package" in text or (b"defaults" in text and b"${" in text) for text in texts)

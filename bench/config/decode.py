@@ -224,26 +224,21 @@ class _ContentKey(str):
         return key
 
 
+@functools.lru_cache(maxsize=8192)
+def _call_cached(function: Callable[[dict[str, Any]], Any], content: _ContentKey) -> Any:
+    return function(dict(content.plain))
+
+
 def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
     """Return the decoded options or shape that a spec holds as plain data."""
-    return _decode_model_cached(kind, _ContentKey.of(plain))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_model_cached(kind: type[BaseModel], content: _ContentKey) -> BaseModel:
-    return kind.model_validate(content.plain)
+    return _call_cached(kind.model_validate, _ContentKey.of(plain))
 
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
     """Decode the part of one group."""
     if group == "model" and "config_file" in plain:
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
-    return _decode_part_cached(group, _ContentKey.of(plain))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_part_cached(group: str, content: _ContentKey) -> Any:
-    return _PARTS[group](dict(content.plain))
+    return _call_cached(_PARTS[group], _ContentKey.of(plain))
 
 
 def _decode_machine(flat: dict[str, Any]) -> Machine:

@@ -113,7 +113,7 @@ class ExcludeRule(NamedTuple):
     names: Mapping[str, tuple[str, ...]]
 
     def holds(self, facts: PointFields) -> bool:
-        """Whether the rule holds at a point. Raise UserError if it cannot be evaluated there."""
+        """Return whether the rule holds at a point. Raise UserError if it cannot be evaluated there."""
 
         def decide(node: ast.BoolOp) -> bool:
             either = any if isinstance(node.op, ast.Or) else all

@@ -1,4 +1,4 @@
-"""The command line's grammar: what is asked for, and what a user is told who asked for something else."""
+"""Overrides and config files: the requests that they make, and the errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,7 @@ def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
 
 
 def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the ways to all values that are no sections themselves, options' own places left out."""
+    """Return the paths to all values that are not sections, without the field `options`."""
     found = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -331,7 +331,7 @@ def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path
 def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As overrides or in a study, and in a group file of one's own."""
+    """In overrides, in a study and in a group file of the user."""
     given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
     assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
     folder = tmp_path / "measure"

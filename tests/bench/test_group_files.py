@@ -1,4 +1,4 @@
-"""A mistake in a YAML file of one's own is answered in one line that names it."""
+"""A mistake in a user's YAML file gives an error of one line that names it."""
 
 import os
 import re
@@ -49,7 +49,7 @@ NO_GROUP: dict[str, tuple[bytes, str]] = {
 
 
 def message(group: str, body: bytes, folder: Path) -> str:
-    """Return what is said of a file of a group."""
+    """Return the error for a file of a group."""
     (folder / group).mkdir(parents=True)
     (folder / group / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:

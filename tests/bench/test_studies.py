@@ -1,4 +1,4 @@
-"""The studies that are shipped: every point can be asked for, and each costs what its file says."""
+"""Studies that ship: every point decodes, and the costs are those in the file."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return what a study's head says that it costs, as one line."""
+    """Return the costs in the head of a study's file, as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()
@@ -153,7 +153,7 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
 
 
 def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
-    """The recorded runs had windows that looked at their steps, and a mean of means as loss; all else is the same."""
+    """The recorded runs had windows of adaptive length and a mean of means as loss; all other fields are the same."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}

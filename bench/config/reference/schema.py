@@ -129,8 +129,8 @@ def _unite(one: Schema | None, other: Schema) -> Schema:
 
 
 def _build_study(keys: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a study: `base` has keys of a run, `axes` lists of their values. An axis with another name has
-    mappings of keys as values."""
+    """Return the schema of a study: `base` has keys of a run, `axes` lists of their values. The values of an axis with
+    another name are mappings of keys."""
     # Keys that take names that are not in the schema, as `sequence` does.
     below: Schema = {
         f"^{key}\\.": {}
