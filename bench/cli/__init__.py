@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
     gc.set_threshold(*_GARBAGE)
     words = list(sys.argv[1:] if argv is None else argv)
+    # Before argparse: -v holds for errors of the parser as well, and stands before or after the verb.
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]
     try:
@@ -98,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("zeroscale: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader ended, as in `zeroscale table | head`
-        sys.stderr.close()
+        sys.stderr.close()  # else the interpreter reports the pipe once more at its end
         return 0
     except OSError as error:  # a file or folder of the user: full, read-only, missing, or with a name too long
         if error.filename is None and not verbose:
-            raise
+            raise  # a defect of the program, and not of a path
         return _print_refusal(f"{error.filename}: {error.strerror}", verbose=verbose)
 
 
@@ -127,7 +128,8 @@ def _run_verb(name: str, words: list[str]) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
-    code: int = verb.run(parser.parse_intermixed_args(words))  # options may stand between overrides
+    # Intermixed: options may stand between overrides.
+    code: int = verb.run(parser.parse_intermixed_args(words))
     return code
 
 

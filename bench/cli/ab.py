@@ -32,7 +32,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from bench.cli import options
@@ -43,9 +43,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 from bench.sweep.ab import rounds, sides
 from bench.sweep.ab.sides import ComparedSide
 
-_SMALL = {
-    "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
-}  # fmt: skip
+_SMALL = {"engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4}
 """Values for the axes of the smoke study."""
 
 
@@ -53,13 +51,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
     parser.add_argument("b", metavar="REF_B", help="the same; it is compared with REF_A")
     options.add_overrides(parser, "point to measure, as for run")
-    parser.add_argument(
-        "--rounds", type=options.positive("--rounds"), default=5, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--most-rounds", type=options.positive("--most-rounds"), metavar="N",
-        help="double the rounds up to N while the gate is inconclusive",
-    )  # fmt: skip
+    rounds, most = options.positive("--rounds"), options.positive("--most-rounds")
+    parser.add_argument("--rounds", type=rounds, default=5, metavar="N", help="default: %(default)s")
+    help_text = "double the rounds up to N while the gate is inconclusive"
+    parser.add_argument("--most-rounds", type=most, metavar="N", help=help_text)
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="decides which side begins; default: %(default)s"
     )
@@ -74,11 +69,8 @@ def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if it is inconclusive."""
     from analysis.cli import compare
 
-    words = [
-        *_list_small_overrides(args.overrides, args.config_dir),
-        *args.overrides,
-        *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
-    ]
+    words = [*_list_small_overrides(args.overrides, args.config_dir), *args.overrides]
+    words += ["--config-dir", str(args.config_dir)] if args.config_dir else []
     with _raise_interrupt_on_sigterm(), sides.open_sides(args.a, args.b, sides.find_checkout(Path.cwd())) as (a, b):
         results = _create_folder(args.results, f"ab-{a.name}-{b.name}")
         # Revisions may decode the same overrides differently. Times of different protocols cannot be compared.
@@ -119,13 +111,11 @@ def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = No
 
 def _create_folder(parent: Path, name: str) -> Path:
     """Make a new folder for the results, with a number in its name if the name is taken."""
-    for number in count(1):
-        folder = (parent / (name if number == 1 else f"{name}.{number}")).absolute()
-        try:
+    for ending in chain([""], map(".{}".format, count(2))):
+        folder = (parent / f"{name}{ending}").absolute()
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("count() does not end")
 
 

@@ -87,6 +87,7 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     request = compose.compose_request([*pairs, ("devices_per_node", 1)], args.config_dir)
     device: Any = request.machine.device or find_device_kind()
     here = job_context.find_job(os.environ).context
+    # Under srun every task would start this program.
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
         raise UserError(f"job {here.job_id}", each, "start it once, without srun or mpirun")
@@ -150,6 +151,7 @@ def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str
     except ValidationError as error:
         rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
         raise UserError(f"--name {name}", rule, "choose another") from error
+    # A user's file with the name of one that ships is refused when it is used: say so before 90 s of measuring.
     if (find_conf_folder() / "machine" / f"{name}.yaml").exists():
         raise UserError(f"--name {name}", "a machine of conf/machine has this name", "choose another name")
     return name

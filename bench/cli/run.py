@@ -36,16 +36,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
+    if args.dry_run and args.json:
+        print(options.format_point_json(made.composed))
     if not args.json:
         options.print_chosen(made.chosen)
         print(options.format_point(made.composed), flush=True)
         (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
-        text = format_prediction(predicted)
-        if args.dry_run or "does not fit" in text:
+        if "does not fit" in (text := format_prediction(predicted)) or args.dry_run:
             print(text, flush=True)
     if args.dry_run:
-        if args.json:
-            print(options.format_point_json(made.composed))
         return 0
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
@@ -121,6 +120,7 @@ def _describe_parts(record: RunRecord) -> list[str]:
     groups = [range(part * ranks, (part + 1) * ranks) for part in range(parts)]
     shares = ", ".join(f"{100 * statistics.mean(idle[rank] for rank in group):.0f}" for group in groups)
     lines = [f"idle: {100 * statistics.mean(idle):.0f} % of a step; by part of the layers: {shares} %"]
+    # Ranks are numbered by part first: the first `ranks` ranks hold the first part.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory]
     if len(peaks) == record.spec.world_size and None not in peaks:
         most = ", ".join(f"{max(peaks[rank] or 0 for rank in group) / 2**20:.1f}" for group in groups)
@@ -132,6 +132,7 @@ def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str]
     """Return commands to go on with, one per line."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
+    # None: the engine of an older record may no longer be installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:

@@ -122,6 +122,7 @@ def compose_points(
         composed = _decode_or_exclude(_build_tree(pairs, config_dir), rules)
         if isinstance(composed, ExcludeRule):
             excluded[composed.text] += 1
+        # The same spec on another machine is another run: the machine is not part of the config_id.
         elif (run := (config_id(composed.spec), composed.machine.name)) in found:
             merged += 1
         else:
@@ -176,10 +177,12 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
             nested = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
             tree = _merge(tree, nested)
             unresolved = unresolved or _is_unresolved(value)
+    # After all values are set: an interpolation may name any of them.
     tree = _resolve(tree) if unresolved else tree
     if isinstance(protocol := tree.get("measure"), Mapping) and not protocol.keys().isdisjoint(_OLD_KEYS):
         renamed = _read_old_keys([(f"measure.{key}", value) for key, value in protocol.items()])
         tree = tree | {"measure": {key.removeprefix("measure."): value for key, value in renamed}}
+    # After the values: they may change the family of the model, whose objective is the default.
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
     return fill_in_devices(tree)
@@ -223,6 +226,7 @@ def _merge(old: Any, new: Any) -> Any:
 
 def _is_unresolved(plain: Any) -> bool:
     """Return whether plain data seem to hold an interpolation or a mandatory value, which OmegaConf has to resolve."""
+    # On the text, which is fast. A false positive costs time only.
     text = repr(plain)
     return "${" in text or "???" in text
 
@@ -261,7 +265,7 @@ def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None)
     for group, name in choices:
         alone = _compose_by_hydra(((group, name),), config_dir)
         if {**alone, group: None} != {**base, group: None}:
-            return None
+            return None  # the file has keys of another group
         tree[group] = alone[group]
     return tree
 
@@ -279,9 +283,11 @@ def _compose_by_hydra(choices: tuple[tuple[str, str], ...], config_dir: Path | N
     overrides = [f"{group}={name}" for group, name in choices]
     shown = " ".join(_format_choice(group, name) for group, name in choices)
     if config_dir:
+        # The value is parsed by Hydra's grammar: quotes and backslashes of the path have to be escaped.
         path = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
         overrides.append(f"hydra.searchpath=['file://{path}']")
     try:
+        # version_base=None: the behaviour of the installed Hydra, without its warning.
         with initialize_config_dir(str(find_conf_folder().resolve()), version_base=None):
             tree = hydra_compose("config", overrides)
         plain = OmegaConf.to_container(tree, resolve=False)
