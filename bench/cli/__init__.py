@@ -124,7 +124,8 @@ def _run_verb(name: str, words: list[str]) -> int:
     _check_words(name, words)
     verb = importlib.import_module(VERBS[name].module)
     # Prose is wrapped here; examples, which are indented, are not broken, so that they can be copied.
-    paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in verb.__doc__.split("\n\n")]
+    texts = (verb.__doc__ or "").split("\n\n")
+    paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in texts]
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
