@@ -6,7 +6,7 @@ are set in that dict, and a single decode into frozen models checks everything b
 
 import contextlib
 import functools
-import sys
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,9 @@ __all__ = [
     "GROUPS", "Expansion", "Pair", "Request", "StudyPoint", "check", "compose_points", "compose_request",
     "find_conf_folder", "parse_overrides", "parse_single", "read_study",
 ]  # fmt: skip
+
+# Once per key and value: a study repeats them in every point.
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 _LONGEST_NAME = 200
 """Characters of the name of a group's file. File systems allow 255 bytes."""
@@ -198,7 +201,7 @@ _OLD_KEYS = {
 
 
 def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return pairs with today's keys, and print a line about each old key."""
+    """Return pairs with today's keys, and log a warning about each old key."""
     found: list[Pair] = []
     for key, value in pairs:
         name = key.removeprefix("measure.")
@@ -206,14 +209,9 @@ def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
             found.append((key, value))
             continue
         message, replaced = _OLD_KEYS[name]
-        _print_once(f"zeroscale: {key}={value}: {message}")
+        _warn_once(f"{key}={value}: {message}")
         found += [(f"measure.{replaced}", value)] if replaced else []
     return found
-
-
-@functools.cache
-def _print_once(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _merge(old: Any, new: Any) -> Any:
