@@ -9,6 +9,7 @@ import gc
 import importlib
 import importlib.metadata
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -62,6 +63,8 @@ VERBS = {
     "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2
+_WIDTH = 100
+"""Columns of the prose in help."""
 _GARBAGE = 50_000, 20, 50
 """Thresholds of Python's garbage collector. A large plan makes millions of small values with hardly a reference cycle
 among them, and spent half its time in the collector. Ranks are processes of their own, with Python's thresholds."""
@@ -76,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
     gc.set_threshold(*_GARBAGE)
     words = list(sys.argv[1:] if argv is None else argv)
+    # Before argparse: -v holds for errors of the parser as well, and stands before or after the verb.
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]
     try:
@@ -95,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("zeroscale: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader ended, as in `zeroscale table | head`
-        sys.stderr.close()
+        sys.stderr.close()  # else the interpreter reports the pipe once more at its end
         return 0
     except OSError as error:  # a file or folder of the user: full, read-only, missing, or with a name too long
         if error.filename is None and not verbose:
-            raise
+            raise  # a defect of the program, and not of a path
         return _print_refusal(f"{error.filename}: {error.strerror}", verbose=verbose)
 
 
@@ -119,14 +123,14 @@ def _run_verb(name: str, words: list[str]) -> int:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
     verb = importlib.import_module(VERBS[name].module)
-    parser = _Parser(
-        f"zeroscale {name}",
-        description=verb.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    # Prose is wrapped here; examples, which are indented, are not broken, so that they can be copied.
+    texts = (verb.__doc__ or "").split("\n\n")
+    paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in texts]
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
-    code: int = verb.run(parser.parse_intermixed_args(words))  # options may stand between overrides
+    # Intermixed: options may stand between overrides.
+    code: int = verb.run(parser.parse_intermixed_args(words))
     return code
 
 

@@ -32,7 +32,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from bench.cli import options
@@ -42,9 +42,7 @@ from bench.core.record import RunRecord
 from bench.core.spec import OBJECTIVE, RunSpec
 from bench.sweep.ab import ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
 
-_SMALL = {
-    "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
-}  # fmt: skip
+_SMALL = {"engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4}
 """Values for the axes of the smoke study."""
 
 
@@ -52,13 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
     parser.add_argument("b", metavar="REF_B", help="the same; it is compared with REF_A")
     options.add_overrides(parser, "point to measure, as for run")
-    parser.add_argument(
-        "--rounds", type=options.positive("--rounds"), default=5, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--most-rounds", type=options.positive("--most-rounds"), metavar="N",
-        help="double the rounds up to N while the gate is inconclusive",
-    )  # fmt: skip
+    rounds, most = options.positive("--rounds"), options.positive("--most-rounds")
+    parser.add_argument("--rounds", type=rounds, default=5, metavar="N", help="default: %(default)s")
+    help_text = "double the rounds up to N while the gate is inconclusive"
+    parser.add_argument("--most-rounds", type=most, metavar="N", help=help_text)
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="decides which side begins; default: %(default)s"
     )
@@ -118,13 +113,11 @@ def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = No
 
 def _create_folder(parent: Path, name: str) -> Path:
     """Make a new folder for the results, with a number in its name if the name is taken."""
-    for number in count(1):
-        folder = (parent / (name if number == 1 else f"{name}.{number}")).absolute()
-        try:
+    for ending in chain([""], map(".{}".format, count(2))):
+        folder = (parent / f"{name}{ending}").absolute()
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("count() does not end")
 
 

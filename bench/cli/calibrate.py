@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: my/machine/NAME.yaml")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     help_text = "per node; default: one per GPU; on CPUs 2 on one node, 1 on several"
-    parser.add_argument("--ranks", type=int, metavar="N", help=help_text)
+    parser.add_argument("--ranks", type=options.positive("--ranks"), metavar="N", help=help_text)
     parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="to measure for; default: %(default)g")
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}")
     options.add_json(parser, "print the machine as JSON")
@@ -107,8 +107,6 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
 
 def _count_ranks(given: int | None, device: str, nodes: int) -> int:
     """Return the processes per node: one per GPU, or as many as a run on CPUs has."""
-    if given is not None and given < 1:
-        raise UserError(f"--ranks {given}", "not a positive number", "give at least 1")
     if device == "cpu":
         return given or (_RANKS if nodes == 1 else 1)
     if count := given or count_local_devices(device):
@@ -150,6 +148,7 @@ def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str
     except ValidationError as error:
         rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
         raise UserError(f"--name {name}", rule, "choose another") from error
+    # A user's file with the name of one that ships is refused when it is used: say so before 90 s of measuring.
     if (find_conf_folder() / "machine" / f"{name}.yaml").exists():
         raise UserError(f"--name {name}", "a machine of conf/machine has this name", "choose another name")
     return name

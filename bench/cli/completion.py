@@ -62,6 +62,7 @@ def build_script(shell: str) -> str:
         module, verb_parser = importlib.import_module(verb.module), verbs.add_parser(name, help=verb.summary)
         module.arguments(verb_parser)
         for action in verb_parser._actions:
+            # shtab reads this attribute, which argparse does not declare.
             if action.dest in words and action.choices is None:
                 vars(action)["complete"] = dict.fromkeys(("bash", "zsh"), f"_zeroscale_{action.dest}")
     preamble = {

@@ -107,6 +107,7 @@ def _check_accelerator() -> Iterator[Check]:
 
 def _check_operations() -> Iterator[Check]:
     """Yield which of DeepSpeed's ops for Adam can be built here. torch's own optimizer needs none of them."""
+    # Without it DeepSpeed detects the accelerator by importing the packages of all vendors.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count_devices() else "cpu")
     builders = _import_or_none("deepspeed.ops.op_builder")
     for name in ("CPUAdam", "FusedAdam") if devices.count_devices() else ("CPUAdam",):

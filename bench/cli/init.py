@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_site() -> str:
     """Return a site file: the shipped one with its comments, and every key commented out."""
     text = (find_conf_folder() / "launcher" / "slurm.yaml").read_text(encoding="utf-8")
+    # Comment lines stay as they are: a second # would hide them from their reader.
     hidden = re.sub(r"^(?=[^#\n])", "#", text.partition("name: slurm\n")[2], flags=re.MULTILINE)
     return _POINTER.format("launcher") + _SITE_HEAD + hidden
 

@@ -89,6 +89,7 @@ def _find_attempts(beginning: str, chosen: str | None, studies: list[Path]) -> l
         raise UserError(beginning, f"{len(names)} points begin so", f"choose from {', '.join(sorted(names)[:5])}")
     attempts = [made.folder for path in points for made in store.list_attempts(path)]
     attempts = [made for made in attempts if chosen in (None, made.name)]
+    # By time within a study: the number of an attempt restarts with each repeat.
     return sorted(attempts, key=lambda made: (made.parent.parent, made.stat().st_mtime))
 
 

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 from bench import api, engines
 from bench.cli import options
 from bench.core import store, terminal
+from bench.core.errors import NoPrediction
 from bench.core.formatting import describe_result, format_interval, format_number
 from bench.core.record import RunRecord
 from bench.core.spec import Parallel, RunSpec
+from bench.measure import environment
 
 if TYPE_CHECKING:
     from bench.sweep.prediction import Prediction
@@ -36,16 +38,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
+    if args.dry_run and args.json:
+        print(options.format_point_json(made.composed))
     if not args.json:
         options.print_chosen(made.chosen)
         print(options.format_point(made.composed), flush=True)
+        # With the chosen defaults, which are among these overrides.
         (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
-        text = format_prediction(predicted)
-        if args.dry_run or "does not fit" in text:
-            print(text, flush=True)
+        try:
+            lines = list_predictions(predicted)
+        except NoPrediction as unknown:
+            lines = [f"no prediction: {unknown}"]
+        if args.dry_run or "does not fit" in lines[0]:
+            print("\n".join(options.wrap(line, 4) for line in lines), flush=True)
     if args.dry_run:
-        if args.json:
-            print(options.format_point_json(made.composed))
         return 0
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
@@ -57,18 +63,17 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record.outcome.kind == "ok" else 1
 
 
-def format_prediction(predicted: "Prediction") -> str:
-    """Return the memory and the step time that are predicted of a point, or why they are unknown, in two lines."""
-    from bench.measure.environment import read_host_memory_bytes
+def list_predictions(predicted: "Prediction") -> list[str]:
+    """Return the predicted memory and step time of a point, or why they are unknown. May raise NoPrediction."""
     from bench.sweep.forecast import MemoryForecast
 
     if predicted.memory is None:
-        return options.wrap(f"no prediction: {predicted.memory_unknown}", 4)
-    (low, high), machine = predicted.memory.device, predicted.point.composed.machine
-    room, where = machine.memory_bytes, "of the device"
+        return [f"no prediction: {predicted.memory_unknown}"]
+    (low, high), room, where = predicted.memory.device, predicted.point.composed.machine.memory_bytes, "of the device"
     if room is None and predicted.device == "cpu" and (host := predicted.host()):
         # On a CPU all ranks share the memory of the host, and each process takes some in addition to its tensors.
-        low, high, room, where = host.low, host.high, read_host_memory_bytes(), "of this machine, for all ranks"
+        low, high, where = host.low, host.high, "of this machine, for all ranks"
+        room = environment.read_host_memory_bytes()
     fits = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0).fits(room)
     span = "–".join(dict.fromkeys(format_number(size / 1e9) for size in (low, high)))
     known = "" if room is None else f" of {format_number(room / 1e9)} GB"
@@ -78,7 +83,7 @@ def format_prediction(predicted: "Prediction") -> str:
     time = f"no step time predicted: {predicted.time_unknown}"
     if step := predicted.time:
         time = f"predicted step time: {format_interval(step.step_s, step.low_s, step.high_s)} s"
-    return "\n".join(options.wrap(line, 4) for line in (memory, time))
+    return [memory, time]
 
 
 def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
@@ -121,6 +126,7 @@ def _describe_parts(record: RunRecord) -> list[str]:
     groups = [range(part * ranks, (part + 1) * ranks) for part in range(parts)]
     shares = ", ".join(f"{100 * statistics.mean(idle[rank] for rank in group):.0f}" for group in groups)
     lines = [f"idle: {100 * statistics.mean(idle):.0f} % of a step; by part of the layers: {shares} %"]
+    # Ranks are numbered by part first: the first `ranks` ranks hold the first part.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory]
     if len(peaks) == record.spec.world_size and None not in peaks:
         most = ", ".join(f"{max(peaks[rank] or 0 for rank in group) / 2**20:.1f}" for group in groups)
@@ -132,6 +138,7 @@ def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str]
     """Return commands to go on with, one per line."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
+    # None: the engine of an older record may no longer be installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:

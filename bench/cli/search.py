@@ -92,8 +92,7 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     ]
     if left_out:
         lines.append(f"cannot run, not tried: {format_count(len(left_out), 'point')}, such as: {left_out[0]}")
-    if infeasible:
-        lines.append(f"predicted far out of memory, not tried: {infeasible:,}")
+    lines += [f"predicted far out of memory, not tried: {infeasible:,}"] if infeasible else []
     lines.append(f"by {section.sampler}, first:")
     for one in first:
         candidate = plan.pool.find(one.values)
@@ -122,39 +121,34 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     """Return the best trial, trials equal to it, the cost of the search, and why it ended."""
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)
-    section = verdict.section
-    lines = [f"best {section.objective}: {_format_trial(section, verdict.best)}"] if verdict.best else []
-    if verdict.best and verdict.best.quantities and (noise := verdict.best.quantities.noise(section.objective)):
+    section, best = verdict.section, verdict.best
+    lines = [f"best {section.objective}: {_format_trial(section, best)}"] if best else []
+    if best and best.quantities and (noise := best.quantities.noise(section.objective)):
         off = f"{100 * math.expm1(2 * noise):.0f} %"  # two standard deviations of its logarithm
         lines.append(f"its run is no sound measurement (busy machine, few or unsteady steps): off by up to {off}")
         lines.append("measure it again: `zeroscale run` with its overrides")
-    if not verdict.best:
-        lines.append(verdict.unmet or "no trial ended well")
+    lines += [] if best else [verdict.unmet or "no trial ended well"]
     if verdict.equals:
-        lines.append(f"equal to it by their intervals, each of one run: {len(verdict.equals)}")
+        lines.append(f"not distinguishable from it, by the intervals of one run each: {len(verdict.equals)}")
         lines += [f"  {_format_trial(section, one)}" for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"
     early = f", {verdict.ended_early} of them ended early: they could not win" if verdict.ended_early else ""
     spent = f"{verdict.node_hours:.3g} node-hours"
     lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}{early}; {spent}")
-    if verdict.reached:
-        furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
-        lines.append(f"trainings by the tokens that they reached: {furthest}")
-    if verdict.none_ended:
-        why = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
-        lines.append(f"no training came to its end at {verdict.whole_tokens:,} tokens: the best led in mid-schedule")
-        lines[-1] += why
-    if verdict.pending:
-        lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
-    if verdict.environments > 1:
-        lines.append(f"trials ran in {verdict.environments} environments, which may differ by more than the points")
-    if verdict.is_settled:
-        lines.append(f"ended: its last {PATIENCE} trials gained less than {100 * section.gain:g} % together")
-    elif verdict.is_spent:
-        lines.append("ended: its budget is spent")
-    lines.append(str(folder))
-    return "\n".join(lines)
+    furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
+    whole = f"{verdict.whole_tokens:,} tokens" if verdict.whole_tokens else ""
+    more = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
+    gain = f"{100 * section.gain:g} %"
+    notes = (
+        (verdict.reached, f"trainings by the tokens that they reached: {furthest}"),
+        (verdict.none_ended, f"no training came to its end at {whole}: the best led in mid-schedule{more}"),
+        (verdict.pending, f"without an answer: {format_count(verdict.pending, 'trial')}"),
+        (verdict.environments > 1, f"trials ran in {verdict.environments} environments, which may explain differences"),
+        (verdict.is_settled, f"ended: its last {PATIENCE} trials gained less than {gain} together"),
+        (verdict.is_spent and not verdict.is_settled, "ended: its budget is spent"),
+    )
+    return "\n".join([*lines, *(text for holds, text in notes if holds), str(folder)])
 
 
 def _format_trial(section: SearchSection, result: TrialResult) -> str:
@@ -169,26 +163,20 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
 
     def plain(result: TrialResult) -> dict[str, Any]:
         assert result.quantities
-        low, high = find_interval(section, result)
-        value = result.quantities.get(section.objective)
-        point = result.trial.point
-        return {"config_id": point.config_id, "values": result.trial.values, "value": value, "low": low, "high": high}
+        (low, high), trial = find_interval(section, result), result.trial
+        value = {"value": result.quantities.get(section.objective), "low": low, "high": high}
+        return {"config_id": trial.point.config_id, "values": trial.values, **value}
 
+    same = ("ended_early", "environments", "never_feasible", "node_hours", "none_ended", "outcomes", "pending")
     return {
         "folder": str(folder),
         "objective": section.objective,
         "best": plain(verdict.best) if verdict.best else None,
         "equals": [plain(one) for one in verdict.equals],
-        "outcomes": verdict.outcomes,
-        "ended_early": verdict.ended_early,
-        "pending": verdict.pending,
-        "environments": verdict.environments,
         "points": verdict.candidates,
-        "never_feasible": verdict.never_feasible,
         "unmet": verdict.unmet or None,
-        "node_hours": verdict.node_hours,
-        "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
         "settled": verdict.is_settled,
         "over": verdict.is_over,
+        **{name: getattr(verdict, name) for name in same},
     }

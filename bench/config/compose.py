@@ -6,8 +6,8 @@ are set in that dict, and a single decode into frozen models checks everything b
 
 import contextlib
 import functools
+import logging
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,9 @@ __all__ = [
     "GROUPS", "Expansion", "Pair", "Request", "StudyPoint", "check", "compose_points", "compose_request",
     "find_conf_folder", "parse_overrides", "parse_single", "read_study",
 ]  # fmt: skip
+
+# Once per key and value: a study repeats them in every point.
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 _LONGEST_NAME = 200
 """Characters of the name of a group's file. File systems allow 255 bytes."""
@@ -170,6 +173,7 @@ def compose_points(
         composed = _decode_or_exclude(_build_tree(pairs, config_dir), rules)
         if isinstance(composed, ExcludeRule):
             excluded[composed.text] += 1
+        # The same spec on another machine is another run: the machine is not part of the config_id.
         elif (run := (config_id(composed.spec), composed.machine.name)) in found:
             merged += 1
         else:
@@ -224,10 +228,12 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
             nested = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
             tree = _merge(tree, nested)
             unresolved = unresolved or _is_unresolved(value)
+    # After all values are set: an interpolation may name any of them.
     tree = _resolve(tree) if unresolved else tree
     if isinstance(protocol := tree.get("measure"), Mapping) and not protocol.keys().isdisjoint(_OLD_KEYS):
         renamed = _read_old_keys([(f"measure.{key}", value) for key, value in protocol.items()])
         tree = tree | {"measure": {key.removeprefix("measure."): value for key, value in renamed}}
+    # After the values: they may change the family of the model, whose objective is the default.
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
     return fill_in_devices(fit_engine(tree, {key for key, _ in pairs}))
@@ -243,7 +249,7 @@ _OLD_KEYS = {
 
 
 def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return pairs with today's keys, and print a line about each old key."""
+    """Return pairs with today's keys, and log a warning about each old key."""
     found: list[Pair] = []
     for key, value in pairs:
         name = key.removeprefix("measure.")
@@ -251,14 +257,9 @@ def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
             found.append((key, value))
             continue
         message, replaced = _OLD_KEYS[name]
-        _print_once(f"zeroscale: {key}={value}: {message}")
+        _warn_once(f"{key}={value}: {message}")
         found += [(f"measure.{replaced}", value)] if replaced else []
     return found
-
-
-@functools.cache
-def _print_once(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _merge(old: Any, new: Any) -> Any:
@@ -270,7 +271,8 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _is_unresolved(plain: Any) -> bool:
-    """Whether plain data seem to hold an interpolation or a mandatory value, which only OmegaConf can resolve."""
+    """Return whether plain data seem to hold an interpolation or a mandatory value, which OmegaConf has to resolve."""
+    # On the text, which is fast. A false positive costs time only.
     text = repr(plain)
     return "${" in text or "???" in text
 
@@ -309,14 +311,14 @@ def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None)
     for group, name in choices:
         alone = _compose_by_hydra(((group, name),), config_dir)
         if {**alone, group: None} != {**base, group: None}:
-            return None
+            return None  # the file has keys of another group
         tree[group] = alone[group]
     return tree
 
 
 @functools.cache
 def _may_depend_on_others(config_dir: Path | None) -> bool:
-    """Whether a group's file seems to set keys of other groups, or to choose files by other groups' choices."""
+    """Return whether a group's file seems to set keys of other groups, or to choose files by other groups' choices."""
     files = (path for group in GROUPS for folder in _list_folders(group, config_dir) for path in folder.rglob("*.yaml"))
     texts = (path.read_bytes() for path in files if path.is_file())
     return any(b"@package" in text or (b"defaults" in text and b"${" in text) for text in texts)
@@ -327,9 +329,11 @@ def _compose_by_hydra(choices: tuple[tuple[str, str], ...], config_dir: Path | N
     overrides = [f"{group}={name}" for group, name in choices]
     shown = " ".join(_format_choice(group, name) for group, name in choices)
     if config_dir:
+        # The value is parsed by Hydra's grammar: quotes and backslashes of the path have to be escaped.
         path = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
         overrides.append(f"hydra.searchpath=['file://{path}']")
     try:
+        # version_base=None: the behaviour of the installed Hydra, without its warning.
         with initialize_config_dir(str(find_conf_folder().resolve()), version_base=None):
             tree = hydra_compose("config", overrides)
         plain = OmegaConf.to_container(tree, resolve=False)

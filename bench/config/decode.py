@@ -120,12 +120,10 @@ def _count_local_devices(machine: Machine, launcher: str) -> int:
         raise UserError("devices_per_node", rule, give)
     count, name = count_local_devices(kind), read_device_name(kind)
     if machine.device_names and not (count and machine.accepts(name or "")):
-        # One error for both reasons: a user who only gave devices_per_node would next be told that the GPU is missing.
-        here = f"this machine has {name}" if count and name else "this machine has no GPU that torch can use"
-        remedy = (
-            f"to run here choose machine={'auto' if count else 'cpu'}; "
-            "to predict, advise or submit add devices_per_node=8, or the number per node"
-        )
+        # One error for both reasons: a user who gave devices_per_node alone would next be refused for the missing GPU.
+        here = f"this machine has {name if count and name else 'no GPU that torch can use'}"
+        run = f"to run here choose machine={'auto' if count else 'cpu'}"
+        remedy = f"{run}; to predict, advise or submit add devices_per_node=8, or the number per node"
         raise UserError(f"machine={machine.name}", here, remedy)
     if not count:
         rule = "this machine's GPUs cannot be counted" if count is None else "there is no GPU here that torch can use"
@@ -236,7 +234,7 @@ PLUGIN_GROUPS = {
 }
 
 
-@functools.cache
+@functools.cache  # called several times for every point of a study
 def load_file(package: Any, name: str) -> ModuleType:
     """Return a plug-in of a package by the name that a user gave. Raise UserError if there is none."""
     file: ModuleType = package.load(name)
@@ -255,26 +253,21 @@ class _ContentKey(str):
         return key
 
 
+@functools.lru_cache(maxsize=8192)
+def _call_cached(function: Callable[[dict[str, Any]], Any], content: _ContentKey) -> Any:
+    return function(dict(content.plain))
+
+
 def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
     """Return the decoded options or shape that a spec holds as plain data."""
-    return _decode_model_cached(kind, _ContentKey.of(plain))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_model_cached(kind: type[BaseModel], content: _ContentKey) -> BaseModel:
-    return kind.model_validate(content.plain)
+    return _call_cached(kind.model_validate, _ContentKey.of(plain))
 
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
     """Decode the part of one group."""
     if group == "model" and "config_file" in plain:
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
-    return _decode_part_cached(group, _ContentKey.of(plain))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_part_cached(group: str, content: _ContentKey) -> Any:
-    return _PARTS[group](dict(content.plain))
+    return _call_cached(_PARTS[group], _ContentKey.of(plain))
 
 
 def _decode_machine(flat: dict[str, Any]) -> Machine:
@@ -303,6 +296,7 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
     """Replace `config_file` by the shape in the Hugging Face config file that it names."""
     path = Path(str(flat.pop("config_file")))
+    # The file is a user's: it may lack keys, have others, or be nested without end.
     try:
         config = json.loads(path.read_text())
         name = flat.get("family") or models.find_family(config)
@@ -321,6 +315,7 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
     shape, published = decode_model(family.Shape, flat.get("shape"), "model.shape"), flat.get("parameters")
     network = family.stacks(shape)
     count = None if network is None else count_parameters(network)
+    # The count decides FLOPs and memory: a wrong shape must not pass under a published name.
     if isinstance(published, int) and count is not None and published != count:
         # A user's file that began as a copy of one that ships may still have the count of the original.
         counts = read_model_counts()
@@ -374,6 +369,7 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[s
 
 def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
     """Return the first error as one line."""
+    # One at a time: a wrong first value often makes the following errors.
     first = error.errors()[0]
     name = ".".join(str(part) for part in (path, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
@@ -389,6 +385,7 @@ def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also
     """Return the remedy for an unknown key: keys of the same name elsewhere, the nearest key, or all keys."""
     inside, _, word = name.rpartition(".")
     known = _list_fields(kind, location[:-1])
+    # At the top of its section, a key may belong into a part of the section, or into another file of the group.
     if len(location) == 1:
         parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
         known |= {*also, *(f"{part}.{below}" for part, inner in parts for below in _list_fields(inner, ()))}

@@ -102,6 +102,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: _is_equal, ast.NotEq: lambda left, right: not _is_equal(left, right),
     ast.In: _is_in, ast.NotIn: lambda value, choices: not _is_in(value, choices),
 }  # fmt: skip
+# No calls, subscripts or comprehensions: a study's file may come from someone else.
 _NODES = (ast.Constant, ast.List, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
 
 
@@ -113,7 +114,7 @@ class ExcludeRule(NamedTuple):
     names: Mapping[str, tuple[str, ...]]
 
     def holds(self, facts: PointFields) -> bool:
-        """Whether the rule holds at a point. Raise UserError if it cannot be evaluated there."""
+        """Return whether the rule holds at a point. Raise UserError if it cannot be evaluated there."""
 
         def decide(node: ast.BoolOp) -> bool:
             either = any if isinstance(node.op, ast.Or) else all
@@ -156,6 +157,7 @@ def _build_depth_error(text: str) -> UserError:
 def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ...]]) -> ast.expr:
     """Return an expression in which each dotted name is one node. Raise _RuleError for an unknown name, and for syntax
     that is not allowed."""
+    # In bytes: ast counts columns in UTF-8.
     written = source[node.col_offset : node.end_col_offset].decode(errors="replace").replace("global_", "global")
     if isinstance(node, ast.Name | ast.Attribute) and re.fullmatch(r"\w+(\.\w+)*", written):
         if written in _YAML:
@@ -233,6 +235,7 @@ def list_field_names() -> dict[str, tuple[str, ...]]:
     objectives = plugins.list_usable(plugins.OBJECTIVE)
     known = ["world_size", "data_parallel", *(f"sequence.{kind.name}" for _, one in objectives for kind in one.KINDS)]
     known += [name for prefix, kind in kinds for name in _list_names_below(prefix, kind)]
+    # Last: the name of a group replaces that of the section with the same name.
     groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
     return {name: tuple(name.split(".")) for name in known} | groups
 

@@ -1,4 +1,4 @@
-"""The command as a user meets it: what it imports, what it prints, how it exits."""
+"""The command: its imports, its output and its exit codes."""
 
 import json
 import subprocess
@@ -46,6 +46,17 @@ def test_every_verb_explains_itself(verb: str) -> None:
     told = zeroscale(verb, "--help")
     assert told.returncode == 0
     assert told.stdout.startswith(f"usage: zeroscale {verb}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_fits_100_columns_but_for_commands_to_be_copied(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 100 and not line.startswith(("  zeroscale ", "  sbatch "))] == []
 
 
 @pytest.mark.processes

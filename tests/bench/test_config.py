@@ -1,4 +1,4 @@
-"""The command line's grammar: what is asked for, and what a user is told who asked for something else."""
+"""Overrides and config files: the requests that they make, and the errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any
@@ -278,7 +278,7 @@ def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
 
 
 def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the ways to all values that are no sections themselves, options' own places left out."""
+    """Return the paths to all values that are not sections, without the field `options`."""
     found = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -356,9 +356,9 @@ def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path
 
 
 def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As overrides or in a study, and in a group file of one's own."""
+    """In overrides, in a study and in a group file of the user."""
     given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
     assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
     folder = tmp_path / "measure"
@@ -366,9 +366,9 @@ def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
     (folder / "mine.yaml").write_text("warmup_steps: 3\nmin_steps: 9\nmin_s: 1.75\nmax_steps: 40\nmax_s: 6.0\n")
     mine = ask("measure=mine", config_dir=tmp_path).spec.measure
     assert (mine.warmup_steps, mine.min_steps, mine.window_s, mine.max_s) == (3, 9, 1.75, 6.0)
-    said = capsys.readouterr().err.splitlines()
-    assert "zeroscale: measure.min_s=7.25: is called measure.window_s" in said
-    assert "zeroscale: measure.min_s=1.75: is called measure.window_s" in said
+    said = caplog.messages
+    assert "measure.min_s=7.25: is called measure.window_s" in said
+    assert "measure.min_s=1.75: is called measure.window_s" in said
     assert all("measure.window_s" in line or "measure.gpu_warmup_s" in line for line in said) and len(said) == 6
 
 

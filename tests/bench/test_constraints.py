@@ -1,4 +1,4 @@
-"""Exclude rules: they mean what Python means by the same text; what has no sense is told, not taken for false."""
+"""Exclude rules: they mean the same as in Python, and a rule without a meaning is an error and not false."""
 
 import time
 from typing import Any

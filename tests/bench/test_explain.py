@@ -1,4 +1,4 @@
-"""`zeroscale explain`: what a name of a table, a report, a record or the config means."""
+"""`zeroscale explain`: meanings of names in tables, reports, records and configs."""
 
 import json
 from typing import get_args

@@ -1,4 +1,4 @@
-"""What the first command of a new user does: it takes the devices that are there, and refuses the others at once."""
+"""`zeroscale run` without arguments: it uses the devices of this machine, and refuses missing ones at once."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the driver show some GPUs to a torch that was built for them."""
+    """Simulate GPUs and a torch with CUDA."""
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
         monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
@@ -45,7 +45,7 @@ def _forget_devices() -> Iterator[None]:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Leave a machine with so many cores and no GPU."""
+    """Simulate a machine with a number of cores and no GPU."""
 
     def leave(cores: int) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -271,7 +271,7 @@ def test_the_next_command_repeats_the_folders_and_the_study_and_works(
 def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
     processor: Callable[[int], None], refused: Refused
 ) -> None:
-    """Neither of two errors in turn: the number of devices and the missing GPU are in one line."""
+    """The missing GPU and the unknown number of devices are one error, not two in turn."""
     processor(2)
     line = refused("run", "machine=h100")
     assert "machine=h100: this machine has no GPU that torch can use; to run here choose machine=cpu; " in line
@@ -306,7 +306,7 @@ def test_a_dry_run_predicts_memory_and_time_or_says_why_not(
 def test_a_point_that_does_not_fit_is_named_before_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs all the same: running out of memory is a result."""
+    """The run still starts, because running out of memory is a result."""
     monkeypatch.setattr(api, "measure", lambda made, **given: (_ for _ in ()).throw(KeyboardInterrupt))
     words = ["run", "machine=cpu", "devices_per_node=2", "sequence.encoder=100000000", "--results", str(tmp_path)]
     assert main(words) == 130

@@ -1,4 +1,4 @@
-"""`zeroscale logs`: what was logged of a point, by whomever."""
+"""`zeroscale logs`: logs of a point's attempts and jobs."""
 
 from pathlib import Path
 

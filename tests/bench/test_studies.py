@@ -1,4 +1,4 @@
-"""The studies that are shipped: every point can be asked for, and each costs what its file says."""
+"""Studies that ship: every point decodes, and the costs are those in the file."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return what a study's head says that it costs, as one line."""
+    """Return the costs in the head of a study's file, as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()

@@ -145,7 +145,7 @@ def format_value(value: Any) -> str:
     """Return a value as YAML has it in one line."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    if isinstance(value, float):
+    if isinstance(value, float):  # 1e-4, where JSON has 0.0001
         return f"{value:g}"
     text = '""' if value == "" else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONG else f"{text[:_LONG]} …"
@@ -187,6 +187,7 @@ def read_key_comments(*files: Path) -> dict[str, str]:
         within: list[tuple[int, str]] = [] if file.parent.name == "conf" else [(-1, file.parent.name)]
         above: list[str] = []
         for line in file.read_text(encoding="utf-8").splitlines():
+            # `key: value  # comment`, at any depth; two spaces before # as ruff and YAML style have them
             match = re.match(r"( *)([A-Za-z_]\w*):(?: .*?)??(?:  +# (.*))?$", line)
             if match:
                 within = [one for one in within if one[0] < len(match[1])] + [(len(match[1]), match[2])]

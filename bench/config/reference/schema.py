@@ -41,7 +41,8 @@ def build_schemas() -> dict[str, Schema]:
     for name, group in PLUGIN_GROUPS.items():
         built[name] = _build_plugin_group(name, group)
     calibration = built["machine"]["properties"]["calibration"]["anyOf"][0]["properties"]
-    for table in ("matmul", "collectives"):  # a calibrated file has these as text
+    # A calibrated file has these tables as text, which is far shorter.
+    for table in ("matmul", "collectives"):
         calibration[table] = {"anyOf": [calibration[table], _TEXT]}
     keys = _list_override_keys(built)
     finished = {
@@ -85,6 +86,7 @@ def _resolve(node: Any, definitions: Schema) -> Any:
         inlined: Schema = _resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
         return inlined | beside
     found = {
+        # These hold values of a user, in which a key `$ref` or `title` would be a value.
         key: value if key in ("default", "const", "enum") else _resolve(value, definitions)
         for key, value in node.items()
         if key not in ("title", "properties", "required")
