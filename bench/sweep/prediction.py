@@ -88,6 +88,7 @@ class Prediction(NamedTuple):
         micro = self.largest_micro_batch()
         if micro and micro.perhaps:
             return f"batch.micro={micro.surely or micro.perhaps} {'fits' if micro.surely else 'may fit'}"
+        # Doubling nodes at a fixed micro-batch divides the states further, and lets the global batch grow.
         spec, nodes = composed.spec, composed.spec.nodes
         while (nodes := 2 * nodes) <= _MOST_NODES:
             wider = spec.model_copy(update={"nodes": nodes})
@@ -126,6 +127,7 @@ def _predict_point(
     point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None, software: Software
 ) -> Prediction:
     spec, machine, device = point.composed.spec, point.composed.machine, inputs.find_predicted_device(point.composed)
+    # Memory first: no time is predicted for a point that does not fit.
     room = machine.memory_bytes
     try:
         needed = predict_memory(spec, device, room)
