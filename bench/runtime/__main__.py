@@ -35,6 +35,7 @@ def run_series() -> None:
                 server.restart()
             RunCoordinator(Path(json.loads(line)), start=server.start).run()
             server.reap()
+            # `RunCoordinator` has installed its own handler, which would ignore a signal between two attempts.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             print(file=answers)
 

@@ -164,6 +164,7 @@ class SweepDefinition(Frozen):
 
 def write(study_folder: Path, sweep: SweepDefinition) -> Path:
     """Write a sweep's definition; a second sweep in the same second gets a file of its own."""
+    # Times sort as file names; colons are not allowed in names on some file systems.
     folder = study_folder / FOLDER
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
     try:

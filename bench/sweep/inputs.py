@@ -46,6 +46,7 @@ def _format_value(value: Any) -> str:
         return "{" + ",".join(f"{_format_value(key)}:{_format_value(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_format_value, value)) + "]"
+    # Hydra's quoting: a backslash escapes a quote, and backslashes before a quote are doubled.
     text = str(value)
     if _BARE.fullmatch(text):
         return text

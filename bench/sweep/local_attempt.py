@@ -54,6 +54,7 @@ def alone(follow: Callable[[str], None]) -> Iterator[None]:
         return
     with file:
         _wait(file, follow)
+        # The file is opened for appending: after truncation, it holds this process alone.
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "since": time.time()}))
         file.flush()
@@ -124,6 +125,7 @@ class AttemptWatch:
             return Progress(what)
         step_s = (now_s - since_s) / (step - at)
         protocol = self._protocol
+        # A window lasts until it has its least steps and its seconds, and at most `max_s`.
         window_s = min(protocol.max_s, max(protocol.min_steps * step_s, protocol.window_s))
         most_s = max(protocol.warmup_steps * step_s, protocol.gpu_warmup_s) + window_s
         left_s = max(0.0, most_s - step * step_s)
@@ -256,6 +258,7 @@ def make_attempt(
 
     If another process began an attempt at this point a moment earlier, this attempt ends `cancelled`.
     """
+    # Before the claim: imports may take longer than an attempt without a heartbeat counts as alive.
     forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     options = dict(requested.circumstance.launcher)
@@ -269,6 +272,7 @@ def make_attempt(
         except OSError as error:
             raise store.build_unwritable_error(study_folder, error) from error
         folder = claimed.folder
+        # Without the lock, two processes may claim attempts at one point. The earlier claim runs.
         if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
             reason = "another process began this point a moment earlier"
             left = MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
@@ -288,6 +292,7 @@ def make_attempt(
         except KeyboardInterrupt:
             if not interrupted:
                 print("zeroscale: ending the run, with a record …", file=sys.stderr)
+            # The loop goes on until the supervisor has ended the ranks and written the record.
             interrupted = True
             starter.cancel(handle)
     if interrupted:

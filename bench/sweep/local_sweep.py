@@ -156,6 +156,7 @@ class LocalSweep:
                 self._skip(leave)
             else:
                 left.append(run)
+        # A local sweep has no allocations: the control point of the first shape serves for all.
         sweep = self._repeats[left[0].key].sweep if left else None
         if sweep and sweep.controls:
             self._control = sweep.requested(sweep.controls[0], 0, control=True)
@@ -260,7 +261,7 @@ class LocalSweep:
             self._attempts.pop(requested.config_id, None)  # another process may have measured it meanwhile
             if next_run(plan, self.snapshot()) != decision:
                 return False
-            begin = time.monotonic()
+            begin = time.monotonic()  # without the wait for the lock, for the estimate of the time left
             follow(Progress("starting"))
             supervisor = self._find_supervisor(requested)
             _, record = local_attempt.make_attempt(requested, self.folder, follow, supervisor)

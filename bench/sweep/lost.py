@@ -40,6 +40,11 @@ class LeftBehind(NamedTuple):
     def read(cls, folder: Path) -> "LeftBehind":
         return cls(_read_json(folder / store.INTERRUPTED), _read_json(folder / store.HEARTBEAT))
 
+    def list_evidence(self) -> dict[str, Any]:
+        """Return the files that exist, by their names in a record."""
+        found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
+        return {name: plain for name, plain in found.items() if plain}
+
 
 def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
     """Return the outcome of an attempt whose job has ended, or has been put back into the queue (`restarted`).
@@ -50,19 +55,14 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
     evidence: dict[str, Any] = {}
     if ending:
         evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
-        if ending.exit:
-            evidence["scheduler"]["exit"] = ending.exit
-    if left_behind.interrupted:
-        evidence["interrupted"] = left_behind.interrupted
-    if left_behind.heartbeat:
-        evidence["last_heartbeat"] = left_behind.heartbeat
-    return Outcome(kind=kind, reason=reason, evidence=evidence)
+        evidence["scheduler"] |= {"exit": ending.exit} if ending.exit else {}
+    return Outcome(kind=kind, reason=reason, evidence=evidence | left_behind.list_evidence())
 
 
 def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
     """Return the outcome of an attempt without a scheduler whose supervisor has died."""
     interrupted, heartbeat = left_behind
-    evidence = {name: value for name, value in (("interrupted", interrupted), ("last_heartbeat", heartbeat)) if value}
+    evidence = left_behind.list_evidence()
     if interrupted:
         by = interrupted.get("signal", "a signal")
         return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=evidence)
@@ -122,6 +122,7 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 def finalize_lost(view: StudyState) -> int:
     """Write a record for every attempt that ended without one; return their number."""
     concluded = 0
+    # Claims without a description cannot get a record: nothing is known about them but their folder.
     for folder in view.seen.nobodys:
         store.drop_claim(folder)
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
@@ -133,6 +134,7 @@ def finalize_lost(view: StudyState) -> int:
         for path, allocation in jobs.list_allocations(job.folder):
             state = view.queue.get((job.name, allocation.task))
             restarted = state is not None and (state.restarts or 0) > allocation.restart
+            # A job that was killed could not note its end: its last written file bounds it.
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
                 # hidden files are temporary: they are about to be renamed
                 written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
@@ -184,8 +186,11 @@ def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, beg
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
     """Return the outcome of an attempt without a record; None while it may still go on."""
     left_behind = LeftBehind.read(attempt.attempt.folder)
-    if not attempt.job:
-        return _decide_lost_here(attempt, left_behind)
+    if not attempt.job and attempt.dead_here:
+        return reconcile_local_outcome(left_behind)
+    if not attempt.job:  # the process that claimed it may have ended before it started a supervisor
+        is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
+        return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
     state = queue.get((attempt.job, attempt.task))
     if state is None:
         return None if attempt.fresh else reconcile_outcome(left_behind, None, restarted=False)
@@ -196,17 +201,6 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
         return reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
     # After a restart, the state is that of a later start, and says nothing about this attempt.
     return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)
-
-
-def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: LeftBehind) -> Outcome | None:
-    """Return the outcome of an attempt outside of any queue; None while it may still go on.
-
-    Its supervisor has died, or the process that claimed it ended before it started a supervisor.
-    """
-    if attempt.dead_here:
-        return reconcile_local_outcome(left_behind)
-    is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
-    return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
 
 
 def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:

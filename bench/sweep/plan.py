@@ -65,6 +65,7 @@ def plan_sweep(
     found = compose.compose_points(planned_study, given, config_dir, inputs.find_device)
     for made in found.points:
         inputs.check_devices(made.composed)
+    # All points are composed and checked by now: an error in the last one starts nothing.
     options = merge_options(found.points, etiquette, autopilot)
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
     predict = planned_study.budget.attempts > 1
@@ -158,6 +159,7 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
     options, (given_min, bound_min) = composed.launcher_options, _find_limits_min(composed)
     limit_min = given_min if given_min is not None else bound_min
     trains = composed.spec.learning.tokens is not None
+    # A predicted limit may be too short. It is used only if a second attempt, or a checkpoint, can make up for that.
     if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
         limit_min = forecast.compute_limit_min(
             composed.spec.measure, predicted.step.high_s, options.setup_min, bound_min

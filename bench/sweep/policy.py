@@ -171,6 +171,7 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     last = passed[-1] if passed else None
     if isinstance(last, StartRun) and last.run.role == "point" and _is_unconfirmed(last.run, snapshot):
         return _start_or_postpone(last.run._replace(role="confirm"), plan, snapshot)
+    # Runs of the control point and confirmations are extra decisions: they do not advance the position.
     position = sum(decision.run.role == "point" for decision in passed)
     if position < len(plan.runs):
         return decide(plan.runs[position], plan, snapshot)
@@ -261,6 +262,7 @@ def explain_given_up(
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
     """Return whether an attempt failed for a cause that lies in the point itself."""
+    # Keep in step with the causes named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
 

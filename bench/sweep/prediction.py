@@ -114,6 +114,7 @@ def _predict_point(
     point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None, software: Software
 ) -> Prediction:
     spec, machine, device = point.composed.spec, point.composed.machine, inputs.find_predicted_device(point.composed)
+    # Memory first: no time is predicted for a point that does not fit.
     room = machine.memory_bytes
     try:
         needed = predict_memory(spec, device, room)

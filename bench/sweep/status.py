@@ -112,6 +112,7 @@ class _StatusReader:
     def _state(
         self, key: RunKey, sweep: SweepDefinition, done: list[RunAttempt], place: JobTask | None
     ) -> tuple[State, str]:
+        # In this order: an answer decides, then a running attempt, then the queue, then the rules.
         if find_answer(done, prune=sweep.rules.prune):
             return "answered", ""
         for attempt in self._seen.open.get(key, ()):
@@ -146,6 +147,7 @@ class _StatusReader:
         job, task = self._last[key]
         if self._seen.has_attempt(key, job.name):
             return ""
+        # The written end comes first: the scheduler forgets a job after a while.
         if end := self._seen.ends.get((job.name, task)):
             return end.describe()
         if state := self._queue.get((job.name, task)):  # its end was not written, for a full disk say

@@ -92,6 +92,7 @@ def _submit_pending(
     folder: Path, autopilot: bool, notify: str | None, submitted: list[tuple[Job, str]]
 ) -> SubmitResult:
     """Submit once, and add each job to `submitted`."""
+    # Each step changes the folder for the next: missing records first, then points without a run, then jobs.
     view = read_state(folder)
     concluded, ended = finalize_lost(view), keep_ends(view)
     view = read_state(folder) if concluded or ended else view
@@ -228,8 +229,10 @@ class JobSubmitter:
         )
 
     def _submit(self, job: Job) -> str:
+        # The folder is written first: a job that starts at once finds its points.
         folder = jobs.write(self._view.folder, job)
         throttle = self._options.throttle if job.mode != "array" else None
+        # An array has its own throttle. Other jobs wait for the end of the job `throttle` places earlier.
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
         self._handles.append(self._hand_over(folder, made))
@@ -271,6 +274,7 @@ class JobSubmitter:
                 waiting = True
 
     def _submit_autopilot(self, *, waiting: bool, notify: str | None) -> str | None:
+        # The autopilot itself calls this from its own job, which does not count as waiting.
         own_job = self._launcher.context(os.environ) or JobContext()
         pilots = [job.name for job in self._view.live if not job.points and job.name != own_job.name]
         if pilots or not self._handles:

@@ -152,6 +152,7 @@ class JobLeader:
         )
         plan = self._plan()
         passed: list[Decision] = []
+        # The folder is read again for each decision: other jobs of the study add answers meanwhile.
         while decision := next_run(plan, self._snapshot(passed)):
             if self.interrupted_by:
                 break
@@ -238,6 +239,7 @@ class JobLeader:
             is_lost=self._find_newer_start,
             handle_signals=False,
         )
+        # A signal may have arrived before `self.supervisor` was set.
         if self.interrupted_by:
             self.supervisor.interrupt(self.interrupted_by)
         record = self.supervisor.run()

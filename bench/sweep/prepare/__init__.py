@@ -122,6 +122,7 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
     for (device, names), specs in kinds.items():
         every = architectures if extensions.has_gpu_kernel(names, device) else (None,)
         for number, architecture in enumerate(every):
+            # Ops are built for every architecture; data and models are staged once.
             plain = {"device": device, "operations": names, "architecture": architecture, "elsewhere": elsewhere}
             found.append(StagingNeeds.model_validate(plain | (specs if number == 0 else {})))
     return found

@@ -54,6 +54,7 @@ class OptunaProposer:
         enqueued = [one for one in self._enqueued if one.point.config_id not in tried]
         if enqueued:
             return Proposal(enqueued[0].point, enqueued[0].values, "among the predicted best")
+        # The suggestion is asked from a new study every time: all state comes from the trials.
         study, storage, identity = self.build_study(self._select_fitted(results))
         trial = study.ask()
         values = self._suggest(trial)

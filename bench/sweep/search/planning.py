@@ -230,6 +230,7 @@ def add_trials(folder: Path, sweep: SweepDefinition) -> int:
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)
+    # Each proposal takes all earlier trials into account, those without an answer included.
     planned = restore_search(sweep)
     reader = TrialReader(folder, state.tried, sweep.rules.budget.attempts)
     given_up = {status.key.config_id for status in state.statuses if status.state == "given up"}

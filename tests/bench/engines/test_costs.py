@@ -100,7 +100,7 @@ def test_a_verb_says_so_without_a_traceback(
 ) -> None:
     main([*verb, *toy])
     told = capsys.readouterr()
-    assert WHY in told.out + told.err
+    assert WHY in " ".join(f"{told.out} {told.err}".split())
     assert "Traceback" not in told.err
 
 
@@ -112,7 +112,7 @@ def test_a_sweep_predicts_the_points_of_the_other_engines(
         == 0
     )
     told = capsys.readouterr().out
-    assert f"    {WHY}\n" in told
+    assert WHY in " ".join(told.split())
     assert told.count("s a step") == 1
 
 
