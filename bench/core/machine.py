@@ -118,7 +118,7 @@ _PLAUSIBLE = {
     "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
     "host_memory_bytes": _PlausibleRange(1e8, 1e14, "give bytes, for example 1e12"),
     "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
-    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
+    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give the price of a device per hour, for example 2.5"),
 }
 """Wide enough for small boards and future devices: a value outside has a wrong unit."""
 
@@ -132,7 +132,10 @@ def check_plausible(machine: Machine) -> None:
             if value is not None and not low <= value <= high:  # also True for NaN
                 shown = f"machine.{field}{'.' if name else ''}{name}={value:g}"
                 raise UserError(shown, f"not between {low:g} and {high:g}", remedy)
-    remedies = {"matmul_ceiling_tflops": "give the best product seen", "sustained_tflops": "give what training reaches"}
+    remedies = {
+        "matmul_ceiling_tflops": "give the best product seen",
+        "sustained_tflops": "give the rate that training reaches",
+    }
     for field, remedy in remedies.items():
         # a measured burst may exceed a published peak
         exempt = field == "matmul_ceiling_tflops" and field in machine.calibrated

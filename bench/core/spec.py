@@ -234,7 +234,7 @@ class LearningSpec(Frozen):
             rule = f"learning.warmup_tokens={self.warmup_tokens} is not below learning.tokens={self.tokens}"
             raise ValueError(f"{rule}; lower the first or raise the second")
         if self.final_lr > 0 and self.schedule == "constant":
-            rule = f"learning.final_lr={self.final_lr} with learning.schedule=constant, which ends where it begins"
+            rule = f"learning.final_lr={self.final_lr} with learning.schedule=constant, which stays constant"
             raise ValueError(f"{rule}; leave it out, or choose linear or cosine")
         if self.stop_after is not None and self.stop_after >= self.tokens:
             rule = f"learning.stop_after={self.stop_after} is not below learning.tokens={self.tokens}"
@@ -330,7 +330,7 @@ class RunSpec(Extensible):
         if objective == OBJECTIVE and isinstance(given, Mapping):
             return {**plain, "sequence": {**LENGTHS, **given}}
         if "sequence" not in plain:
-            raise ValueError(f"objective={objective} comes without sequence; give the tokens per sample by kind")
+            raise ValueError(f"objective={objective} needs sequence; give the tokens per sample by kind")
         return plain
 
     @model_validator(mode="after")
@@ -350,7 +350,7 @@ class RunSpec(Extensible):
             raise ValueError(f"{value} does not divide {ranks} ranks; {remedy}")
         for kind, length in self.sequence.items():
             if parallel.sequence and length % parallel.tensor:
-                rule = f"sequence.{kind}={length} is not divided by parallel.tensor={parallel.tensor}"
+                rule = f"sequence.{kind}={length} is not divisible by parallel.tensor={parallel.tensor}"
                 raise ValueError(f"{rule}; choose a multiple of {parallel.tensor}, or parallel.sequence=false")
         return self
 

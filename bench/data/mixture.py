@@ -114,13 +114,13 @@ class Options(SampleOptions):
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for missing or too many texts, and for texts that `data=text` refuses."""
     if not 1 <= len(options.sources) <= CYCLE:
-        rule = f"a mixture is of 1 to {CYCLE} texts, by name"
+        rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
     weighted = [name for name, source in options.sources.items() if source.weight is not None]
     if weighted and len(weighted) < len(options.sources):
         without = next(name for name in options.sources if name not in weighted)
         rule = f"has no weight, and {weighted[0]} has one"
-        raise UserError(f"data.sources.{without}", rule, "give all a weight, or none: then a text counts by its size")
+        raise UserError(f"data.sources.{without}", rule, "give every text a weight, or none: then its size decides")
     for name in options.sources:
         with _name_source(name):
             text.check(_select(options, name), spec)
