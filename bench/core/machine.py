@@ -132,10 +132,7 @@ def check_plausible(machine: Machine) -> None:
             if value is not None and not low <= value <= high:  # also True for NaN
                 shown = f"machine.{field}{'.' if name else ''}{name}={value:g}"
                 raise UserError(shown, f"not between {low:g} and {high:g}", remedy)
-    remedies = {
-        "matmul_ceiling_tflops": "give the best product seen",
-        "sustained_tflops": "give the rate that training reaches",
-    }
+    remedies = {"matmul_ceiling_tflops": "give the best product seen", "sustained_tflops": "give the rate of training"}
     for field, remedy in remedies.items():
         # a measured burst may exceed a published peak
         exempt = field == "matmul_ceiling_tflops" and field in machine.calibrated

@@ -136,10 +136,8 @@ def _list_outcome_rules(record: RunRecord) -> _Rules:
     elif record.evidence == "rehearsed" and record.circumstance.shapes_only:
         yield not observed.memory, "observations.memory: missing in a rehearsal that ended well"
     elif record.evidence == "rehearsed":
-        yield (
-            not (observed.compute_s or observed.steps),
-            "observations.compute_s: missing in a rehearsal that ended well",
-        )
+        lacks_times = not (observed.compute_s or observed.steps)
+        yield lacks_times, "observations.compute_s: missing in a rehearsal that ended well"
     else:
         steps = observed.steps
         lacks_window = steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0
