@@ -64,7 +64,7 @@ class Machine(Frozen):
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="fastest burst of products, below the peak")
+    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="best product in a burst, below the peak")
     sustained_tflops: dict[Precision, float] = Field({}, description="of large products in training, for predictions")
     attention_of_matmul: float | None = Field(
         None, gt=0, le=1, description="rate of fused attention over that of products"

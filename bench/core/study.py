@@ -237,7 +237,7 @@ class Study(Frozen):
     axes: dict[str, list[Any]] = {}
     exclude: tuple[str, ...] = Field((), description="rules (bench.config.exclude_rules) for points to exclude")
     first: tuple[str, ...] = Field((), description="rules of the same kind: points that match the first run first, …")
-    control: dict[str, Any] = Field({}, description="the control point, in addition to `base`; empty: none")
+    control: dict[str, Any] = Field({}, description="the control point on top of `base`, without nodes; empty: none")
     repeats: Positive = 1
     seed: int = Field(0, ge=0, description="of the order")
     budget: Budget = Budget()
