@@ -64,18 +64,16 @@ class Machine(Frozen):
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="best product in a burst, below the peak")
-    sustained_tflops: dict[Precision, float] = Field({}, description="of large products in training, for predictions")
-    attention_of_matmul: float | None = Field(
-        None, gt=0, le=1, description="rate of fused attention over that of products"
-    )
+    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="best rate of products in bursts, below peak")
+    sustained_tflops: dict[Precision, float] = Field({}, description="rate of large products in a training")
+    attention_of_matmul: float | None = Field(None, gt=0, le=1, description="rate of attention over that of products")
     multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
     memory_bytes: Positive | None = Field(None, description="per device, by its driver: a 40 GB card has 42.5e9")
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
     inter_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per node, all its network cards")
     inter_node_floor_bytes_per_s: float | None = Field(
-        None, gt=0, description="one way, of two ranks; below: `invalid`"
+        None, gt=0, description="of two ranks, one way; below: `invalid`"
     )
     nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
     power_w: float | None = Field(None, gt=0, description="board limit per device")

@@ -160,7 +160,7 @@ class MeasureSpec(Frozen):
     gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU: its clock settles with heat")
     block_steps: Positive = Field(5, description="rank 0 decides after each block whether to continue")
     window_s: float = Field(60.0, ge=0, description="minimum length of the window …")
-    min_steps: Positive = Field(30, description="… in seconds and in steps")
+    min_steps: Positive = Field(30, description="… and its minimum number of steps")
     max_s: float = Field(300.0, gt=0, description="maximum length of the window, which is then flagged `short`")
     inspect: bool = Field(True, description="untimed steps after the window: memory by event, bytes per collective")
 
