@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+_LISTED = 200
+"""Characters that a list of known names has at most, so that the error before it stays readable."""
 # Escape sequences, and control characters except tab and newline.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -22,10 +24,15 @@ class NoPrediction(UserError):
 
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the remedy for an unknown name: the nearest known name, else `otherwise` or a list of all known names."""
+    """Return the remedy for an unknown name: the nearest known name or, if none is near, `otherwise`. Without
+    `otherwise` it lists the known names, as many as fit into 200 characters."""
     known = sorted(set(known))
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else otherwise or f"choose from {', '.join(known)}"
+    if close := difflib.get_close_matches(word, known, n=1, cutoff=0.55):
+        return f"did you mean {close[0]}?"
+    listed = ", ".join(known)
+    if len(listed) > _LISTED:
+        listed = f"{listed[: listed.rindex(', ', 0, _LISTED)]}, … ({len(known)} in all)"
+    return otherwise or f"choose from {listed}"
 
 
 def make_printable(text: str) -> str:

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,14 +15,16 @@ _BAR_WIDTH = 20
 _UNBROKEN = 10_000  # columns: wide enough that rich breaks or cuts no line
 _STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
 _SUBJECT_WIDTH = 22
+_LOG_EVERY_S = 60.0
 
 
 class Progress(NamedTuple):
     """Progress of a task."""
 
-    what: str  # name of the task
-    share: float | None = None  # of its maximum length, between 0 and 1; None where unknown
-    left: str = ""  # remaining time, in words
+    what: str  # that is under way
+    share: float | None = None  # of the longest that it may take, between 0 and 1; None where nobody knows
+    left: str = ""  # how long it may still take, in words
+    subject: str = ""  # of several that take turns, such as the points of a sweep: the one under way
 
 
 def align(
@@ -77,12 +80,35 @@ def build_printer(quiet: bool) -> Callable[[str], None]:
     return (lambda text: None) if quiet else functools.partial(print, flush=True)
 
 
+class LogProgress:
+    """Progress in a log: a line at the start of each subject, and one a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock, self._subject, self._printed_s = clock, "", clock()
+
+    def show(self, shown: Progress | str) -> None:
+        one = shown if isinstance(shown, Progress) else Progress(shown)
+        is_new, now_s = one.subject != self._subject, self._clock()
+        if is_new or now_s - self._printed_s >= _LOG_EVERY_S:
+            share = "" if one.share is None or is_new else f"{100 * one.share:.0f} %"
+            parts = [one.subject, one.what, share, one.left]
+            print("  ".join(filter(None, parts)), file=sys.stderr, flush=True)
+            self._subject, self._printed_s = one.subject, now_s
+
+
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
-    """Yield a function that updates a progress bar with elapsed and remaining time; without a terminal it does
-    nothing."""
-    if quiet or not sys.stderr.isatty():
+    """Give a function that shows progress on standard error: a bar with the time taken and left on a terminal.
+
+    In a log, it prints a line at the start of each subject and then one a minute, so that a long point does not look
+    like a hang.
+    """
+    if quiet:
         yield lambda shown: None
+        return
+    if not sys.stderr.isatty():
+        yield LogProgress().show
         return
     from rich import progress as rich
     from rich.console import Console
@@ -106,6 +132,7 @@ def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
         def show(shown: Progress | str) -> None:
             one = shown if isinstance(shown, Progress) else Progress(shown)
             total = None if one.share is None else 1.0
-            bar.update(task, description=one.what, total=total, completed=one.share or 0.0, left=one.left)
+            what = f"{one.what}  {one.subject}" if one.subject else one.what
+            bar.update(task, description=what, total=total, completed=one.share or 0.0, left=one.left)
 
         yield show

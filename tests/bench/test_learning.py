@@ -17,7 +17,7 @@ from bench.core.spec import RunSpec, config_id
 from bench.data import MicroBatch
 from bench.engines.distributed.ranks import count_targets
 from bench.measure.loop import Series, Trainer
-from bench.measure.peers import NoPeers
+from bench.measure.peers import Peers
 from bench.measure.training import Training
 from bench.objectives import causal_lm, causal_lm_documents, span_corruption
 
@@ -163,7 +163,7 @@ def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Pat
     ]
     losses = iter([torch.tensor(2.0), torch.tensor(float("nan")), torch.tensor(4.0)])
     engine: Any = SimpleNamespace(evaluate=lambda batches: next(losses))
-    asked, nobody = spec(tokens=10 * STEP), SimpleNamespace(peers=NoPeers())
+    asked, nobody = spec(tokens=10 * STEP), SimpleNamespace(peers=Peers())
     training = Training(asked, engine, held_out, tmp_path, torch.device("cpu"), lambda phase, step: None)
     training._evaluate(cast(Trainer, nobody), Series(("tokens",), None))
     [found] = training.evaluations
@@ -177,6 +177,8 @@ def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> No
         api.plan(None, asked)
     made = api.plan(None, [*asked, "launcher.time_limit_min=30"])
     assert [point.time_limit_min for point in made.sweep.points] == [30]
-    predicted = api.plan(None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80"])
+    predicted = api.plan(
+        None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80", "launcher.gpus=--gres=gpu:{devices}"]
+    )
     (limit_min,) = [point.time_limit_min for point in predicted.sweep.points]
     assert limit_min is not None and limit_min < 60

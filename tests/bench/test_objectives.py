@@ -9,7 +9,7 @@ import pytest
 from bench import data, objectives
 from bench.config import compose
 from bench.config.decode import Request
-from bench.config.rule_fields import collect_fields, collect_fields_of_tree, list_field_names
+from bench.config.exclude_rules import collect_fields, collect_fields_of_tree, list_field_names
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.spec import LENGTHS, OBJECTIVE, RunSpec

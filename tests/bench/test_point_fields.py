@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from analysis.variants import describe_protocol, describe_variants
+from analysis.questions import describe_protocol, describe_variants
 from bench.core.point_fields import FIELDS, flatten, is_shown, select
 from bench.core.spec import LearningSpec, RunSpec, config_id
-from bench.predict.advice.measured import format_decisive
+from bench.predict.neighbours import format_decisive
 
 ONE: dict[str, Any] = {
     "model": {"name": "tiny", "shape": {"d_model": 64}},

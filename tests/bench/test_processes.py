@@ -68,4 +68,4 @@ def test_every_module_of_ours_is_started_by_that_command() -> None:
     """ab starts a side's own code, which may be older than -P. It sets PYTHONSAFEPATH for the same effect."""
     code = Path(__file__).parents[2] / "bench"
     starting = {str(path.relative_to(code)) for path in code.rglob("*.py") if '"-m"' in path.read_text()}
-    assert starting == {"core/processes.py", "sweep/ab/rounds.py"}
+    assert starting == {"core/processes.py", "sweep/ab.py"}

@@ -69,6 +69,24 @@ def test_a_log_gets_no_progress() -> None:
     assert (done.stdout, done.stderr) == ("[1/2] a point\n", "")
 
 
+def test_a_log_has_a_line_at_the_start_of_each_point_and_one_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = iter([0, 1, 30, 62, 100, 110])
+    log = terminal.LogProgress(clock=lambda: next(now_s))
+    for shown in (
+        Progress("starting", 0.0, "", "[1/2] ddp"),
+        Progress("steps 3", 0.2, "", "[1/2] ddp"),
+        Progress("steps 7", 0.4, "at most 40 s left", "[1/2] ddp"),
+        Progress("steps 9", 0.45, "at most 5 s left", "[1/2] ddp"),
+        Progress("starting", 0.5, "about 60 s left", "[2/2] zero1"),
+    ):
+        log.show(shown)
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/2] ddp  starting",
+        "[1/2] ddp  steps 7  40 %  at most 40 s left",
+        "[2/2] zero1  starting  about 60 s left",
+    ]
+
+
 def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
     protocol = MeasureSpec(warmup_steps=10, gpu_warmup_s=0, min_steps=20, window_s=0, max_s=1000)
     watch = AttemptWatch(Path("nowhere"), protocol)

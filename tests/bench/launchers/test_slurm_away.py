@@ -1,5 +1,5 @@
-"""What happens when Slurm does not answer, or not in time. Its programs are played by scripts: only so can they fail at
-will in the midst of a submission."""
+"""A Slurm that does not answer, or not in time. Scripts play its programs, so that they can fail in the middle of a
+submission."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from slurm_jobs import options, work
 
 from bench.core.errors import UserError
 from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
-from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, states, submit
+from bench.launchers.slurm import Options, ask, cancel_all, cluster, limits, plan, states, submit
 from bench.launchers.slurm.queue import list_queued
 
 AWAY = "Unable to contact slurm controller (connect failure)"
@@ -17,7 +17,7 @@ SLOW = "Socket timed out on send/recv operation"
 
 
 class Programs:
-    """Programs of Slurm that do as a test says, and note that they were called."""
+    """Slurm's programs, played by scripts that count their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Programs:
         self._calls.touch()
 
     def play(self, name: str, *, says: str = "", error: str = "", then: str = "") -> None:
-        """Have `name` print something, or fail with an error; the next time, do what `then` says in shell."""
+        """Have `name` print `says`, or fail with `error`. From the second call on, execute the shell code `then`."""
         done = f"echo '{name}: error: {error}' >&2; exit 1" if error else f"printf '%s' '{says}'; exit 0"
         second = self.folder / f"{name}.second"
         again = f"if [ -e {second} ]; then {then}; fi\ntouch {second}\n" if then else ""
@@ -52,7 +52,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def row(name: str, number: int = 77, state: str = "PENDING") -> str:
-    """Return a line of squeue."""
+    """Return a line of squeue's output."""
     values = {"ArrayJobID": number, "ArrayTaskID": "N/A", "State": state, "RestartCnt": 0, "NumNodes": 1, "Name": name}
     columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
     return "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns) + "\n"
@@ -171,8 +171,45 @@ def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Program
         cancel_all(["3"])
 
 
+def test_a_program_that_has_not_answered_for_5_s_is_reported_and_waited_for(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cluster._NOTICE_S == 5
+    monkeypatch.setattr("bench.launchers.slurm.cluster._NOTICE_S", 0.2)
+    programs.write("sbatch", "sleep 0.5; echo 7")
+    assert submitted(tmp_path) == "7"
+    assert caplog.messages == ["sbatch has not answered for 0 s; still waiting, Ctrl-C ends it"]
+
+
+def test_a_program_that_answers_at_once_is_not_reported(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.write("sbatch", "echo 7")
+    assert submitted(tmp_path) == "7" and caplog.messages == []
+
+
+def test_an_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path: Path) -> None:
+    retries = "echo 'sbatch: error: no such file, retrying' >&2; echo 'sbatch: error: no such file, retrying' >&2"
+    programs.write("sbatch", f"{retries}; echo 'sbatch: fatal: Unable to process configuration file' >&2; exit 1")
+    with pytest.raises(UserError) as refused:
+        submitted(tmp_path)
+    assert str(refused.value) == (
+        f"sbatch: no such file, retrying; fatal: Unable to process configuration file; the script is {tmp_path}/job.sh"
+    )
+
+
+def test_a_controller_that_is_unavailable_is_reported_before_each_new_attempt(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {AWAY}", then="echo 12; exit 0")
+    programs.play("squeue")
+    assert submitted(tmp_path) == "12"
+    [line] = caplog.messages
+    assert AWAY in line and line.endswith("trying again in 0.01 s, Ctrl-C ends it")
+
+
 def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.launchers.slurm.programs._ANSWER_S", 0.2)
+    monkeypatch.setattr("bench.launchers.slurm.cluster._ANSWER_S", 0.2)
     programs.write("squeue", "exec sleep infinity")
     with pytest.raises(SchedulerUnavailable, match="no answer within"):
         list_queued()

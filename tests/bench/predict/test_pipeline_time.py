@@ -4,13 +4,14 @@ on any machine."""
 from typing import Any
 
 import pytest
+from simulated_steps import simulate_schedule
 
 from bench import engines, models
 from bench.config import compose
 from bench.core.engine_costs import PipelineCosts
 from bench.core.spec import RunSpec
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
-from bench.engines.distributed.simulation import list_moments, simulate_schedule
+from bench.engines.distributed.simulation import list_moments
 from bench.engines.pipeline import costs
 from bench.predict.memory import predict_memory
 from bench.predict.memory.stages import TensorSlices
@@ -171,7 +172,7 @@ def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
     """Beside the simulation of every pass, with a stage that is slower than the others; it keeps as much, too."""
     forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
     backward_s = [2 * seconds for seconds in forward_s]
-    ends_s = costs.play_schedule(schedule, size, forward_s, backward_s, lambda source, target: 0.1)
+    ends_s = costs.simulate_ends(schedule, size, forward_s, backward_s, lambda source, target: 0.1)
     whole = simulate_schedule(build_computation(schedule, size), size, forward_s, backward_s, 0.1)
     assert max(ends_s) == pytest.approx(whole.total_s, rel=0.003)
 
