@@ -17,7 +17,7 @@ from analysis.claims.sources import CLAIMS, SMALL, STUDY, read_published
 from analysis.formats import MISSING, format_markdown_table, format_significant
 from analysis.results import Results
 from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.formatting import format_count
 from bench.core.spec import RunSpec
 
@@ -84,10 +84,7 @@ def judge(results: Results) -> list[Entry]:
 
 
 def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[ClaimFinding]) -> Iterator[Entry]:
-    machines: dict[str, list[ClaimFinding]] = {}
-    for finding in found:
-        if finding.claim is claim:
-            machines.setdefault(finding.machine, []).append(finding)
+    machines = group_by((finding for finding in found if finding.claim is claim), lambda finding: finding.machine)
     if not machines:
         yield Entry(*head, "", "", "not testable here", _NOTHING_TO_COMPARE[claim is None or claim.source == STUDY])
     for machine, of_machine in machines.items():
