@@ -181,3 +181,25 @@ OUTCOMES: dict[OutcomeKind, str] = {
     "infeasible": "never run: its memory is predicted to exceed the device's by far",
 }
 """Meaning of each outcome of a run."""
+_LONGER = "measure longer: measure=full, or a larger measure.window_s and measure.max_s"
+
+REMEDIES = {
+    "drill": "nothing: a drill tests the harness",
+    "foreign_hosts": "run it again, in a job of its own",
+    "busy": "run it again on an idle machine; launcher.quiet_within_s=60 waits for one",
+    "paused": "run it again",
+    "short": _LONGER,
+    "ended_early": "for its own time, measure it alone: zeroscale run with its overrides",
+    "unsteady": "raise measure.warmup_steps or measure.window_s",
+    "skipped_steps": "raise measure.warmup_steps, so that the loss scale settles before, or set precision=bf16",
+    "memory_drift": "do not compare its memory with that of other runs",
+    "uninspected": "run it again; its step times stand",
+    "counted_flops": "compare its TFLOP/s and MFU only with those of runs that have this flag",
+    "straggler": "look at the rank, host or link that these columns name, and run again without it",
+    "unverified": "run engine=ddp with the same overrides",
+    "dirty": "commit the changes and run again",
+    "wide": "raise measure.window_s, or run more repeats",
+    "few": "raise measure.min_steps or measure.window_s",
+    "stall": "look for other work on the machine at that step; if it repeats, the step is the run's own",
+}
+"""What to do about each flag and note."""

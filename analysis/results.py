@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -80,6 +80,15 @@ class Results:
         counts that background load does not change, such as bytes moved.
         """
         return dataclasses.replace(self, keeps_disturbed=True)
+
+    def take(self, places: Sequence[int]) -> "Results":
+        """Return the runs at these places of the table, with the judgements that all runs together gave."""
+        outcomes = {new: self._outcomes[old] for new, old in enumerate(places) if old in self._outcomes}
+        table, rows = (
+            self.table.iloc[list(places)].reset_index(drop=True),
+            self._rows.take(pa.array(places, pa.int64())),
+        )
+        return dataclasses.replace(self, table=table, _rows=rows, _outcomes=outcomes)
 
     @functools.cached_property
     def traces(self) -> pd.DataFrame:
@@ -215,17 +224,22 @@ def judge_records(found: Reading) -> Results:
     return _judge_rows(FoundRows(split_table(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])
 
 
+_MOST_WARNED = 3
+"""Skipped files, and attempts without a record, up to which a warning names all."""
+
+
 def warn(found: Reading | Results) -> None:
-    """Log the files and attempts that have no row."""
-    if found.skipped:
-        read = len(found.records if isinstance(found, Reading) else found.table)
-        _log.warning("skipped as no record: %d of %d files", len(found.skipped), len(found.skipped) + read)
-        for skipped in found.skipped:
-            _log.warning("  %s", make_printable(str(skipped)))
-    if found.unfinished:
-        _log.warning("without a record yet: %s", format_count(len(found.unfinished), "attempt"))
-        for folder in found.unfinished:
-            _log.warning("  %s", make_printable(str(folder)))
+    """Warn of skipped files and of attempts without a record: their numbers, and the first few of each."""
+    read = len(found.records if isinstance(found, Reading) else found.table)
+    skipped = f"skipped as no record: {len(found.skipped)} of {len(found.skipped) + read} files"
+    unfinished = f"without a record yet: {format_count(len(found.unfinished), 'attempt')}"
+    for text, things in ((skipped, found.skipped), (unfinished, found.unfinished)):
+        if things:
+            _log.warning(text)
+        for thing in things[:_MOST_WARNED]:
+            _log.warning("  %s", make_printable(str(thing)))
+        if len(things) > _MOST_WARNED:
+            _log.warning("  … and %d more", len(things) - _MOST_WARNED)
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:

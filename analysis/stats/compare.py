@@ -116,7 +116,7 @@ def _build_side(steps: Array, level: float) -> _Side | None:
     if bounds.low <= 0:
         return None
     log, low, high = (float(np.log(seconds)) for seconds in (steps.mean(), bounds.low, bounds.high))
-    return _Side(log, low, high, bounds.freedom)
+    return _Side(log, low, high, bounds.degrees_of_freedom)
 
 
 class Comparison(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench.config.decode import PLUGIN_GROUPS
 from bench.config.reference.config import (
     GROUPS,
-    PLUGIN_GROUPS,
     ConfigKey,
     KeySection,
     list_group_files,

@@ -66,6 +66,8 @@ def _list_blocks(name: str, notebook: Any, runs: str, folder: Path) -> Iterator[
                 (folder / picture).write_bytes(base64.b64decode(data["image/png"]))
                 yield f"![Output of the cell above]({picture})"
             elif "text/html" in data:
-                yield f'```{{raw}} html\n<div style="overflow-x: auto">{data["text/html"]}</div>\n```'
+                # pandas asks for borders of its own, which would stand next to those of the theme
+                shown = data["text/html"].replace('<table border="1" class="dataframe">', '<table class="docutils">')
+                yield f'```{{raw}} html\n<div style="overflow-x: auto">{shown}</div>\n```'
             elif text := data.get("text/plain") or (output.get("name") == "stdout" and output.text):
                 yield f"```text\n{text.rstrip()}\n```"

@@ -1,4 +1,4 @@
-"""Helpers that compare two sets of records."""
+"""Comparisons of two sets of records, for the tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +25,7 @@ def against(
 
 
 def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
-    """Return repeats whose median step times are `step_s` times these factors, each in a Slurm job if jobs are
-    given."""
+    """Return repeats with median step times of `step_s` times each `scale`, in Slurm jobs if `jobs` are given."""
     around = [{"environment": {"slurm": {"SLURM_JOB_ID": str(job)}}} for job in jobs] or [{} for _ in scale]
     windows = [steps((step_s * by,) * 30) for by in scale]
     return [

@@ -13,17 +13,17 @@ POINT_ORDER = 3  # of markers of numbers; the strip below zero and arrows have o
 
 
 def draw(module: Any, found: Results) -> Figure:
-    """Return the figure of a module as it is printed."""
+    """Return the figure of a module for print."""
     return compose(module.picture(found))
 
 
 def shows(module: Any, found: Results) -> bool:
-    """Return whether a figure has something to show."""
+    """Return True for a figure that has something to show."""
     return bool(module.picture(found).panels)
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
-    """Return the positions of drawn numbers."""
+    """Return the coordinates of the points with a number."""
     marked = [line for line in axes.lines if line.get_zorder() == POINT_ORDER]
     return sorted(point for line in marked for point in zip(line.get_xdata(), line.get_ydata(), strict=True))
 
@@ -45,12 +45,12 @@ def places(axes: Axes) -> list[str]:
 
 
 def strip(axes: Axes) -> list[Line2D]:
-    """Return the markers of the lines below zero, from top to bottom."""
+    """Return the markers of the strip below zero, from top to bottom."""
     return [line for line in axes.lines if line.get_marker() != "None" and line.get_ydata()[0] < 0]
 
 
 def reasons(axes: Axes) -> set[tuple[str, str]]:
-    """Return the texts of the strip below zero, with their positions."""
+    """Return the texts of the strip below zero, with their places."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
     single = axes.get_xlabel().split()[-1]  # with a single place the axis has the names of the series
@@ -63,7 +63,7 @@ def legend(figure: Figure) -> list[str]:
 
 
 def titles(figure: Figure) -> list[str]:
-    """Return the titles, each on one line."""
+    """Return each title on one line."""
     return [axes.get_title(loc="left").replace("\n", " · ") for axes in figure.axes]
 
 

@@ -15,7 +15,7 @@ TO = ("tensorboard", "mlflow")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with a run that ended ok and a run that ran out of memory."""
+    """A run that ended ok and one that ran out of memory."""
     good = run(spec("zero1", nodes=2), steps=steps((0.1, 0.2, 0.3) * 10), repeat=2)
     return save(tmp_path / "runs", good, failed("oom", spec("zero3"), reason="no <b>room</b>"))
 

@@ -119,8 +119,8 @@ def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> Non
     drawn = sweep()
     assert legend(drawn) == ["ddp", "zero1"]
     assert (
-        note(drawn)
-        == "Bars: interval (95 %, within the run). Hollow: none is known. Arrow: the interval ends beyond the axis."
+        note(drawn) == "Bars: interval (of one run's steps, indicative). Thin: of one run. Hollow: no interval. "
+        "Arrow: the interval ends beyond the axis."
     )
 
 
@@ -262,7 +262,7 @@ def test_too_many_curves_are_left_out_aloud() -> None:
 def test_a_panel_without_any_number_is_named_and_not_drawn() -> None:
     drawn = draw(throughput, results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]
-    assert note(drawn).endswith("Not drawn, since nothing has a number: tiny · 1 rank (OOM, hang).")
+    assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank (OOM, hang).")
 
 
 def test_models_that_stand_side_by_side_would_need_two_scales() -> None:

@@ -1,4 +1,4 @@
-"""The bubble of a pipeline, measured and predicted from its schedule: shares computed by hand, and their drawing."""
+"""The bubble of a pipeline, measured and predicted: shares computed by hand, and their figure."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def ran(of: RunSpec, *idle_s: float) -> RunRecord:
 
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
-    """Return the drawn values of one panel, by label and whether they are predicted."""
+    """Return the curves of the only panel by label and whether they are predicted."""
     (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 
@@ -93,7 +93,7 @@ def test_repeats_are_one_point_their_median() -> None:
 def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
     drawn = draw(idle_share, results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
     (axes,) = drawn.axes
-    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, part of a step")
+    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, share of a step")
     marked: dict[str, list[Line2D]] = {"none": [], "full": []}
     for line in axes.lines:
         if line.get_marker() == "o" or line.get_marker() == "s":
@@ -105,7 +105,7 @@ def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine(
     }
     assert [line.is_dashed() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
     assert legend(drawn) == ["pipeline"], "one name for both"
-    assert "Hollow, dashed: the engine's own schedule" in note(drawn)
+    assert "Hollow, dashed: a simulation of the engine's schedule" in note(drawn)
 
 
 def test_hovering_tells_both_shares() -> None:

@@ -1,4 +1,4 @@
-"""Drawn held-out losses, compared with values computed by hand."""
+"""The figure of held-out losses, with values computed by hand."""
 
 import numpy as np
 import pytest

@@ -78,7 +78,7 @@ def test_scaling_applies_from_two_measured_node_counts_on() -> None:
 
 
 def best() -> Results:
-    """Return three repeats of two engines: a tie on one node, zero2 faster on two, out of memory on four."""
+    """Two engines that tie on one node. On two, zero2 is faster; on four, both run out of memory. Three repeats."""
     thrice = [*weak(on1=0.1, on2=0.2), *weak(engine="zero2", on1=0.1, on2=0.125)]
     return results(
         *(
@@ -97,7 +97,7 @@ def cell(axes: Axes, column: int, line: int) -> list[str]:
 
 
 def line_names(axes: Axes) -> list[str]:
-    """Return the labels next to the cells."""
+    """Return the names next to the cells."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 

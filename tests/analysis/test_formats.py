@@ -26,7 +26,7 @@ NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
 
 
 def table() -> pd.DataFrame:
-    """Return values that are easily misread: an id like a number, a model called nan, every separator, long floats."""
+    """Values that programs misread: an id like a number, a model called nan, text with all separators, long floats."""
     odd = spec(model={"name": "nan"}, activation_checkpointing=True)
     return run_table(
         [

@@ -1,4 +1,4 @@
-"""Lanes of a pipeline: the passes of each rank computed by hand, and their drawing."""
+"""Timelines of a pipeline, computed by hand, and their drawing."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ COLOURS = {key.label: to_hex(key.style["facecolor"]) for key in KEYS}
 
 
 def boxes(axes: Axes, kind: str, row: int) -> list[tuple[float, float]]:
-    """Return start and end of the spans drawn in a row."""
+    """Return begin and end of the spans drawn in a row."""
     found = []
     for drawn in axes.patches:
         corners = drawn.get_path().vertices.reshape(-1, 5, 2)  # the path of a box is closed

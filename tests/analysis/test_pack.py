@@ -1,4 +1,4 @@
-"""The packed archive gives the same numbers elsewhere and contains no names of persons or machines."""
+"""The packed archive: it gives the same numbers as the records, and contains no names."""
 
 import json
 import re
@@ -98,7 +98,7 @@ VALID = spec().model_dump(mode="json", by_alias=True)
 
 
 def fill(kind: Any, text: str) -> Any:
-    """Return a plain value of a type, with `text` for free text and with valid numbers."""
+    """Return a plain value of a type, with `text` wherever any text is allowed, and valid numbers."""
     if kind is RunSpec:
         return fill_spec(text)
     origin, arguments = get_origin(kind), get_args(kind)
@@ -123,7 +123,7 @@ def fill(kind: Any, text: str) -> Any:
 
 
 def fill_spec(text: str) -> dict[str, Any]:
-    """Return a plain spec with a text, or a name made of it, in every field of text."""
+    """Return a plain spec with a text, or a name made of it, in every field that accepts it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     options = {"anything": text, text: [text], "stage": 1}
     return {
@@ -149,7 +149,7 @@ def list_texts(value: Any) -> Iterator[str]:
 
 
 def planted(text: str) -> RunRecord:
-    """Return a record with a text, or a name made of it, in every field of text."""
+    """A record with a text, or a name made of it, in every field of its schema that accepts it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     plain = fill(RunRecord, text)
     plain |= {"schema_version": 3}
@@ -177,7 +177,7 @@ def test_no_planted_text_is_left_of_a_record_that_holds_it_everywhere(text: str)
 
 
 def _holds(found: str, text: str) -> bool:
-    """Return whether a text of the archive contains a planted text or an identifying part of it."""
+    """Return True if a text of the archive contains a planted text, or a part of it that is a name."""
     parts = [part for part in re.split(r"[^A-Za-z0-9]+", text.lower()) if len(part) > 3 and not part.isdigit()]
     known = {"nvidia", "hf", "sk", "2026"}
     return text in found or any(part in found.lower() for part in parts if part not in known)
@@ -212,7 +212,7 @@ def test_a_run_on_a_foreign_host_is_still_known_as_one(tmp_path: Path) -> None:
 
 
 def test_a_record_that_no_reader_would_take_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Span corruption has fixed names of token kinds, so zeroscale cannot have written this record."""
+    """Span corruption has fixed names of tokens; a record with other names is no record of zeroscale."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
     assert "left out of the archive" in caplog.text and "jdoe" not in caplog.text

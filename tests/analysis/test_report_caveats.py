@@ -1,4 +1,4 @@
-"""Caveats of a set of runs: the nodes behind its intervals."""
+"""Caveats of a set of runs about the nodes of its allocations."""
 
 from records import results, run, spec
 

@@ -133,7 +133,7 @@ def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_
     panels = {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in draw(search, searched).axes}
     objective = found.objective
     assert list(panels) == [
-        ("trials", objective), ("node-hours", objective), ("what mattered", "part of the variance"),
+        ("trials", objective), ("node-hours", objective), ("importance", "share of the variance"),
         ("engine", objective), ("batch.micro", objective), ("seconds per sample", "peak memory of a rank, GiB"),
         ("seconds per sample", "node-seconds per sample"),
     ]  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_folder_without_a_search_is_told_in_one_line(tmp_path: Path, capsys: p
     pytest.importorskip("optuna")
     assert main(["export", str(tmp_path), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
     said = capsys.readouterr().err.strip()
-    assert "no sweep was asked for in this folder" in said and "\n" not in said
+    assert "no sweep was started in this folder" in said and "\n" not in said
 
 
 def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:

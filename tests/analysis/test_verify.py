@@ -14,7 +14,7 @@ from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.record import RunRecord
 from bench.core.spec import EngineSpec, Precision, RunSpec
 from bench.engines import trained
-from bench.engines.precision.optimizer import LossScale
+from bench.engines.precision import LossScale
 from bench.engines.precision.update import Update
 from bench.models.t5 import build as t5
 

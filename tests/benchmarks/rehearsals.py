@@ -233,7 +233,7 @@ def _run_steps(spec: RunSpec, rank: int) -> tuple[int | None, ...]:
 
     from bench import data, engines
     from bench.core.engine_facts import place as find_place
-    from bench.engines.distributed.stages import build_stages
+    from bench.engines.distributed.executor import build_stages
     from bench.engines.pipeline import engine
     from bench.measure import memory
     from bench.measure.shapes import LeftOutOperations

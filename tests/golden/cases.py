@@ -80,7 +80,7 @@ def cases(*, whole: bool) -> dict[str, Case]:
     """Return the cases by name: all, or a selection that takes a minute."""
     found: dict[str, Case] = {}
     for study, launcher in _planned(whole=whole):
-        words = ("sweep", f"study={study}", f"launcher={launcher}", "--dry-run")
+        words = ("sweep", f"study={study}", f"launcher={launcher}", *_list_gpu_overrides(study, launcher), "--dry-run")
         found[f"dry-run {study} {launcher}"] = partial(answer, *words)
         found[f"dry-run {study} {launcher} as JSON"] = partial(answer, *words, "--json")
     for block in range(BLOCKS if whole else IN_CI):
@@ -97,6 +97,12 @@ def cases(*, whole: bool) -> dict[str, Case]:
         found[f"{' '.join(words)} of a submitted study"] = partial(_submitted, *words)
     found |= {f"report {name}": partial(_report, name) for name in (_REPORTED if whole else _REPORTED[:1])}
     return found
+
+
+def _list_gpu_overrides(study: str, launcher: str) -> list[str]:
+    """Return the override by which the jobs of a study on GPUs ask for them, where the launcher's file has none."""
+    on_gpus = re.search(r"^  machine: (?!cpu|testbed)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE)
+    return ["launcher.gpus=--gres=gpu:{devices}"] if on_gpus and launcher in ("slurm", "slurm_testbed") else []
 
 
 def _planned(*, whole: bool) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Reports opened in headless Chromium. The tests are skipped without it, and fail where it is required."""
+"""Reports opened in headless Chromium. Without Chromium the tests are skipped, or fail if it is required."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, closed as soon as possible because its event loop runs in this thread."""
+    """Chromium. It is closed after a module, since its event loop runs in this thread until then."""
     chromium = shutil.which("chromium")
     if chromium is None:
         if os.environ.get(REQUIRE) == "1":
@@ -75,7 +75,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of runs whose texts contain HTML and other markup."""
+    """The report of runs whose texts contain HTML, scripts and control characters."""
     folder = tmp_path_factory.mktemp("hostile")
     log = "</script><script>document.title = 'hacked'</script>\n\x1b[31mred"
     engine = EngineSpec(name="zero1", backend="deepspeed", options={"note": EVIL})
@@ -93,7 +93,7 @@ def reported(runs: Path, out: Path) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
-    """Function that opens a page in a new window, on a screen of the given width."""
+    """Open a page in its own window, on a screen of a given width."""
     contexts = []
 
     def open_page(path: Path, width: int = 1400, fragment: str = "", **more: object) -> Opened:

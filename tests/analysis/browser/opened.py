@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 
 
 class Opened(NamedTuple):
-    """A page, with its requests and console errors so far."""
+    """A page, with its requests and error messages so far."""
 
     page: Page
     requests: list[str]

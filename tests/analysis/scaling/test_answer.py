@@ -1,4 +1,4 @@
-"""The answer in sentences: its order, and that it claims nothing beyond what the runs show."""
+"""The answer in sentences: its order, and no claim without enough runs."""
 
 import re
 from typing import Any

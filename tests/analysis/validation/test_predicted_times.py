@@ -1,4 +1,4 @@
-"""Predictions of time compared with measurements: order of stages, intervals, and NVIDIA's T5-3B."""
+"""Predicted and true times: the order of stages, intervals, and NVIDIA's T5-3B from its first row."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from analysis.validation.step_times import PredictedStep
 
 
 def at(engine: str, measured: tuple[float, float, float], predicted: float) -> PredictedStep:
-    """Return a configuration of two nodes with median, interval and predicted time."""
+    """A configuration of two nodes: median and ends of its interval, and its prediction."""
     return PredictedStep("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
@@ -29,7 +29,7 @@ def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
     assert {what: point.verdict for what, point in points.items()} == {
         "zero1 and zero2": "exception", "zero1 and zero3": "ok", "zero2 and zero3": "not testable",
     }  # fmt: skip
-    assert points["zero1 and zero2"].reason == "zero1 predicted +11.1 %, measured -50.0 % beside zero2"
+    assert points["zero1 and zero2"].reason == "zero1 predicted +11.1 %, measured -50.0 % against zero2"
 
 
 def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:

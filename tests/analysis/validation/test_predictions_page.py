@@ -164,7 +164,7 @@ def test_a_folder_without_recorded_runs_is_refused_in_a_line(
 ) -> None:
     (tmp_path / "measured" / "two_cores.zip").mkdir(parents=True)
     assert ledger.main([str(tmp_path), "--out", str(tmp_path / "new")]) == 2
-    rule = "holds no predictions/inputs, with which predictions are compared"
+    rule = "has no predictions/inputs, with which predictions are compared"
     remedy = "give the folder `results` of a checkout of the repository"
     assert capsys.readouterr().err == f"{tmp_path}: {rule}; {remedy}\n"
     assert not (tmp_path / "new").exists()

@@ -55,7 +55,7 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
         (ask(gain=-0.01), "search.gain=-0.01: input should be greater than or equal to 0"),
         (ask(parallel=0), "search.parallel=0: input should be greater than 0"),
         (ask(seed=-1), "search.seed=-1: input should be greater than or equal to 0"),
-        (ask(trial=3), "search.trial: no such key; did you mean trials?"),
+        (ask(trial=3), "search.trial: no such key; did you mean search.trials?"),
         (ask(rungs={"least": 100}), "rungs are of trainings; seek validation_loss, or leave rungs out"),
         (rungs(least=0), "search.rungs.least=0: input should be greater than 0"),
         (rungs(factor=1), "search.rungs.factor=1: input should be greater than or equal to 2"),
@@ -98,7 +98,7 @@ def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:
         ({}, {"peak_bytes": {"at_most": 1000}}, r"^search.constraints.peak_bytes: at most 1000, and each of its 2 "
          r"points is predicted to need more, the least [\d.]+e\+07; loosen it, or change the space$"),
         ({"machine": "h100", "launcher": "slurm", "model": "mt5_xxl"}, {}, r"^search.space: each of its 2 points is "
-         r"predicted far out of memory of a device of h100; change the space, or the machine$"),
+         r"predicted far above the memory of a device of h100; change the space, or the machine$"),
     ],
 )  # fmt: skip
 def test_a_space_of_which_nothing_is_within_reach_is_refused(
@@ -126,7 +126,7 @@ def test_a_search_is_no_sweep(tmp_path: Path) -> None:
 def test_axes_beside_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps({"name": "mine", "base": BASE, "search": ask(), "axes": {"nodes": [1, 2]}}))
-    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) beside a search.*move the axes into"):
+    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) and a search.*move the axes into"):
         verb(str(file))
 
 
@@ -138,7 +138,7 @@ def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
 
 def test_a_loss_is_sought_among_trainings_alone(tmp_path: Path) -> None:
     asked = ask(objective="validation_loss", space={"optimizer.lr": [1e-3, 1e-2]})
-    with pytest.raises(UserError, match=r"validation_loss: is of a training to its end, .*learning\.tokens"):
+    with pytest.raises(UserError, match=r"validation_loss: needs a training with an end; .*learning\.tokens"):
         plan(tmp_path, asked)
     made = plan(tmp_path, asked, "model=gpt2_tiny", "data=text", "learning.tokens=100000")
     assert [one.predicted for one in made.pool.list_all()] == [None, None]
@@ -171,5 +171,5 @@ def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:
 def test_where_trainings_stop_is_said_by_rungs_alone(tmp_path: Path, given: str) -> None:
     base = BASE | {"data": "text", "learning.tokens": 100_000} | ({"learning.stop_after": 9} if given == "base" else {})
     overrides = ["learning.stop_after=9"] if given == "command line" else []
-    with pytest.raises(UserError, match=r"stop_after: a search with rungs says where its trainings stop"):
+    with pytest.raises(UserError, match=r"stop_after: a search with rungs decides where its trainings stop"):
         plan(tmp_path, rungs(), *overrides, base=base)
