@@ -60,7 +60,7 @@ def _wait(folder: Path, *, quiet: bool) -> api.Status:
     with terminal.progress(quiet=quiet) as follow:
         while status.under_way or (status.stuck and time.monotonic() < stuck_since + _STUCK_S):
             stuck_since = time.monotonic() if status.under_way else stuck_since
-            follow(format_summary(status.view))
+            follow(format_progress(status.view))
             time.sleep(_WAIT_S)
             status = _read_status(folder)
     return status
@@ -80,7 +80,7 @@ def _format_text(view: StudyState, *, every: bool) -> str:
         for found in jobs.read_exclusions(view.folder)
     ]
     lines += [make_printable(line) for line in _list_job_lines(view)]
-    return "\n".join([*lines, format_summary(view)])
+    return "\n".join([*lines, format_progress(view)])
 
 
 def _list_job_lines(view: StudyState) -> Iterator[str]:
@@ -111,9 +111,13 @@ def format_summary(view: StudyState) -> str:
     counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is not known"
     spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
+    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
+
+
+def format_progress(view: StudyState) -> str:
+    """Return the summary of a sweep, and an estimate of the time left."""
     left = estimate_time_left(view)
-    left_text = f"; {left.describe()}" if left else ""
-    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}{left_text}"
+    return format_summary(view) + (f"; {left.describe()}" if left else "")
 
 
 class TimeLeft(NamedTuple):

@@ -35,7 +35,9 @@ def refuse_existing(layout: Layout) -> None:
     if Path("/sys/class/net", layout.login_interface).exists():
         used.append(f"interface {layout.login_interface}")
     if used:
-        raise RefusedCommand(", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name")
+        raise RefusedCommand(
+            ", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name"
+        )
     for overlap in ("root", "match"):  # routes inside the subnet, and routes around it
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":
