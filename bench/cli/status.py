@@ -141,9 +141,11 @@ _LATEST = 50
 def estimate_time_left(view: StudyState) -> TimeLeft | None:
     """Estimate the time left from the median of finished points, per number of nodes, or from the plan's time limits.
 
-    As many points are assumed to run at a time as run now, and at least one. None if no point is left, or if nothing
-    is known about the time of a point.
+    As many points are assumed to run at a time as run now, and at least one. None if no point is left, if the time of
+    a point is unknown, or if the scheduler did not answer.
     """
+    if view.seen.jobs and not view.is_reached:
+        return None
     left = [one.point for one in view.statuses if one.state not in ("answered", "given up")]
     done = [one for one in view.statuses if one.final and one.outcome == "ok"][-_LATEST:]
     by_nodes: dict[int, list[float]] = {}
