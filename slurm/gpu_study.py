@@ -127,7 +127,8 @@ def main() -> int:
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))  # the step gets the signal too, and ends
+    # The step gets the signal too, and ends.
+    signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
     failed = [step for step in steps if interrupted or not call(step)]
     for folder in sorted({path.parents[3] for path in runs.rglob("record.json")}):

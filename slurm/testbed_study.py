@@ -25,7 +25,8 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     os.environ["SLURM_CONF"] = f"/tmp/zeroscale-testbed-{args.name}/slurm.conf"
-    os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the ranks; a node here is one core, and more threads only wait
+    # Inherited by the ranks; a node here is one core, and more threads only wait.
+    os.environ["OMP_NUM_THREADS"] = "1"
     shape = ("--nodes", "4", "--rate", args.rates[0], "--subnet", args.subnet)
     failed = 0
     try:
@@ -34,7 +35,8 @@ def main() -> int:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        if not failed:  # else `up` has printed why, and left nothing
+        # Else `up` has printed why, and left nothing.
+        if not failed:
             _testbed("down", args.name)
 
 
@@ -109,7 +111,8 @@ def _call(*command: str) -> int:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)  # an exception, so that the testbed is taken down
+    # An exception, so that the testbed is taken down.
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
