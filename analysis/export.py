@@ -72,11 +72,12 @@ def list_exported_runs(results: Results) -> list[ExportedRun]:
 def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     steps = record.observations.steps if record.observations else None
     phases = record.observations.phases_s if record.observations else {}
+    place, which = f"{row['nodes']}x{row['devices_per_node']}", f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
     observed_series = {name: getattr(steps, name, ()) for name in _SERIES}
     tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
     return ExportedRun(
         study=_clean_name(row["study"]),
-        name=_clean_name(_build_run_name(row)),
+        name=_clean_name(f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"),
         parameters=dict(_list_parameters(record.spec)),
         metrics={name: float(row[name]) for name in load_metrics() if row[name] is not None},
         series={name: _drop_missing(values) for name, values in observed_series.items() if _drop_missing(values)},
@@ -85,12 +86,6 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
         started_s=_parse_unix_time(record.circumstance.started_at),
         seconds=sum(phases.values()) + sum(steps.step_s if steps else ()),
     )
-
-
-def _build_run_name(row: Row) -> str:
-    place = f"{row['nodes']}x{row['devices_per_node']}"
-    which = f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
-    return f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"
 
 
 def _clean_name(text: str) -> str:
@@ -143,12 +138,9 @@ def _write_run(writer: Any, run: ExportedRun) -> None:
         for step, value in series:
             writer.add_scalar(f"steps/{name}", value, step, walltime=run.started_s)
     for name, text in run.tags.items():
-        writer.add_text(name, _format_literal(text), 0, walltime=run.started_s)
-
-
-def _format_literal(text: str) -> str:
-    """Return a text from a record as a Markdown code block, since TensorBoard renders Markdown."""
-    return "".join(f"    {line}\n" for line in text.splitlines())
+        # TensorBoard renders Markdown, so a text from a record becomes a block of code
+        block = "".join(f"    {line}\n" for line in text.splitlines())
+        writer.add_text(name, block, 0, walltime=run.started_s)
 
 
 def _replace_events(folder: Path, new: Path) -> None:

@@ -230,9 +230,9 @@ def _pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
 
 
 def _apply_gate(lines: Sequence[PairResult], gate: Gate) -> list[PairResult]:
-    among = sum(line.comparison is not None and line.comparison.decides for line in lines)
     compared = [line.comparison for line in lines if line.comparison]
-    beyond = iter(stats.exceed([*compared], gate.limit or 0.0, gate.level))
+    among = sum(one.decides for one in compared)
+    beyond = iter(stats.exceed(compared, gate.limit or 0.0, gate.level))
     return [_gate_pair(line, gate, among, beyond=bool(line.comparison) and next(beyond)) for line in lines]
 
 
@@ -256,7 +256,8 @@ def _broken(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
         grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit
         if (grown or (gate.exact and change.exact)) and change.name not in gate.allowed:
             found.append(change.name)
-    if gate.exact and _mixed(line.b) and not _mixed(line.a):
+    mixed = ["mixed" in one.row["flags"].split() for one in (line.a, line.b)]
+    if gate.exact and mixed == [False, True]:
         found.append("some runs failed in B")
     return tuple(found)
 
@@ -277,7 +278,3 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
     )
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
     return (*reasons, f"{wanted} more a side would detect {percent(gate.limit)}") if more else reasons
-
-
-def _mixed(one: ComparedConfiguration) -> bool:
-    return "mixed" in one.row["flags"].split()

@@ -8,7 +8,7 @@ from typing import Any
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from analysis.compare import SetComparison
-from analysis.compare.judging import PairResult, QuantityChange
+from analysis.compare.judging import PairResult
 from analysis.compare.phrases import (
     HEAD,
     RIGHT,
@@ -155,10 +155,10 @@ def to_json(compared: SetComparison) -> str:
 
 def to_csv(compared: SetComparison) -> str:
     """Return a row for each pair; a changed quantity is written `name: values of A -> values of B`."""
-    rows = [
-        {**_build_row(name, line), "changes": "; ".join(map(_format_raw_change, line.changes))}
-        for name, line in compared.lines
-    ]
+    rows = []
+    for name, line in compared.lines:
+        changes = [(one.name, *(" ".join(map(str, side)) for side in (one.a, one.b))) for one in line.changes]
+        rows.append(_build_row(name, line) | {"changes": "; ".join(f"{n}: {a} -> {b}" for n, a, b in changes)})
     lines, names = CsvLines(), list(rows[0]) if rows else ["name"]
     writer = csv.DictWriter(lines, names, lineterminator=lines.END)
     writer.writeheader()
@@ -187,8 +187,3 @@ def _build_row(name: str, line: PairResult) -> dict[str, Any]:
         "b_runs": line.runs and line.runs[1],
         **{f"{side}_{key}": one and one.row[key] for side, one in (("a", line.a), ("b", line.b)) for key in _SIDE},
     }
-
-
-def _format_raw_change(change: QuantityChange) -> str:
-    a, b = (" ".join(map(str, side)) for side in (change.a, change.b))
-    return f"{change.name}: {a} -> {b}"

@@ -22,17 +22,11 @@ def format_headline(compared: SetComparison) -> str:
     """Return the outcome in a line or two: the gate, then the number of configurations by status."""
     counts = Counter(line.status for _, line in compared.lines)
     texts = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
-    parts = (_describe_gate(compared), f"{texts or 'nothing to compare'}.", _suggest_across(compared))
+    parts = [_describe_gate(compared), f"{texts or 'nothing to compare'}."]
+    if differ := [one for _, line in compared.lines if line.status == "not comparable" for one in line.differ]:
+        across = [*(part.name for part in compared.question.across), name_across(differ)]
+        parts.append(f"To compare these as well: --across {','.join(across)}.")
     return " ".join(part for part in parts if part)
-
-
-def _suggest_across(compared: SetComparison) -> str:
-    """Name the option that would compare the pairs that differ; empty if all were compared."""
-    differ = [one for _, line in compared.lines if line.status == "not comparable" for one in line.differ]
-    if not differ:
-        return ""
-    already = tuple(part.name for part in compared.question.across)
-    return f"To compare these as well: --across {','.join((*already, name_across(differ)))}."
 
 
 def describe_sides(compared: SetComparison) -> str:
@@ -44,6 +38,7 @@ def describe_sides(compared: SetComparison) -> str:
 
 def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
     """Return the cells of a row under HEAD."""
+    before, after = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
     held = {"broken": ": breaks the gate", "open": ": inconclusive"}.get(line.held or "", "")
     return (
         name,
@@ -52,7 +47,7 @@ def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
         _format_time(line, "b"),
         format_time_change(line),
         describe_ground(line),
-        _format_peak_change(line),
+        f"{100 * (after / before - 1):+z.1f} %" if before and after and line.comparison else MISSING,
         "; ".join(list_remarks(line)) or MISSING,
     )
 
@@ -161,9 +156,3 @@ def _format_time(line: PairResult, side: str) -> str:
     one = getattr(line, side)
     seconds = one.row["sample_s"] if one else None
     return MISSING if seconds is None else format_significant(seconds)
-
-
-def _format_peak_change(line: PairResult) -> str:
-    """Return the change of the highest peak of memory in B against A."""
-    a, b = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
-    return MISSING if not a or not b or line.comparison is None else f"{100 * (b / a - 1):+z.1f} %"

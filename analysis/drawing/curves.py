@@ -176,7 +176,11 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
     gaps: list[tuple[int, Row | None]] = []
     before = 0
     for place, rows in enumerate(cells):
-        here = [_build_point(place, row, quantity) for row in rows if row[quantity.column] is not None]
+        here = []
+        for row in (row for row in rows if row[quantity.column] is not None):
+            low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
+            ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
+            here.append(ChartPoint(place, row[quantity.column] / quantity.unit, ends, row))
         if before == 1 and len(here) == 1:
             segments[-1] = (*segments[-1], *here)
         else:
@@ -184,12 +188,6 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
         gaps += [] if here else [(place, next(iter(rows), None))]
         before = len(here)
     return ChartCurve(label, tuple(segments), tuple(gaps) if any(row for _, row in gaps) else ())
-
-
-def _build_point(place: int, row: Row, quantity: PlottedQuantity) -> ChartPoint:
-    low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
-    ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
-    return ChartPoint(place, row[quantity.column] / quantity.unit, ends, row)
 
 
 def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> float:

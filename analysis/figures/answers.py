@@ -19,8 +19,8 @@ from analysis.drawing import (
     mark,
     shorten_text,
 )
-from analysis.formats import format_effect, format_significant, shorten_keys
-from analysis.questions import describe_series, name_question
+from analysis.formats import format_effect, format_significant, name_briefly
+from analysis.questions import name_question
 from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
@@ -29,7 +29,7 @@ from analysis.summary import Row, is_disturbed
 TITLE = "The answers at a glance"
 ALT = (
     "By question a row per engine: the extra time per sample of its fastest configuration compared with the fastest of "
-    "all, with the interval of the difference. The tables hold the numbers."
+    "all, with the interval of the difference."
 )
 PLACE = 0
 
@@ -38,7 +38,7 @@ MOST_PANELS, MOST_MARKS = 6, 6
 
 _LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # ends of the axis: the right one is between the first two
 _ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
-_WIDE, _NARROW = Space(0, 2.2, 2.7, 0.4), Space(0, 0.15, 0.15, 0.4)
+_WIDE, _NARROW = Space(0, 2.8, 2.5, 0.4), Space(0, 0.15, 0.15, 0.4)
 _LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5
 
 
@@ -122,7 +122,7 @@ def _build_panel(found: Best, title: str) -> AnswerPanel:
     firsts: dict[str, AnswerMark] = {}
     for row, rival in pairs:
         named = row | {"accumulation": row["accumulation"] // held.get("accumulation", 1), "protocol": ""}
-        label = shorten_keys(describe_series(named)).replace(" accumulated", "")
+        label = name_briefly(named)
         label += "" if "micro" in held else f", micro {row['micro']}"
         firsts.setdefault(label if "engine" in held else row["engine"], _build_mark(label, row, rival))
     title += f" · micro {held['micro']}" if "micro" in held else ""

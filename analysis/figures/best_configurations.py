@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from analysis.drawing import INK, Panel, Picture, Space, get_room_in, groups, mark, shorten_text, write_reason
-from analysis.formats import format_significant, shorten_keys
-from analysis.questions import Question, describe_differences, describe_series
+from analysis.formats import format_significant, name_briefly
+from analysis.questions import Question, describe_differences
 from analysis.results import Results
 from analysis.scaling.best import Best, best
 from analysis.scaling.time_per_sample import IntervalEstimate, Paces, compare_paces, paces, scaled
@@ -19,7 +19,7 @@ from analysis.summary import Row
 TITLE = "Best configurations and their efficiency"
 ALT = (
     "A cell per model and node count: the fastest engine and micro-batch, how many tie with it, tokens per second, and "
-    "the efficiency against the smallest node count. The tables hold the numbers."
+    "the efficiency against the smallest node count."
 )
 PLACE = 7
 
@@ -66,13 +66,13 @@ def _list_lines(results: Results) -> list[Line]:
         shared = {**found.question, "nodes": None}
         groups.setdefault(tuple(shared.values()), (shared, []))[1].append(found)
     known = paces(results)
-    return [(shared, _build_cells(found, known)) for shared, found in groups.values()]
-
-
-def _build_cells(found: Sequence[Best], known: Paces) -> dict[int, BestCell]:
-    ordered = sorted(found, key=lambda one: int(one.question["nodes"]))
-    base = next((one for one in ordered if one.fastest), None)
-    return {int(one.question["nodes"]): BestCell(one, _compute_efficiency(one, base, known)) for one in ordered}
+    lines: list[Line] = []
+    for shared, answers in groups.values():
+        ordered = sorted(answers, key=lambda one: int(one.question["nodes"]))
+        base = next((one for one in ordered if one.fastest), None)
+        cells = {int(one.question["nodes"]): BestCell(one, _compute_efficiency(one, base, known)) for one in ordered}
+        lines.append((shared, cells))
+    return lines
 
 
 def _compute_efficiency(one: Best, base: Best | None, known: Paces) -> IntervalEstimate | None:
@@ -130,7 +130,7 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
 
 
 def _format_cell_lines(found: Best, fastest: Row, efficiency: IntervalEstimate) -> list[str]:
-    engine = shorten_keys(describe_series(fastest).replace(" accumulated", ""))
+    engine = name_briefly(fastest)
     ties = f" (+{len(found.ties)} tied)" if found.ties else " (n < 3)" if found.undecided else ""
     interval = efficiency.interval
     ends = f" ({interval.low:.2f}–{interval.high:.2f})" if interval else ""

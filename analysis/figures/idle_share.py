@@ -15,7 +15,7 @@ from bench.predict.step_time.pipeline import predict_idle_share
 TITLE = "Idle share by micro-batches"
 ALT = (
     "The share of a step in which a rank of a pipeline waits for other ranks, against the micro-batches of a step: a "
-    "curve per engine as measured, and a dashed one predicted from its schedule. The tables hold the numbers."
+    "curve per engine as measured, and a dashed one predicted from its schedule."
 )
 PLACE = 7
 
@@ -41,19 +41,14 @@ def group_rows(results: Results) -> list[QuestionGroup]:
     for question, rows in group_by_question(results.summary):
         for row in rows:
             spec = results.specs[row["config_id"]]
-            if spec.parallel.pipeline > 1 and (measured := _measure_idle_share(results, row)) is not None:
+            known = results.table["idle_share"].iloc[results.behind(row)].dropna() if row["n"] else ()
+            if spec.parallel.pipeline > 1 and len(known):
                 held = f"micro {spec.batch.micro} · pipeline of {spec.parallel.pipeline}"
                 shared = {**question, "micro": spec.batch.micro, "held": held}
                 group = groups.setdefault(tuple(shared.values()), QuestionGroup(shared, []))
-                own = _build_row(row, spec, measured)
+                own = _build_row(row, spec, statistics.median(known))
                 groups[tuple(shared.values())] = group._replace(rows=[*group.rows, own])
     return list(groups.values())
-
-
-def _measure_idle_share(results: Results, row: Row) -> float | None:
-    """Return the median over the runs of a configuration; None if no run recorded it."""
-    known = results.table["idle_share"].iloc[results.behind(row)].dropna() if row["n"] else ()
-    return statistics.median(known) if len(known) else None
 
 
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:

@@ -36,7 +36,7 @@ from bench.predict.memory import predict_memory
 TITLE = "Memory by stage against ZeRO's arithmetic"
 ALT = (
     "By engine, bytes allocated at the peak and between steps as measured, next to the predicted peak and the bytes of "
-    "weights, gradients and optimizer state by ZeRO's arithmetic; a panel per question. The tables hold the numbers."
+    "weights, gradients and optimizer state by ZeRO's arithmetic; a panel per question."
 )
 PLACE = 4
 
@@ -68,7 +68,7 @@ def picture(results: Results) -> Picture:
     """Return the memory of the largest rank with a panel per question, in the largest binary unit that it fills."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
-    sizes = [[_compute_bytes(row, results.specs, _find_device(row)) for row in group.rows] for group in ordered]
+    sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]
     power = find_unit_power(_find_highest(sizes))
     names = {part: f"{' or '.join(sorted({one['evidence'] for one in questions}))}: {part}" for part in _PARTS}
     below = max((measure_names(groups.name_series(group.rows)) for group in ordered), default=0.3)
@@ -107,26 +107,16 @@ def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
     return QuestionGroup({**group.question, "held": fixed_work}, rows)
 
 
-def _compute_bytes(row: Row, specs: Mapping[str, RunSpec], device: Device) -> ConfigurationBytes:
-    spec = specs[row["config_id"]]
+def _compute_bytes(row: Row, spec: RunSpec) -> ConfigurationBytes:
+    device: Device = "cpu" if row["peak_reserved_bytes"] is None else "cuda"  # only a GPU's allocator reserves memory
     try:
         peak = predict_memory(spec, device).peak
     except (UserError, ValueError):  # this version does not know the family, shape or option
         peak = None
-    states = _predict_state_bytes(spec, row["parameters"])
+    facts, elements, states = engines.find_facts(spec), row["parameters"], None
+    if elements is not None and facts is not None and facts.division is not None:
+        states = facts.division.state_bytes(elements, spec.precision)
     return ConfigurationBytes(row["peak_allocated_bytes"], row["resident_bytes"], peak, states)
-
-
-def _predict_state_bytes(spec: RunSpec, elements: int | None) -> int | None:
-    facts = engines.find_facts(spec)
-    if elements is None or facts is None or facts.division is None:
-        return None
-    return facts.division.state_bytes(elements, spec.precision)
-
-
-def _find_device(row: Row) -> Device:
-    """Return the kind of device of a run: only a GPU has a caching allocator, which reserves memory."""
-    return "cuda" if row["peak_reserved_bytes"] is not None else "cpu"
 
 
 def _find_highest(known_bytes: Iterable[Iterable[ConfigurationBytes]]) -> int:

@@ -26,7 +26,7 @@ from bench.predict.step_time.pipeline import play_passes_by_flops
 TITLE = "What each rank did when"
 ALT = (
     "A lane for each place of a pipeline, with the forward and backward passes of one step as measured, and below the "
-    "same step as simulated from its schedule. The tables hold the numbers."
+    "same step as simulated from its schedule."
 )
 PLACE = 7
 

@@ -18,8 +18,7 @@ from bench.core.record import RunRecord
 TITLE = "Spread over ranks"
 ALT = (
     "A line per run, a tick per rank: its own time in a step, outside collectives, over that of the median rank, and "
-    "its peak memory minus that of the median rank. In a pipeline only ranks with the same layers are compared. The "
-    "tables hold the numbers."
+    "its peak memory minus that of the median rank. In a pipeline only ranks with the same layers are compared."
 )
 PLACE = 8
 

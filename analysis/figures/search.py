@@ -61,10 +61,12 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
             yield _build_panel(
                 search, partial(_draw_trials, trials=shown, pairs=pairs), field, search.objective, list(levels)
             )
-    for up, get in (("peak memory of a rank, GiB", _get_peak_gib), ("node-seconds per sample", _get_node_seconds)):
-        known = [one for one in search.trials if one.sample_s is not None and get(one) is not None]
+    for up, name, unit in (
+        ("peak memory of a rank, GiB", "peak_bytes", 2**30), ("node-seconds per sample", "sample_node_s", 1),
+    ):  # fmt: skip
+        known = [one for one in search.trials if None not in (one.sample_s, getattr(one, name))]
         if len(known) > 1:
-            pairs = [(one.sample_s or 0.0, get(one) or 0.0) for one in known]
+            pairs = [(one.sample_s or 0.0, getattr(one, name) / unit) for one in known]
             draw = partial(_draw_trials, trials=known, pairs=pairs, line=find_front(pairs), label=_FRONT, bars=False)
             yield _build_panel(search, draw, "seconds per sample", up)
 
@@ -135,14 +137,6 @@ def _draw_importances(axes: Axes, found: Sequence[FieldImportance]) -> None:
 def _get_value(trial: SearchTrial) -> float:
     assert trial.value is not None
     return trial.value
-
-
-def _get_peak_gib(trial: SearchTrial) -> float | None:
-    return None if trial.peak_bytes is None else trial.peak_bytes / 2**30
-
-
-def _get_node_seconds(trial: SearchTrial) -> float | None:
-    return trial.sample_node_s
 
 
 def _format_level(value: Any) -> str:

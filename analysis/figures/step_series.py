@@ -19,7 +19,7 @@ from bench.core.record import RunRecord
 TITLE = "Steps in their order"
 ALT = (
     "Seconds of every step of a run, a panel per run, with the cut between warm-up and window, the median and its "
-    "interval. The tables hold the numbers."
+    "interval."
 )
 PLACE = 9
 

@@ -7,7 +7,7 @@ from analysis.results import Results
 TITLE = "Strong scaling"
 ALT = (
     "Efficiency against nodes, a curve per engine, a dashed line where it would be ideal; "
-    "the global batch is the same on all nodes. The tables hold the numbers."
+    "the global batch is the same on all nodes."
 )
 PLACE = 5
 

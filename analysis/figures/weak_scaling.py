@@ -7,7 +7,7 @@ from analysis.results import Results
 TITLE = "Weak scaling"
 ALT = (
     "Efficiency against nodes, a curve per engine, a dashed line where it would be ideal; "
-    "every device does the same work. The tables hold the numbers."
+    "every device does the same work."
 )
 PLACE = 6
 

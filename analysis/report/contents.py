@@ -1,10 +1,10 @@
 """Selections for the page: the rows of its tables, the facets of its filters, and the details of single runs."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.columns import list_all_columns, list_columns
+from analysis.drawing import select_evenly
 from analysis.formats import format_cell
 from analysis.questions import describe_choice, format_ranks
 from analysis.report.evidence import Evidence, format_record
@@ -75,12 +75,7 @@ def build_row_key(row: Row) -> tuple[Any, ...]:
 def select_runs(rows: Sequence[Row]) -> list[int]:
     """Return the places of the runs on the page: of too many, the first runs of each configuration, as many of each as
     there is room for."""
-    turns: Counter[Any] = Counter()
-    ordered = []
-    for place, row in enumerate(rows):
-        ordered.append((turns[build_row_key(row)], place))
-        turns[build_row_key(row)] += 1
-    return sorted(place for _, place in sorted(ordered)[:MOST_ROWS])
+    return select_evenly([(place, build_row_key(row)) for place, row in enumerate(rows)], MOST_ROWS)
 
 
 def select_failures(rows: Sequence[Row]) -> list[int]:

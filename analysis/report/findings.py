@@ -1,7 +1,7 @@
 """Everything that a report shows of a set of runs, computed once for the page and the files next to it."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -37,13 +37,9 @@ class ReportFindings(NamedTuple):
     def list_configurations(self, most: int) -> list[Row]:
         """Return the first rows of the summary, with a protocol where rows would have the same name."""
         rows = list_rows(self.summary[:most])
-        return tell_apart(rows, self.results.specs, _name_row)
-
-
-def _name_row(row: Row) -> tuple[Any, ...]:
-    """Return the name of a row of the summary: its question and its choice."""
-    known = add_lengths(row)
-    return *(known[part] for part in QUESTION), describe_choice(row)
+        return tell_apart(
+            rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))
+        )
 
 
 def compute_findings(results: Results, price: float | None = None) -> ReportFindings:
