@@ -43,6 +43,7 @@ def _describe_disturbed(results: Results) -> str:
     count, total = int(disturbed.sum()), len(ok)
     if not count:
         return ""
+    # A sweep adds the repeats that are missing up to this number; those of disturbed runs are not made again.
     repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
     runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
     return (

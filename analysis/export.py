@@ -118,6 +118,7 @@ def write_tensorboard(runs: Sequence[ExportedRun], out: Path) -> int:
     """Write `runs` below `out` and return their number. Older exports of the same runs are replaced."""
     tensorboardx = import_library("tensorboardX", "tensorboardX", "tensorboard")
     out.mkdir(parents=True, exist_ok=True)
+    # All runs are written to a temporary folder first, so that a failure leaves an older export intact.
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:
         for run in runs:
             with tensorboardx.SummaryWriter(str(Path(aside, run.study, run.name))) as writer:

@@ -201,6 +201,7 @@ def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
     packed: Any = {"schema_version": record.schema_version}
     for path, rule in KEPT.items():
         *parents, field = path.split(".")
+        # A part that the record has not (null) has no fields to copy.
         source = functools.reduce(lambda inner, parent: inner.get(parent) or {}, parents, plain)
         if field in source:
             target = functools.reduce(lambda inner, parent: inner.setdefault(parent, {}), parents, packed)

@@ -161,6 +161,7 @@ def lines(
     `paired`: the runs of one repeat of A and of B ran one after the other, as `zeroscale ab` does it.
     """
     level = gate.level if gate else LEVEL
+    # Verdicts of all pairs are corrected together, so statuses can be set only after every pair is compared.
     drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
     statuses = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(statuses)) if line.comparison else line for line in drafts]

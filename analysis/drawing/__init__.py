@@ -175,6 +175,7 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
         usual = _ENGINES.index(engine) if engine in _ENGINES else zlib.crc32(engine.encode()) % len(COLOURS) ** 2
         looks = [Look(place) for place in (usual, *range(len(COLOURS) ** 2))]
+        # A free colour comes first, since colours are told apart more easily than markers.
         used, pairs = {one.colour for one in taken.values()}, {(one.colour, one.marker) for one in taken.values()}
         free = (one for one in looks if one.colour not in used)
         other = (one for one in looks if (one.colour, one.marker) not in pairs)
@@ -258,7 +259,7 @@ def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
         (space.left / width_in, space.below / height, 1 - (space.left + space.right) / width_in, space.height / height)
     )
     for patch in (drawing.patch, axes.patch):
-        patch.set_visible(False)
+        patch.set_visible(False)  # the page has its own background, light or dark
     panel.draw(axes)
     return drawing
 

@@ -29,6 +29,7 @@ from analysis.drawing.groups import (
     build_question,
     describe_omitted,
     describe_question,
+    list_rare_flags,
     name_series,
     sort_groups,
 )
@@ -123,6 +124,7 @@ def build_picture(
     every = build_panels(groups, quantity)
     panels = [panel for panel in every if panel.points] or every
     empty = [panel for panel in every if panel not in panels]
+    # Of too many curves those with the fewest numbers are left out.
     points: Counter[str] = Counter()
     for curve in (curve for panel in panels for curve in panel.curves if not curve.predicted):
         points[curve.label] += len(curve.points)
@@ -130,6 +132,7 @@ def build_picture(
     fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
     looks = assign_looks(labels, results.table["engine"])
     panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
+    # Panels with a single place write names of series below the axis, for which all panels leave the same room.
     named = [[curve.label for curve in panel.curves] for panel in panels if len(panel.places) == 1]
     below = max([0.42, *(0.2 + measure_names(names) for names in named)])
     drawn = []
@@ -142,7 +145,9 @@ def build_picture(
         drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
     keys += [Key("ideal", _IDEAL)] if quantity.ideal is not None else []
-    notes = [_describe_intervals(panels) * quantity.interval, note, _describe_empty(empty), fewer]
+    flags = Counter(flag for panel in panels for point in panel.points for flag in list_rare_flags(point.row))
+    flagged = f"Flagged points: {', '.join(f'{count} {flag}' for flag, count in flags.most_common())}." if flags else ""
+    notes = [_describe_intervals(panels) * quantity.interval, note, flagged, _describe_empty(empty), fewer]
     return Picture(drawn, keys, " ".join(filter(None, notes)))
 
 
@@ -228,7 +233,7 @@ def _draw_panel(
     """Draw curves above zero, and below it a line per curve with gaps. `scale`: the end of the y axis, and the number
     of such lines."""
     top, lines = scale[0] or 1.0, scale[1]
-    line = _STRIP_IN / _HEIGHT_IN * top
+    line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
     axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, top)
     axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top] if scale[0] else [])

@@ -135,4 +135,5 @@ def _format_cell_lines(found: Best, fastest: Row, efficiency: IntervalEstimate) 
     interval = efficiency.interval
     ends = f" ({interval.low:.2f}–{interval.high:.2f})" if interval else ""
     rate = f"{format_significant(fastest['tokens_per_s'], 3)} tokens/s"
-    return [engine, f"micro {fastest['micro']}{ties}", rate, f"{efficiency.value:.2f}{ends}"]
+    flags = "".join(f" [{flag}]" for flag in groups.list_rare_flags(fastest))
+    return [engine, f"micro {fastest['micro']}{ties}{flags}", rate, f"{efficiency.value:.2f}{ends}"]

@@ -56,6 +56,7 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
     judged = [one for one in find_findings(found.results) if one.claim.source == STUDY and one.model in models]
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = render_tables(found) | render_claim_tables(judged, section)
+    # Evidence is read from the records' files, so only for the runs that the page shows.
     left = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }

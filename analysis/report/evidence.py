@@ -63,6 +63,7 @@ def _read_end(log: Path) -> tuple[int, bytes]:
 
 def format_record(record: RunRecord) -> str:
     """Return a record as JSON for readers: each series of numbers on one line, and a long one cut."""
+    # Lists of scalars are joined to one line: a series of thousand steps would fill the page.
     plain = _shorten_series(record.model_dump(mode="json", by_alias=True))
     text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json with an indent
     return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)

@@ -75,6 +75,7 @@ def render_page(
     page_facets, configurations = find_facets(found.rows), found.list_configurations(MOST_ROWS)
     places = select_runs(found.rows)
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
+    # Details and tips refer to rows by their index on the page, so both are made from the same lists as the tables.
     details = build_details(configurations, runs, evidence)
     tips = Tips(configurations)
     drawn, listed = [], list_figures()
@@ -120,6 +121,7 @@ class Tips:
 def render_figure(name: str, title: str, alt: str, picture: Picture, describe: Describe) -> PageFigure:
     """Return a figure as the page shows it, each group of panels in rows of its own."""
     rows: dict[str, list[PagePanel]] = {}
+    # Two panels side by side get half the page each, and are drawn wider than three would be.
     halved = max(Counter(panel.group for panel in picture.panels).values()) == 2
     for place, panel in enumerate(picture.panels):
         heading = " · ".join(panel.title)
