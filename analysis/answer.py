@@ -55,6 +55,7 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     """Compare the fastest of one question with its rivals."""
     fastest = one.fastest
     assert fastest is not None
+    # The micro-batch is part of a name only if configurations differ in it.
     rows = [fastest, *(rival.row for rival in one.rivals)]
     equal, tied, slower, undecided = (
         [rival for rival in one.rivals if rival.verdict == verdict]

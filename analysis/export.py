@@ -63,6 +63,7 @@ class ExportedRun(NamedTuple):
 def list_exported_runs(results: Results) -> list[ExportedRun]:
     """Return a run for each row of the table. UserError if two rows have the same name."""
     found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
+    # Exports of two records with one name would overwrite each other.
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
     if times > 1:
         raise UserError("/".join(name), f"{times} records have this name", "export their folders one by one")
@@ -146,6 +147,7 @@ def _write_run(writer: Any, run: ExportedRun) -> None:
 
 def _replace_events(folder: Path, new: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    # New files replace older ones before the rest is deleted: a reader never finds an empty folder.
     older = list(folder.glob(_EVENTS))
     for file in new.glob(_EVENTS):
         file.replace(folder / file.name)
@@ -236,6 +238,7 @@ def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> Non
         client.log_batch(made.info.run_id, metrics=numbers[start : start + _PER_BATCH])
     for name, value in run.parameters.items():
         client.log_param(made.info.run_id, name, value)
+    # Times of the record, not of the export, so that runs keep their order in the dashboard.
     client.set_terminated(made.info.run_id, "FINISHED" if run.ok else "FAILED", at + int(1000 * run.seconds))
     client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last, since it marks the run as complete
 

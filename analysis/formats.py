@@ -59,6 +59,7 @@ def to_csv(frame: pd.DataFrame) -> str:
     for name in frame.columns[frame.dtypes == "string"]:
         column = frame[name]
         texts[str(name)] = column.where(~column.str.startswith(FORMULA).fillna(False), "'" + column)
+    # Only columns of text can hold a formula.
     lines = CsvLines()
     frame.assign(**texts).to_csv(lines, index=False, lineterminator=lines.END)  # type: ignore[call-overload]
     return str(lines)

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; files that are no records are named on standard error."""
-    from analysis import formats, prices
+    from analysis import formats, prices  # here, as in all verbs: pandas would slow down every other command
 
     found = read_records(args.paths)
     frame = found.table if args.price is None else prices.add_prices(found.table, args.price)

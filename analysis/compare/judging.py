@@ -185,6 +185,7 @@ def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, pai
         busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
         why = f"all runs of {busy} are flagged busy" if busy else "runs without step times"
         return PairResult(ours, theirs, "not comparable", why)
+    # Counts and bytes come from the records, since the summary has no collectives.
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # replaced when all pairs are judged together
@@ -277,5 +278,6 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
         f"more than {percent(gate.limit)} cannot be excluded",
         f"a slowdown below {format_significant(100 * seen, 2)} % could not be detected",
     )
+    # The estimate of missing repeats assumes the noise measured so far, so it is rough.
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
     return (*reasons, f"{wanted} more a side would detect {percent(gate.limit)}") if more else reasons

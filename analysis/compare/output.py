@@ -94,6 +94,7 @@ def to_junit(compared: SetComparison) -> str:
     suite.add_property("verdict", compared.verdict or "no gate")
     suite.add_property("outcome", _strip_invalid_xml(format_headline(compared)))
     suite.add_testcases([_build_case(name, line, compared.breaks(line)) for name, line in compared.lines])
+    # A gate without any comparable pair fails, but JUnit XML needs a failed case to show it.
     if compared.verdict == "FAIL" and not compared.breaking():
         nothing = TestCase("anything to compare", _CLASS)
         nothing.result = [Failure(_strip_invalid_xml(format_headline(compared)), "gate")]
@@ -176,13 +177,9 @@ def _build_row(name: str, line: PairResult) -> dict[str, Any]:
         "held": line.held,
         "doubts": ", ".join(line.gate_reasons),
         "ratio": found and found.ratio,
-        "ratio_low": interval and interval.low,
-        "ratio_high": interval and interval.high,
-        "interval_kind": interval and interval.kind,
-        "interval_level": interval and interval.level,
-        "p": found and found.p,
-        "cliffs_delta": found and found.cliffs_delta,
-        "unit": found and found.unit,
+        **{f"ratio_{end}": interval and getattr(interval, end) for end in ("low", "high")},
+        **{f"interval_{part}": interval and getattr(interval, part) for part in ("kind", "level")},
+        **{name: found and getattr(found, name) for name in ("p", "cliffs_delta", "unit")},
         "a_runs": line.runs and line.runs[0],
         "b_runs": line.runs and line.runs[1],
         **{f"{side}_{key}": one and one.row[key] for side, one in (("a", line.a), ("b", line.b)) for key in _SIDE},

@@ -91,6 +91,7 @@ def _match_members(
             differ = list_differences(a.fields, b.fields, across)
             intended = tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
             possible.append(ConfigurationPair(a, b, differ, intended))
+    # Greedy: the pair with the fewest differences first, so that equal configurations get each other.
     left = [*ours, *theirs]
     for pair in sorted(possible, key=lambda pair: len(pair.differ)):
         if pair.a in left and pair.b in left:

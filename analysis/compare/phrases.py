@@ -86,6 +86,7 @@ def format_quantity_change(change: QuantityChange) -> str:
     """Return a quantity and its values in A and in B, with enough digits to tell them apart."""
     write = format_size if change.name.endswith("_bytes") else format_significant
     a, b = (_format_range(*map(write, side)) for side in (change.a, change.b))
+    # Rounded sizes may look equal; then exact numbers show the difference.
     if a == b:
         a, b = (_format_range(*map("{:,}".format, side)) for side in (change.a, change.b))
     return f"{change.name} {a} → {b}"

@@ -173,6 +173,7 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
     """Return the look of each engine of a page: its usual one, or one with a free colour if that colour is taken."""
     taken: dict[str, Look] = {}
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
+        # crc32, since hash() of a text differs from process to process, and equal records must give equal files.
         usual = _ENGINES.index(engine) if engine in _ENGINES else zlib.crc32(engine.encode()) % len(COLOURS) ** 2
         looks = [Look(place) for place in (usual, *range(len(COLOURS) ** 2))]
         # A free colour comes first, since colours are told apart more easily than markers.
@@ -217,6 +218,7 @@ def format_reason(row: Row | None) -> str:
 def write_reason(axes: Axes, x: float, y: float, row: Row | None, room_in: float = math.inf) -> Text:
     """Draw the reason for a missing number, in a font that fits the given width."""
     text = format_reason(row)
+    # The smallest size is still readable in print; below it a long reason overlaps its neighbours.
     size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
     style: Any = {"alpha": 0.6} if row is None or text == BUSY else {"fontweight": "bold"}
     return axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
@@ -253,6 +255,7 @@ def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], 
 @styled
 def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
     """Return one panel of this width, without its title."""
+    # Half a letter of room above the axes, for the upper half of the highest tick's label.
     height = 0.08 + space.height + space.below
     drawing = Drawing(width_in, height)
     axes = drawing.add_axes(
@@ -321,6 +324,7 @@ def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int
 
 def _break_lines(panels: Sequence[Panel]) -> list[list[Panel]]:
     """Return panels line by line. Groups begin a new line, and a wide panel has a line of its own."""
+    # Up to three panels side by side are readable in print; twelve and more are an overview, four a line.
     fitting = {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 12 else 4)
     columns = min(fitting, max(Counter(panel.group for panel in panels).values(), default=1))
     lines: list[list[Panel]] = []
@@ -345,6 +349,7 @@ def _measure_keys(keys: Sequence[Key], width: float) -> tuple[list[Key], int]:
     """Return the entries of a legend, their labels cut to fit, and the number of entries in a line."""
     room = int((width - _KEY_IN) / _KEY_LETTER_IN)
     fitting = [key._replace(label=shorten_text(key.label, room)) for key in keys]
+    # If the entries do not fit one line, every column gets the width of the widest entry.
     entries = [_KEY_IN + _KEY_LETTER_IN * len(key.label) for key in fitting]
     if not entries or sum(entries) <= width:
         return fitting, max(len(entries), 1)

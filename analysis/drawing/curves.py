@@ -186,6 +186,7 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
             low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
             ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
             here.append(ChartPoint(place, row[quantity.column] / quantity.unit, ends, row))
+        # Several points at one place are configurations that differ otherwise, so no line would be right.
         if before == 1 and len(here) == 1:
             segments[-1] = (*segments[-1], *here)
         else:
@@ -266,6 +267,7 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
         mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=widths), curve.label)
         if beyond := [(x, top) for x, _, high in bars if high > top]:
             mark(draw_beyond(axes, "^", beyond, look.colour), curve.label)
+    # Points with and without an interval differ in their filling, so they are separate artists.
     for known in (True, False):
         some = [point for point in curve.points if (point.ends is not None) == known]
         if some:

@@ -46,6 +46,7 @@ def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
     """
     groups, any_nodes = [], (({**question, "nodes": None}, rows) for question, rows in group_rows(summary))
     for question, rows in _regroup(any_nodes, "micro"):
+        # One of both laws describes the study: the one under which its rows form fewer curves.
         by_device, by_step = (_regroup([(question, rows)], part) for part in ("accumulation", "global_batch"))
         same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
         groups += [_build_fixed_group(*one, part, f"micro {question['micro']}") for one in same]
@@ -127,6 +128,7 @@ def sort_groups(groups: Sequence[QuestionGroup]) -> list[QuestionGroup]:
     for row in (row for group in groups for row in group.rows):
         sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)
 
+    # Environment classes are hashes without an order, so they are left out of it.
     def place(group: QuestionGroup) -> tuple[Any, ...]:
         question = group.question
         nodes, devices = question["nodes"] or 1, question["devices_per_node"]

@@ -27,10 +27,7 @@ from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row, is_disturbed
 
 TITLE = "The answers at a glance"
-ALT = (
-    "By question a row per engine: the extra time per sample of its fastest configuration compared with the fastest of "
-    "all, with the interval of the difference."
-)
+ALT = "By question, the extra time per sample of each engine's fastest configuration, with its interval."
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6
@@ -88,7 +85,7 @@ def picture(results: Results) -> Picture:
         "Time per sample of the fastest configuration of each engine, compared with the fastest of all. Bar: interval "
         f"of the difference. Hollow: indicative, a side has fewer than {LEAST_RUNS} runs. Arrow: beyond the axis. "
         "Brackets: flags.",
-        f"All carry the flags {', '.join(sorted(shared))}." if shared else "",
+        f"All are flagged {', '.join(sorted(shared))}." if shared else "",
         f"The {len(panels)} of {len(panels) + omitted} questions with the most rivals." if omitted else "",
     ]
     return Picture(drawn, (), " ".join(filter(None, notes)))
@@ -97,6 +94,7 @@ def picture(results: Results) -> Picture:
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
     """Return panels of the questions that have rivals, at most MOST_PANELS, and the number of other such questions."""
     decided = [one for one in found if one.fastest and one.rivals]
+    # Sorting by the number of rivals alone keeps the order of questions among equals.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
     questions = [one.question for one in decided]
     panels = [_build_panel(decided[place], name_question(questions[place], questions)) for place in sorted(chosen)]
@@ -187,6 +185,7 @@ def _draw_mark(axes: Axes, one: AnswerMark, y: float, limits: tuple[float, float
         axes.hlines(y, max(one.ends[0], low), min(one.ends[1], high), color=look.colour, linewidth=2.4, alpha=0.55)
         if one.ends[1] > high >= one.extra:
             draw_beyond(axes, ">", [(high, y)], look.colour)
+    # Too slow for the axis: an arrow, so that it does not look like a mark at its end.
     if one.extra > high:
         mark(draw_beyond(axes, ">", [(high, y)], look.colour), one.engine, [one.row])
         return

@@ -17,16 +17,13 @@ from analysis.scaling.time_per_sample import IntervalEstimate, Paces, compare_pa
 from analysis.summary import Row
 
 TITLE = "Best configurations and their efficiency"
-ALT = (
-    "A cell per model and node count: the fastest engine and micro-batch, how many tie with it, tokens per second, and "
-    "the efficiency against the smallest node count."
-)
+ALT = "By model and node count, the fastest configuration, its ties, its tokens per second and its efficiency."
 PLACE = 7
 
 _NOTE = (
-    "Each cell: the fastest configuration as measured (× n: accumulated), the number of configurations tied with it "
-    "(n < 3: too few repeats to tell), tokens/s, and its efficiency with the interval: throughput per device over that "
-    "of the best configuration on the fewest nodes. Brighter means more efficient. Hatched: no number."
+    "Each cell: the fastest configuration as measured (× n: accumulated), the configurations tied with it (n < 3: too "
+    "few repeats to tell), tokens/s, and its efficiency: throughput per device over that of the best one on the fewest "
+    "nodes, with its interval. Brighter: more efficient. Hatched: no number."
 )
 _MOST = 14  # rows
 _CELL_IN, _LEFT_IN = 0.62, 1.5

@@ -13,10 +13,7 @@ from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
 TITLE = "Idle share by micro-batches"
-ALT = (
-    "The share of a step in which a rank of a pipeline waits for other ranks, against the micro-batches of a step: a "
-    "curve per engine as measured, and a dashed one predicted from its schedule."
-)
+ALT = "Share of a step in which a pipeline's rank waits, against micro-batches, measured and predicted."
 PLACE = 7
 
 QUANTITY = PlottedQuantity(
@@ -25,8 +22,7 @@ QUANTITY = PlottedQuantity(
 )  # fmt: skip
 _NOTE = (
     "Measured: idle time in untimed steps, mean over ranks, over the median step. Hollow, dashed: a simulation of the "
-    "engine's schedule in which a stage's time is proportional to its FLOPs and transfers take no time; it has the "
-    "passes only, without the update."
+    "engine's schedule, with times of stages proportional to their FLOPs, and without transfers and update."
 )
 
 

@@ -13,10 +13,7 @@ from bench.core.record import RunRecord
 from bench.core.spec import config_id
 
 TITLE = "Held-out loss against tokens and time"
-ALT = (
-    "Loss on held-out text against the tokens seen in training, and against the seconds of its steps: a curve per run, "
-    "a mark per evaluation."
-)
+ALT = "Held-out loss of each run against tokens seen in training, and against the seconds of its steps."
 PLACE = 10
 
 _NOTE = (

@@ -34,10 +34,7 @@ from bench.core.spec import Device, RunSpec
 from bench.predict.memory import predict_memory
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
-ALT = (
-    "By engine, bytes allocated at the peak and between steps as measured, next to the predicted peak and the bytes of "
-    "weights, gradients and optimizer state by ZeRO's arithmetic; a panel per question."
-)
+ALT = "By engine, measured and predicted bytes at the peak and between steps, with a panel per question."
 PLACE = 4
 
 _NOTE = (
@@ -86,17 +83,14 @@ def picture(results: Results) -> Picture:
                 weight=sum(row["n"] > 0 for row in group.rows),
             )
         )
-    keys = [
-        Key(names["peak allocated"], _MEASURED),
-        Key(names["between steps"], _RESTING),
-        Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}),
-        Key(_STATES, _DIVIDED, patch=True),
-    ]
-    return Picture(panels, keys, _NOTE)
+    measured = [Key(names[part], style) for part, style in zip(_PARTS, (_MEASURED, _RESTING), strict=True)]
+    predicted = [Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}), Key(_STATES, _DIVIDED, patch=True)]
+    return Picture(panels, [*measured, *predicted], _NOTE)
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
     """Return the rows of the micro-batch with most numbers, the largest of those."""
+    # Micro-batches without any number count as 0, so that a question without numbers has one as well.
     numbers = Counter({row["micro"]: 0 for row in group.rows})
     numbers.update(row["micro"] for row in group.rows if row["peak_allocated_bytes"] is not None)
     micro = max(numbers, key=lambda micro: (numbers[micro], micro))

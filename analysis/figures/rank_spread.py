@@ -15,10 +15,7 @@ from analysis.results import Results
 from bench.core.quantities import compare_to_alike, find_slow_ranks
 
 TITLE = "Spread over ranks"
-ALT = (
-    "A line per run, a tick per rank: its own time in a step, outside collectives, over that of the median rank, and "
-    "its peak memory minus that of the median rank. In a pipeline only ranks with the same layers are compared."
-)
+ALT = "A line per run, a tick per rank: own time and peak memory compared with the median rank."
 PLACE = 8
 
 _NOTE = (

@@ -14,10 +14,7 @@ from analysis.results import Results
 from analysis.searches import MeasuredSearch, SearchTrial
 
 TITLE = "The search"
-ALT = (
-    "A point per trial and a line for the best so far, against trials and node-hours; the share of the variance that a "
-    "field explains; the trials against each field; seconds per sample against peak memory and node-seconds."
-)
+ALT = "The trials of a search against their number, node-hours and each field, and the importance of the fields."
 PLACE = 20
 
 TRIAL, BEST = Look(0), Look(4)
@@ -75,6 +72,7 @@ def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) ->
     """Return the steps of the best objective so far, up to the last trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
+    # Two points per trial make a staircase: the best value holds until the next better trial ends.
     steps = [
         point
         for trial, before, now in zip(answered, [*best[:1], *best], best, strict=False)

@@ -15,10 +15,7 @@ from analysis.results import Results
 from bench.core.record import RunRecord
 
 TITLE = "Steps in their order"
-ALT = (
-    "Seconds of every step of a run, a panel per run, with the cut between warm-up and window, the median and its "
-    "interval."
-)
+ALT = "Seconds of every step of a run, with the cut between warm-up and window, the median and its interval."
 PLACE = 9
 
 _NOTE = (
@@ -67,6 +64,7 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
         rows = [row for row in group.rows if row["n"] and row["step_s"] is not None]  # a rehearsal has no step times
         fastest += [max(rows, key=lambda row: row["tokens_per_s"] or 0.0)] if rows else []
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
+    # A dict keeps the order and drops a run that is both unsteady and the fastest.
     shown: dict[int, None] = {}
     while len(shown) < _MOST and (place := next(wanted, None)) is not None:
         shown[place] = None

@@ -12,8 +12,7 @@ from analysis.claims.sources import STUDY
 from analysis.formats import format_markdown_table, to_latex
 from analysis.report import tables
 from analysis.report.analogue import build_analogue, render_claim_tables
-from analysis.report.contents import MOST_ROWS, select_failures, select_runs
-from analysis.report.evidence import read_evidence
+from analysis.report.contents import MOST_ROWS, read_evidence, select_failures, select_runs
 from analysis.report.findings import ReportFindings, compute_findings
 from analysis.report.page import render_page
 from analysis.report.tables import TextTable

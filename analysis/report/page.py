@@ -19,6 +19,7 @@ from analysis.report.analogue import HEAD, Analogue
 from analysis.report.caveats import list_caveats
 from analysis.report.contents import (
     MOST_ROWS,
+    Evidence,
     Facet,
     PageTable,
     build_details,
@@ -26,10 +27,10 @@ from analysis.report.contents import (
     build_row_key,
     find_facets,
     find_place,
+    list_reasons,
     select_failures,
     select_runs,
 )
-from analysis.report.evidence import Evidence, list_reasons
 from analysis.report.findings import ReportFindings
 from analysis.report.texts import describe_setup, format_hover
 from analysis.summary import Row
@@ -79,6 +80,7 @@ def render_page(
     details = build_details(configurations, runs, evidence)
     tips = Tips(configurations)
     drawn, listed = [], list_figures()
+    # Figures take most of the time, so they are the steps of the progress bar.
     for number, figure in enumerate(listed):
         follow(f"figures, {number} of {len(listed)}", number / len(listed))
         if (picture := figure.build(found.results)).panels:
@@ -148,7 +150,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "protocol": describe_protocol(found.results.specs.values()),
         "answer": describe_answer(found.results),
         "best": build_page_table(best, asking, page_facets, len(asking)),
-        "doubts": list_caveats(found.results, found.best, found.drifts, found.origin),
+        "doubts": list_caveats(found),
     }
 
 

@@ -46,6 +46,7 @@ _LABELS = {
     "step_s_p99": "99th percentile of steps", "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU",
     "peak_allocated_bytes": "peak allocated", "cost_per_million_tokens": "cost of a million tokens",
 }  # fmt: skip
+# Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
 _MOST_NAMED = 3
 """Rivals of one verdict that a cell names; further ones are counted, and best.csv names all."""
@@ -143,9 +144,7 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
     """Return speed-up, efficiency and serial fraction: a row per node count of every curve."""
     head = (
         *_head_curves([curve.points[0].row for curve in curves]),
-        ColumnHeading("nodes", number=True),
-        ColumnHeading("speed-up", number=True),
-        ColumnHeading("efficiency", number=True),
+        *(ColumnHeading(label, number=True) for label in ("nodes", "speed-up", "efficiency")),
         ColumnHeading("serial fraction", "Karp–Flatt", number=True),
         ColumnHeading("flags"),
     )
@@ -180,6 +179,7 @@ def _head_models(models: Sequence[str]) -> ColumnHeading:
 def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
     row, model, lean = best.fastest, best.question["model"], best.front[0] if best.front else None
     numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
+    # Busy configurations ended ok, but have no time: the reader must see that they are not ranked.
     failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
     leanest = f"{_name_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
     return (
@@ -265,6 +265,7 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
     """Return a column of sizes in the unit of the largest, or each in its own unit if the sizes differ widely."""
     sizes = [row[column.name] for row in rows if row[column.name]]
+    # One unit for the column makes rows comparable, unless the smallest size would have no digits left.
     power = find_unit_power(max(sizes, default=0))
     same = min(sizes, default=0) >= 1024**power / 100
     heading = ColumnHeading(_LABELS[column.name], UNITS[power] if same else "", column.meaning, number=True)
