@@ -43,6 +43,7 @@ _Groups = dict[tuple[tuple[str, str], ...], list[ComparedConfiguration]]
 
 def list_configurations(results: Results) -> list[ComparedConfiguration]:
     """Return the rows of the summary, without early failures of points that were tried again."""
+    # Environments of one class agree in all compared fields, so one record of each is parsed.
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
         environment_id: Environment.model_validate_json(text).classification

@@ -6,7 +6,7 @@ from typing import get_args
 
 from analysis.compare import SetComparison
 from analysis.compare.fields import name_across
-from analysis.compare.judging import PairResult, QuantityChange, Status, percent
+from analysis.compare.judging import PairResult, QuantityChange, Status, format_share
 from analysis.formats import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import is_disturbed
@@ -71,6 +71,7 @@ def describe_ground(line: PairResult) -> str:
 
 def list_remarks(line: PairResult) -> list[str]:
     """Return the remarks on a pair: why it is not compared, reasons of the gate, changed quantities, flags."""
+    # A dict instead of a set keeps the order of the flags' table.
     flags = dict.fromkeys(flag for one in (line.a, line.b) if one for flag in one.row["flags"].split())
     missing = (f"{side}: {one.row['reason']}" for side, one in (("A", line.a), ("B", line.b)) if one and one.row["n"])
     texts = [
@@ -97,9 +98,9 @@ def describe_intervals(compared: SetComparison) -> str:
     gate, parts = compared.question.gate, ["Change of the time per sample of B against A, over the whole window."]
     found = [line.comparison for _, line in compared.lines if line.comparison]
     if any(one.decides for one in found):
-        parts.append(f"In parentheses: its {percent(gate.level if gate else LEVEL)} interval.")
+        parts.append(f"In parentheses: its {format_share(gate.level if gate else LEVEL)} interval.")
     if gate and gate.looks > 1:
-        parts.append(f"Judged up to {gate.looks} times, which together err in at most {percent(1 - LEVEL)}.")
+        parts.append(f"Judged up to {gate.looks} times, which together err in at most {format_share(1 - LEVEL)}.")
     if not all(one.decides for one in found):
         parts.append(
             f"With fewer than {LEAST_RUNS} runs per side a change is indicative only, and a gate is inconclusive."
@@ -111,7 +112,7 @@ def _describe_gate(compared: SetComparison) -> str:
     gate = compared.question.gate
     if gate is None:
         return ""
-    parts = [percent(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
+    parts = [format_share(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
     what = f"{compared.verdict}: gate ({', '.join(part for part in parts if part)}) "
     left = f" {excluded}" if (excluded := _describe_excluded(compared)) else ""
     breaking = compared.breaking()

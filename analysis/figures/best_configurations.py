@@ -65,6 +65,7 @@ def _list_lines(results: Results) -> list[Line]:
     known = paces(results)
     lines: list[Line] = []
     for shared, answers in groups.values():
+        # The base of a line is its smallest node count with a number, which need not be one node.
         ordered = sorted(answers, key=lambda one: int(one.question["nodes"]))
         base = next((one for one in ordered if one.fastest), None)
         cells = {int(one.question["nodes"]): BestCell(one, _compute_efficiency(one, base, known)) for one in ordered}
@@ -113,6 +114,7 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
         failed = cell.found.failed if cell else ()
         write_reason(axes, x, y, failed[0] if failed else None)
         return
+    # More than ideal efficiency, such as by caches, has the colour of 1.
     share = min(max(cell.efficiency.value, 0.0), 1.0)
     axes.add_patch(Rectangle(corner, 0.98, 0.94, facecolor=colormaps[_COLOURS](share), edgecolor="none"))
     style: Any = {"ha": "center", "va": "center", "color": _WHITE if share < 0.5 else _BLACK}

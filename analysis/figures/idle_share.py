@@ -49,9 +49,10 @@ def group_rows(results: Results) -> list[QuestionGroup]:
 
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:
     """Return a row with both shares. Its name omits pipeline degree and accumulation, which title and axis have."""
+    # A record may be of another version, whose engines and options this one cannot simulate.
     try:
         predicted = predict_idle_share(spec)
-    except (UserError, ValueError):  # this version does not know the family, shape or option
+    except (UserError, ValueError):
         predicted = None
     named = [part for part in row["variant"].split(", ") if not part.startswith("parallel.pipeline=")]
     return row | {

@@ -32,6 +32,7 @@ def picture(results: Results) -> Picture:
         return Picture()
     losses = results.table["validation_loss"].reset_index(drop=True).dropna().sort_values(kind="stable")
     records = [results.record(int(place)) for place in losses.index[:_MOST]]
+    # Without their seeds, repeats of a training have one key and so one look.
     specs = [record.spec.model_copy(update={"seed": 0}) for record in records]
     keys = list(map(config_id, specs))
     by_key = dict(zip(keys, specs, strict=True))

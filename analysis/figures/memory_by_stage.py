@@ -73,6 +73,7 @@ def picture(results: Results) -> Picture:
     for group, known in zip(ordered, sizes, strict=True):
         model = group.question["model"]
         alike = [other for question, other in zip(questions, sizes, strict=True) if question["model"] == model]
+        # Panels of one model share a scale, so that their heights can be compared.
         top = 1.08 * _find_highest(alike) / 1024**power or 1.0
         panels.append(
             Panel(

@@ -50,6 +50,7 @@ def picture(results: Results) -> Picture:
     names = groups.describe_runs(results, list(found))
     panels = []
     for name, pair in zip(names, found.values(), strict=True):
+        # Measured and simulated lanes share an axis: the shorter one would hide the difference otherwise.
         end_s = max(lane.spans[-1].end_s for lane in (*pair.measured, *pair.expected))
         for what, lanes in (("measured", pair.measured), ("by its schedule", pair.expected)):
             if lanes:

@@ -60,6 +60,7 @@ def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
     most _MOST; and the number of configurations."""
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
     shown = (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
+    # By time first: a slow rank delays all others, while uneven memory costs nothing until one rank runs out.
     worst = table.reset_index(drop=True)[shown.to_numpy(bool)].sort_values(
         ["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable"
     )

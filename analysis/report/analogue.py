@@ -113,6 +113,7 @@ def _format_counts(finding: ClaimFinding) -> str:
     if not finding.comparisons:
         return "nothing to compare"
     counts_text = ", ".join(f"{count} {effect}" for effect in get_args(Effect) if (count := finding.counts[effect]))
+    # Failures (n = 0) count as comparisons, but not as repeats.
     repeats = {row["n"] for comparison in finding.comparisons for row in (comparison.before, comparison.after)} - {0}
     ends = " to ".join(map(str, sorted({min(repeats), max(repeats)}))) if repeats else ""
     return f"{counts_text} (n\u00a0=\u00a0{ends})" if ends else counts_text

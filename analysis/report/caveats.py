@@ -60,6 +60,7 @@ def _list_host_caveats(results: Results) -> Iterable[str]:
 
 
 def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
+    # Compared by steps are only pairs with too few runs on a side.
     units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
     if units["step"]:
         yield (

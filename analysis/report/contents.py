@@ -128,6 +128,7 @@ def build_page_table(
     `rows`: the rows of a run table or summary that `content` was made of. `all_rows`: their number without a limit.
     `opens`: whether a row opens details.
     """
+    # The files have all columns; the page groups rows by some and leaves out others, to fit a screen.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
     headings = [place for place, heading in enumerate(content.head) if heading.place == "groups"]
     groups: dict[str, list[TableRow]] = {}

@@ -145,6 +145,7 @@ def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[Provenance
     listed = [[{**_list_decisive_facts(one), **_list_other_facts(one)} for one in members] for members in classes]
     decisive = {name for members in classes for one in members for name in _list_decisive_facts(one)}
     names = dict.fromkeys(name for members in listed for facts in members for name in facts)
+    # Variables that no run has set are noise; versions and devices are listed even if unknown.
     for name in names:
         values = tuple(_join_values(facts.get(name) for facts in members) for members in listed)
         if name in decisive or set(values) != {MISSING}:

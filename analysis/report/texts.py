@@ -48,6 +48,7 @@ def format_outcomes(counts: Counter[str]) -> str:
 
 def format_hover(row: Row) -> str:
     """Return the words behind a point of a figure, a row of the summary, line by line."""
+    # Reasons may hold whole tracebacks, and a tip must fit a phone's screen.
     reason = f"{row['reason'][:_REASON_LETTERS]}{'…' * (len(row['reason']) > _REASON_LETTERS)}"
     lines = [
         f"{row['model']}: {describe_choice(row)}",
