@@ -22,7 +22,6 @@ from bench.core.errors import UserError
 from bench.core.point_fields import flatten
 from bench.core.quantities import OBJECTIVES, QUANTITIES
 from bench.core.record import RunRecord
-from bench.core.spec import RunSpec
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
 from bench.sweep.search.proposers import keeps_constraints
@@ -74,14 +73,16 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     steps = record.observations.steps if record.observations else None
     phases = record.observations.phases_s if record.observations else {}
     place, which = f"{row['nodes']}x{row['devices_per_node']}", f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
-    observed_series = {name: getattr(steps, name, ()) for name in _SERIES}
+    series = {name: [(n, one) for n, one in enumerate(getattr(steps, name, ())) if one is not None] for name in _SERIES}
+    known = [(re.sub(r"^(engine|data)\.options\.", r"\1.", name), value) for name, value in flatten(record.spec)]
+    parameters = {key: one if isinstance(one, Parameter) else str(one) for key, one in known if one is not None}
     tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
     return ExportedRun(
         study=_clean_name(row["study"]),
         name=_clean_name(f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"),
-        parameters=dict(_list_parameters(record.spec)),
+        parameters=parameters,
         metrics={name: float(row[name]) for name in load_metrics() if row[name] is not None},
-        series={name: _drop_missing(values) for name, values in observed_series.items() if _drop_missing(values)},
+        series={name: pairs for name, pairs in series.items() if pairs},
         tags=tags | ({"cut": str(steps.cut)} if steps else {}),
         ok=row["outcome"] == "ok",
         started_s=_parse_unix_time(record.circumstance.started_at),
@@ -92,17 +93,6 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
 def _clean_name(text: str) -> str:
     """Return a name from a record as a safe part of a path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
-
-
-def _list_parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
-    for name, value in flatten(spec):
-        if value is not None:
-            key = name.replace("engine.options.", "engine.").replace("data.options.", "data.")
-            yield key, value if isinstance(value, Parameter) else str(value)
-
-
-def _drop_missing(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in enumerate(values) if value is not None]
 
 
 def _parse_unix_time(started_at: str) -> float:
@@ -147,13 +137,11 @@ def _write_run(writer: Any, run: ExportedRun) -> None:
 
 def _replace_events(folder: Path, new: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # New files replace older ones before the rest is deleted: a reader never finds an empty folder.
-    older = list(folder.glob(_EVENTS))
-    for file in new.glob(_EVENTS):
-        file.replace(folder / file.name)
-        older = [path for path in older if path.name != file.name]
-    for path in older:
-        path.unlink()
+    # New files come before older ones are deleted: a reader never finds an empty folder.
+    kept = {file.replace(folder / file.name).name for file in new.glob(_EVENTS)}
+    for path in folder.glob(_EVENTS):
+        if path.name not in kept:
+            path.unlink()
 
 
 _NAME, _DIGEST = "zeroscale.run", "zeroscale.digest"
