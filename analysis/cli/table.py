@@ -92,6 +92,7 @@ def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", wid
     """Return the columns to leave out, so that the others fit `width`."""
     widths = {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
     needed = {name: min(number, max(_FOLDED.get(name, number), len(name))) for name, number in widths.items()}
+    # A column with one value says nothing about the differences of rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
     omitted: list[str] = []
     for name in sorted(_OMITTED_FIRST, key=lambda name: name in several):
