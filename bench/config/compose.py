@@ -197,7 +197,6 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
 
 def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
     """Return the plain tree of a point: its composed group files with its values set."""
-    pairs = _read_old_keys(pairs)
     choices = tuple((key, value) for key, value in pairs if key in GROUPS)
     for group, name in choices:
         if not isinstance(name, str):
@@ -211,9 +210,8 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
             unresolved = unresolved or _is_unresolved(value)
     # After all values are set: an interpolation may name any of them.
     tree = _resolve(tree) if unresolved else tree
-    if isinstance(protocol := tree.get("measure"), Mapping) and not protocol.keys().isdisjoint(_OLD_KEYS):
-        renamed = _read_old_keys([(f"measure.{key}", value) for key, value in protocol.items()])
-        tree = tree | {"measure": {key.removeprefix("measure."): value for key, value in renamed}}
+    if isinstance(protocol := tree.get("measure"), Mapping):
+        tree = {**tree, "measure": _rename_old_keys(protocol)}
     # After the values: they may change the family of the model, whose objective is the default.
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
@@ -229,18 +227,14 @@ _OLD_KEYS = {
 """Keys of the protocol before version 3 of a record: a message for each, and the key that replaced it."""
 
 
-def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return pairs with today's keys, and log a warning about each old key."""
-    found: list[Pair] = []
-    for key, value in pairs:
-        name = key.removeprefix("measure.")
-        if name == key or name not in _OLD_KEYS:
-            found.append((key, value))
-            continue
-        message, replaced = _OLD_KEYS[name]
-        _warn_once(f"{key}={value}: {message}")
-        found += [(f"measure.{replaced}", value)] if replaced else []
-    return found
+def _rename_old_keys(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a measurement protocol with today's keys, and log a warning about each old key."""
+    renamed = {key: value for key, value in protocol.items() if key not in _OLD_KEYS}
+    for key, (message, new) in _OLD_KEYS.items():
+        if key in protocol:
+            _warn_once(f"measure.{key}={protocol[key]}: {message}")
+            renamed |= {new: protocol[key]} if new else {}
+    return renamed
 
 
 def _merge(old: Any, new: Any) -> Any:
