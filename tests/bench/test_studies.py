@@ -43,13 +43,7 @@ def most_s(protocol: MeasureSpec) -> float:
 
 
 def points_of(name: str) -> Expansion:
-    return compose.compose_points(compose.read_study(name), [(key, [value]) for key, value in site_of(name)])
-
-
-def site_of(name: str) -> list[tuple[str, str]]:
-    """Return the overrides of a site file: a job of a machine with GPUs has to request them."""
-    on_slurm = compose.read_study(name).base.get("launcher") == "slurm"
-    return [("launcher.gpus", "--gres=gpu:{devices}")] if on_slurm else []
+    return compose.compose_points(compose.read_study(name), [])
 
 
 def costs(name: str) -> str:
@@ -96,7 +90,7 @@ def test_a_control_point_can_be_asked_for_on_every_shape_of_allocation(name: str
     }:
         pairs = list_control_pairs(study, [("nodes", [shape[0]]), ("devices_per_node", [shape[1]])])
         if pairs:
-            composed = compose.compose_request([*pairs, *site_of(name)])
+            composed = compose.compose_request(pairs)
             compose.check(composed, None)
             assert (composed.spec.nodes, composed.spec.devices_per_node) == shape
 
