@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.columns import LATER
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.files import read_engine_preset
 from bench.core.formatting import format_count
 from bench.core.point_fields import flatten, is_shown
@@ -213,10 +213,8 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     described by `describe_protocol`, and by `tell_apart` where nothing else distinguishes two rows.
     """
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
-    groups: dict[Hashable, list[str]] = {}
-    for config_id, spec in specs.items():
-        groups.setdefault((spec.model.name, spec.engine.name, spec.data.name), []).append(config_id)
     texts = dict.fromkeys(specs, "")
+    groups = group_by(specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name))
     for members in groups.values():
         differ = [
             name for name in _list_differing(members, fields) if not (is_shown(name) or name.startswith(_PROTOCOL))
@@ -243,13 +241,11 @@ def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable
 
     One field is given if it suffices. The protocol is for rows of a table; figures join such rows to one series.
     """
-    groups: dict[Hashable, dict[str, None]] = {}
-    for row in rows:
-        groups.setdefault(name(row), {})[row["config_id"]] = None
     texts: dict[str, str] = {}
-    for members in groups.values():
+    for group in group_by(rows, name).values():
+        members = list(dict.fromkeys(row["config_id"] for row in group))
         fields = {member: {one: str(value) for one, value in flatten(specs[member].measure)} for member in members}
-        differ = _list_differing(list(members), fields) if len(members) > 1 else []
+        differ = _list_differing(members, fields)
         # one field is enough if its values are distinct
         sufficient = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
         for member in members if differ else ():

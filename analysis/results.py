@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from analysis.reading.rows import (
 )
 from analysis.searches import MeasuredSearch, find_searches
 from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
-from analysis.table import list_rows, to_pandas
+from analysis.table import group_by, list_rows, to_pandas
 from analysis.verify import build_invalid_outcome, judge
 from bench.core.errors import make_printable
 from bench.core.formatting import format_count
@@ -167,7 +168,7 @@ class Results:
 
     def behind(self, row: Row) -> list[int]:
         """Return the places in the table of the runs behind a row of the summary, in the order in which they ran."""
-        return self._behind.get(tuple(row[name] for name in KEY), [])
+        return self._behind.get(itemgetter(*KEY)(row), [])
 
     def allocation(self, place: int) -> str:
         """Return the allocation of a run of the table; the run's folder if it was outside of any job."""
@@ -200,12 +201,10 @@ class Results:
 
     @functools.cached_property
     def _behind(self) -> dict[tuple[Any, ...], list[int]]:
-        groups: dict[tuple[Any, ...], list[Row]] = {}
-        for place, cells in enumerate(list_rows(self.table[[*KEY, *ANSWERING]])):
-            groups.setdefault(tuple(cells[name] for name in KEY), []).append(cells | {"place": place})
+        rows = (cells | {"place": place} for place, cells in enumerate(list_rows(self.table[[*KEY, *ANSWERING]])))
         return {
-            key: [cells["place"] for cells in select_answering(rows, keep_disturbed=self.keeps_disturbed)]
-            for key, rows in groups.items()
+            key: [row["place"] for row in select_answering(members, keep_disturbed=self.keeps_disturbed)]
+            for key, members in group_by(rows, itemgetter(*KEY)).items()
         }
 
 
@@ -283,12 +282,9 @@ def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]
 
 def _invalidate(table: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]) -> None:
     """Write the changed cells of invalid runs into the table, equal cells at once: single writes are slow."""
-    places_by_change: dict[tuple[str, Any], list[int]] = {}
-    for place, cells in changes.items():
-        for change in cells.items():
-            places_by_change.setdefault(change, []).append(place)
-    for (name, cell), places in places_by_change.items():
-        table.loc[places, name] = cell
+    single = ((place, change) for place, cells in changes.items() for change in cells.items())
+    for (name, cell), group in group_by(single, itemgetter(1)).items():
+        table.loc[[place for place, _ in group], name] = cell
     table.loc[list(outcomes), "outcome"] = "invalid"
     table.loc[list(outcomes), "reason"] = [outcome.reason for outcome in outcomes.values()]
 

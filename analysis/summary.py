@@ -39,7 +39,7 @@ from analysis.columns import LATER, LEARNED, LEARNED_TIMES, Kind
 from analysis.flags import DISTURBED, NO_MEASUREMENT
 from analysis.stats.compare import enough
 from analysis.stats.intervals import Interval, repeats_interval
-from analysis.table import build_typed_frame, list_rows
+from analysis.table import build_typed_frame, group_by, list_rows
 from bench.core.statistics import LEVEL
 
 Row = dict[str, Any]
@@ -80,13 +80,10 @@ def summarise(
     `variants` are texts by config_id. With `keep_disturbed`, disturbed runs count like all others
     (`analysis.results.Results.with_disturbed`).
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in list_rows(table):
-        groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
     known, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
     rows = [
         _summarise_group(rows, what, keep_disturbed) | {"variant": known.get(rows[0]["config_id"], "")}
-        for rows in groups.values()
+        for rows in group_by(list_rows(table), itemgetter(*KEY)).values()
     ]
     names = (*COLUMNS, *what[len(_WHAT) :], *(name for name in LEARNED if name in table))
     return build_typed_frame({name: [row[name] for row in rows] for name in names}, _KINDS)
@@ -158,10 +155,8 @@ def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
 
 def _group_by_allocation(good: Sequence[Row]) -> Allocations:
     """Group runs by allocation; a run outside of any job is a group by itself."""
-    groups: dict[Any, list[Row]] = {}
-    for place, row in enumerate(good):
-        groups.setdefault(row["allocation"] or place, []).append(row)
-    return list(groups.values())
+    groups = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0])
+    return [[row for _, row in group] for group in groups.values()]
 
 
 def _compute_timing(allocations: Allocations) -> Row:

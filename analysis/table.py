@@ -1,12 +1,15 @@
-"""Tables of plain values, and their DataFrames with types that represent missing values."""
+"""Tables of plain values, their groups, and their DataFrames with types that represent missing values."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 import pyarrow as pa
 
 from analysis.columns import Kind, list_all_columns
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _ARROW_DTYPES = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
@@ -21,6 +24,14 @@ def build_typed_frame(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Ki
     """Return columns of plain values as a DataFrame; `kinds` for columns that the run table does not have."""
     known = {name: column.kind for name, column in list_all_columns().items()} | dict(kinds or {})
     return pd.DataFrame({name: pd.Series(values, dtype=_DTYPES[known[name]]) for name, values in cells.items()})
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return items by key; keys and items are in the order in which they appear."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def list_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

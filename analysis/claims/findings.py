@@ -17,7 +17,7 @@ from analysis.results import Results, Runs
 from analysis.scaling import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.spec import Batch, RunSpec, canonical
 
 _OF_AMOUNTS: dict[Effect, Effect] = {"faster": "less", "slower": "more"}
@@ -37,12 +37,12 @@ def find_findings(results: Results) -> list[ClaimFinding]:
     def find_start(place: int) -> Start:
         return Start(results.record(place).circumstance.started_at, results.allocation(place))
 
-    places: dict[tuple[str, str], list[ClaimSide]] = {}
-    for row in drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"]):
-        places.setdefault((row["machine"], row["model"]), []).append(ClaimSide(row, results.specs[row["config_id"]]))
+    measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
+    sides = [ClaimSide(row, results.specs[row["config_id"]]) for row in measured]
+    places = group_by(sides, lambda side: (str(side.row["machine"]), str(side.row["model"])))
     found = [
-        ClaimFinding(claim, machine, model, _compare_sides(claim, sides, results, find_start))
-        for (machine, model), sides in places.items()
+        ClaimFinding(claim, machine, model, _compare_sides(claim, members, results, find_start))
+        for (machine, model), members in places.items()
         for claims in CLAIMS.values()
         for claim in claims
     ]
@@ -113,10 +113,7 @@ def _compare_sides(
 def _list_comparisons(
     claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
 ) -> Iterator[ClaimComparison]:
-    groups: dict[str, list[ClaimSide]] = {}
-    for side in sides:
-        groups.setdefault(claim.shared(side.spec), []).append(side)
-    for members in groups.values():
+    for members in group_by(sides, lambda side: claim.shared(side.spec)).values():
         for one, other in itertools.permutations(members, 2):
             same_environment = may_be_same(one.row["environment_id"], other.row["environment_id"])
             if same_environment and claim.compared(one.spec, other.spec):

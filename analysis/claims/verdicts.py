@@ -17,7 +17,7 @@ from analysis.claims.sources import CLAIMS, SMALL, STUDY, read_published
 from analysis.formats import MISSING, format_markdown_table, format_significant
 from analysis.results import Results
 from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.formatting import format_count
 from bench.core.spec import RunSpec
 
@@ -84,10 +84,7 @@ def judge(results: Results) -> list[Entry]:
 
 
 def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[ClaimFinding]) -> Iterator[Entry]:
-    machines: dict[str, list[ClaimFinding]] = {}
-    for finding in found:
-        if finding.claim is claim:
-            machines.setdefault(finding.machine, []).append(finding)
+    machines = group_by((finding for finding in found if finding.claim is claim), lambda finding: finding.machine)
     if not machines:
         yield Entry(*head, "", "", "not testable here", _NOTHING_TO_COMPARE[claim is None or claim.source == STUDY])
     for machine, of_machine in machines.items():
@@ -143,13 +140,11 @@ def list_obstacles(finding: ClaimFinding) -> list[str]:
     """Return in which respects a finding falls short of the rule; empty if it tests its claim."""
     if not finding.comparisons:
         return ["nothing that differs only in this was measured"]
-    is_study = finding.claim.source == STUDY
-    obstacles = list((_list_study_obstacles if is_study else _list_size_obstacles)(finding))
-    tests = list_tests(finding)
+    obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
     if not tests:
         return [*obstacles, *dict.fromkeys(list_rejected(finding))]
     nodes = {row["nodes"] for comparison in tests for row in (comparison.before, comparison.after)}
-    if len(nodes) < 2 and is_study:
+    if len(nodes) < 2 and finding.claim.source == STUDY:
         obstacles.append("one node count only")
     if not any(comparison.tested is not None and comparison.tested.decides for comparison in tests):
         obstacles.append(f"fewer than {LEAST_RUNS} independent repeats a side")
@@ -168,25 +163,21 @@ def _format_parameters(parameters: int | None) -> str:
     return f"{format_significant(parameters / 1e6, 3)}M parameters" if parameters else "parameters not counted"
 
 
-def _list_size_obstacles(finding: ClaimFinding) -> Iterator[str]:
-    numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
-    least = min((row["parameters"] or 0 for row in numbers), default=0)
-    if least < LARGE:
-        yield f"{finding.model} ({_format_parameters(least)}) has less than a billion"
-    if not numbers or any(row["peak_reserved_bytes"] is None for row in numbers):  # known on every GPU
-        yield "not on GPUs"
-
-
-def _list_study_obstacles(finding: ClaimFinding) -> Iterator[str]:
+def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
+    """Yield why the model or its device differ from those of the source."""
     numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
     counts = {row["parameters"] for row in numbers}  # equal names may hide different shapes
-    model = find_studied_model(counts.pop()) if len(counts) == 1 else None
-    if model is None:
-        size_text = _format_parameters(numbers[0]["parameters"]) if numbers else "no run ended ok"
-        yield f"{finding.model} ({size_text}) is no mT5 of 580M to 13B"
-    elif finding.claim.id == "C3" and model != _XXL:
-        yield f"{finding.model} is not mT5-XXL"
-    if any(row["peak_reserved_bytes"] is None for row in numbers):
+    if finding.claim.source == STUDY:
+        model = find_studied_model(counts.pop()) if len(counts) == 1 else None
+        if model is None:
+            size_text = _format_parameters(numbers[0]["parameters"]) if numbers else "no run ended ok"
+            yield f"{finding.model} ({size_text}) is no mT5 of 580M to 13B"
+        elif finding.claim.id == "C3" and model != _XXL:
+            yield f"{finding.model} is not mT5-XXL"
+    elif (least := min((count or 0 for count in counts), default=0)) < LARGE:
+        yield f"{finding.model} ({_format_parameters(least)}) has less than a billion"
+    on_gpus = all(row["peak_reserved_bytes"] is not None for row in numbers)  # known on every GPU
+    if not on_gpus or (not numbers and finding.claim.source != STUDY):
         yield "not on GPUs"
 
 

@@ -20,6 +20,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -88,11 +89,7 @@ Paces = Callable[[Row], Pace | None]
 @read_once
 def paces(results: Results) -> Paces:
     """Return the function that looks up the pace of any row."""
-
-    def build_key(row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in KEY)
-
-    known: dict[tuple[Any, ...], Pace] = {}
+    build_key, known = itemgetter(*KEY), dict[tuple[Any, ...], Pace]()
     for row in list_rows(results.summary[[*KEY, "n", "global_batch"]]):
         if row["n"] and (runs := results.runs(row)):
             batch = row["global_batch"]

@@ -28,6 +28,7 @@ from analysis.scaling.best import compare_fastest, ranked
 from analysis.scaling.curves import BatchChoice, Law, Track, differ_in_engine, list_tracks
 from analysis.stats.compare import TOO_FEW, Comparison, Verdict, judge_interval, verdicts
 from analysis.summary import Row
+from analysis.table import group_by
 from bench.core.statistics import LEVEL
 
 _SIDE = ("config_id", *BATCH, "n", "outcome", "sample_s", "step_s", "flags")
@@ -106,9 +107,7 @@ class Crossover(NamedTuple):
 def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
     """Return the crossover of each pair of engines on every pair of curves that differ only in the engine."""
     pace = paces(results)
-    by_engine: dict[str, list[Track]] = {}
-    for track in list_tracks(results):
-        by_engine.setdefault(track.any_row["engine"], []).append(track)
+    by_engine = group_by(list_tracks(results), lambda track: str(track.any_row["engine"]))
     return [
         _compare_tracks(one, other, pace)
         for pair in pairs

@@ -15,6 +15,7 @@ serial_fraction    Karp and Flatt's; of strong curves only, not at the base.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import pandas as pd
@@ -40,7 +41,7 @@ from analysis.scaling import (
 )
 from analysis.scaling.best import Ranking, compare_fastest, ranked
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.formatting import format_count
 from bench.core.spec import Batch, RunSpec, canonical
 
@@ -120,12 +121,13 @@ def list_families(results: Results) -> list[list[Row]]:
     family_keys = {
         row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured
     }
-    groups: dict[tuple[str | None, ...], list[Row]] = {}
-    for row, environment_id in assign_environments(
-        measured, lambda row: (row["machine"], family_keys[row["config_id"]])
-    ):
-        groups.setdefault((row["machine"], family_keys[row["config_id"]], environment_id), []).append(row)
-    return list(groups.values())
+
+    def build_key(row: Row) -> tuple[str, str]:
+        return row["machine"], family_keys[row["config_id"]]
+
+    placed = assign_environments(measured, build_key)
+    groups = group_by(placed, lambda one: (*build_key(one.row), one.environment_id))
+    return [[one.row for one in group] for group in groups.values()]
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
@@ -139,9 +141,9 @@ def differ_in_engine(one: Track, other: Track) -> bool:
 
 
 def _list_tracks_of_law(results: Results, rows: Sequence[Row], law: Law) -> Iterator[Track]:
-    for fixed_work in _group_by_column(rows, LAWS[law]):
+    for fixed_work in group_by(rows, itemgetter(LAWS[law])).values():
         spec = results.specs[fixed_work[0]["config_id"]]
-        equal = [_group_by_nodes(of_micro) for of_micro in _group_by_column(fixed_work, "micro")]
+        equal = [_group_by_nodes(of_micro) for of_micro in group_by(fixed_work, itemgetter("micro")).values()]
         equal = [by_nodes for by_nodes in equal if len(by_nodes) > 1]
         yield from (Track(law, "equal micro-batch", spec, by_nodes) for by_nodes in equal)
         best = _group_by_nodes(fixed_work)
@@ -150,15 +152,7 @@ def _list_tracks_of_law(results: Results, rows: Sequence[Row], law: Law) -> Iter
 
 
 def _group_by_nodes(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    ordered = sorted(rows, key=lambda row: row["nodes"])
-    return {int(group[0]["nodes"]): group for group in _group_by_column(ordered, "nodes")}
-
-
-def _group_by_column(rows: Sequence[Row], name: str) -> list[list[Row]]:
-    groups: dict[object, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[name], []).append(row)
-    return list(groups.values())
+    return group_by(sorted(rows, key=itemgetter("nodes")), lambda row: int(row["nodes"]))
 
 
 def _drop_nodes_and_batch(spec: RunSpec) -> RunSpec:

@@ -86,14 +86,6 @@ class _Stretch(NamedTuple):
     places: NDArray[np.intp]
 
 
-class _Candidate(NamedTuple):
-    """The likeliest change, or pair of changes, of a stretch."""
-
-    explained: float  # sum of squares
-    borders: list[int]  # where a new level begins
-    positions: int  # number of possible positions
-
-
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
     """Return the changes of each series, in order. `series` hold NaN at places without a value.
 
@@ -131,20 +123,19 @@ def _select_changed(
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
         places = known[stretch.series][stretch.places]
-        logs = values[stretch.series][places]
+        logs, n = values[stretch.series][places], places.size
         logs = logs - logs.mean()
         total = float(logs @ logs)
         if total <= _EQUAL:
             continue
-        single, pair = _find_likeliest_single(logs), _find_likeliest_pair(logs)
-        scores = [
-            float(_compute_scores(np.array([one.explained]), total, logs.size, one.positions)[0])
-            for one in (single, pair)
-        ]
-        found.append((*max(zip(scores, (single.borders, pair.borders), strict=True)), stretch))
-        orders = logs[np.argsort(keys[:, places], axis=1)]
-        for one, explained in ((single, _explain_single(orders)), (pair, _explain_pair(orders))):
-            highest = np.maximum(highest, _compute_scores(explained, total, logs.size, one.positions))
+        orders = np.vstack([logs, logs[np.argsort(keys[:, places], axis=1)]])  # the data, then its permutations
+        candidates = []
+        singles, pairs = n - 2 * SIDE + 1, math.comb(n - 3 * SIDE + 2, 2)  # possible positions
+        for (explained, borders), positions in ((_search_single(orders), singles), (_search_pair(orders), pairs)):
+            scores = _compute_scores(explained, total, n, positions)
+            candidates.append((float(scores[0]), borders[0].tolist()))
+            highest = np.maximum(highest, scores[1:])
+        found.append((*max(candidates), stretch))
     return [
         (stretch, borders)
         for score, borders, stretch in found
@@ -153,43 +144,30 @@ def _select_changed(
     ]
 
 
-def _find_likeliest_single(logs: Array) -> _Candidate:
-    n = logs.size
-    at = np.arange(SIDE, n - SIDE + 1)
-    explained = np.cumsum(logs)[at - 1] ** 2 * n / (at * (n - at))
-    return _Candidate(float(explained.max()), [int(at[explained.argmax()])], at.size)
+def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
+    """Return the sum of squares that the likeliest change of each row explains, and where the new level begins.
 
-
-def _find_likeliest_pair(logs: Array) -> _Candidate:
-    """Return the likeliest two changes between which the level differs."""
-    n, sums = logs.size, np.concatenate([[0.0], np.cumsum(logs)])
-    first, last = np.triu_indices(n + 1, SIDE)
-    inside = (first >= SIDE) & (last <= n - SIDE)
-    first, last = first[inside], last[inside]
-    if first.size == 0:
-        return _Candidate(0.0, [], 1)
-    length = last - first
-    explained = (sums[last] - sums[first]) ** 2 * n / (length * (n - length))
-    likeliest = int(explained.argmax())
-    return _Candidate(float(explained[likeliest]), [int(first[likeliest]), int(last[likeliest])], first.size)
-
-
-def _explain_single(orders: Array) -> Array:
-    """Return the sum of squares that the likeliest change of each row explains; `orders` is (draws, places)."""
+    `orders` has shape (rows, places), the borders (rows, 1).
+    """
     n = orders.shape[1]
     at = np.arange(SIDE, n - SIDE + 1)
-    most: Array = (np.cumsum(orders, axis=1)[:, at - 1] ** 2 * (n / (at * (n - at)))).max(axis=1)
-    return most
+    explained = np.cumsum(orders, axis=1)[:, at - 1] ** 2 * (n / (at * (n - at)))
+    return explained.max(axis=1), at[explained.argmax(axis=1)][:, None]
 
 
-def _explain_pair(orders: Array) -> Array:
-    """Return the same for the likeliest pair of changes, one distance at a time: all pairs would not fit in memory."""
-    n, sums = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0)))
-    most = np.zeros(len(orders))
-    for length in range(SIDE, n - 2 * SIDE + 1):
-        apart = np.abs(sums[:, SIDE + length : n - SIDE + 1] - sums[:, SIDE : n - SIDE - length + 1]).max(axis=1)
-        most = np.maximum(most, apart**2 * (n / (length * (n - length))))
-    return most
+def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
+    """Return the same for the likeliest two changes between which the level differs; the borders are (rows, 2)."""
+    n, sums, rows = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0))), np.arange(len(orders))
+    explained, borders = np.zeros(rows.size), np.zeros((rows.size, 2), np.intp)
+    for length in range(
+        SIDE, n - 2 * SIDE + 1
+    ):  # one distance at a time: all pairs of all rows would not fit in memory
+        apart = np.abs(sums[:, SIDE + length : n - SIDE + 1] - sums[:, SIDE : n - SIDE - length + 1])
+        first = apart.argmax(axis=1)
+        most = apart[rows, first] ** 2 * (n / (length * (n - length)))
+        borders = np.where((most > explained)[:, None], SIDE + np.column_stack([first, first + length]), borders)
+        explained = np.maximum(explained, most)
+    return explained, borders
 
 
 def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
@@ -242,7 +220,7 @@ def _settle(logs: Array, starts: Sequence[int]) -> list[int]:
         low, high = _get_neighbours(settled, place, logs.size)
         within = logs[low:high]
         if within.size >= 2 * SIDE:
-            settled[place] = low + _find_likeliest_single(within - within.mean()).borders[0]
+            settled[place] = low + int(_search_single((within - within.mean())[None])[1][0, 0])
     return settled
 
 

@@ -54,7 +54,7 @@ class Rehearsal(NamedTuple):
     why: str = ""  # for a message: the reason why not any rank
 
 
-_NOT_REHEARSED = Rehearsal("none", "its engine does not say that it can")
+_NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 _LISTED = 200
-"""Characters that a list of known names has at most, so that the error before it stays readable."""
+"""Maximum length of a list of known names in characters, so that the error before it stays readable."""
 # Escape sequences, and control characters except tab and newline.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

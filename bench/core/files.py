@@ -124,7 +124,7 @@ def list_members(path: Path) -> dict[str, int]:
     # `unpack` would write ../x outside its folder.
     for name in found:
         if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
-            raise OSError(errno.EINVAL, f"an archive with a name that leads out of it, {name!r}", str(archive))
+            raise OSError(errno.EINVAL, f"an archive with a path outside of it, {name!r}", str(archive))
     if below in found:
         return {"": found[below]}
     beginning = f"{below}/" if below else ""
@@ -133,12 +133,9 @@ def list_members(path: Path) -> dict[str, int]:
 
 def list_packed(archive: Path) -> dict[str, int]:
     """Return the files in an archive by name, without those that are also unpacked next to it."""
-    beside = archive.with_suffix(""), archive.parent
-    return {
-        name: size
-        for name, size in list_members(archive).items()
-        if not any((folder / name).exists() for folder in beside)
-    }
+    folders = archive.with_suffix(""), archive.parent
+    found = list_members(archive).items()
+    return {name: size for name, size in found if not any((folder / name).exists() for folder in folders)}
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -208,7 +205,7 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
         # Counted before OmegaConf reads it, which would expand all aliases.
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if _count_values(tree, {}) > _MOST_VALUES:
-            raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases written out")
+            raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases expanded")
         plain = OmegaConf.to_container(OmegaConf.load(path)) if isinstance(tree, yaml.MappingNode) else None
     except UserError:
         raise

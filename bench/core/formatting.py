@@ -36,10 +36,10 @@ def describe_result(record: RunRecord) -> str:
         return f"{outcome.kind}: {outcome.reason}"
     window = observed.steps.step_s[observed.steps.cut :]
     interval = series_interval(window)
-    doubt = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
+    interval_text = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
-    return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
+    return f"ok: {statistics.median(window):.4g} s per step{interval_text}, n = {len(window)}{peak}"
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:
@@ -51,7 +51,7 @@ def describe_shortage(shortage: MemoryShortage) -> str:
         "live_bytes": "{} live in tensors",
         "reserved_bytes": "{} reserved",
         "resident_bytes": "{} resident",
-        "others_bytes": "{} of others",
+        "others_bytes": "{} of other processes",
     }
     parts = [
         ", ".join(text.format(gib[name]) for name, text in some.items() if name in gib) for some in (wanted, filled)

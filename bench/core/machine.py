@@ -64,18 +64,16 @@ class Machine(Frozen):
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="fastest burst of products, below the peak")
-    sustained_tflops: dict[Precision, float] = Field({}, description="of large products in training, for predictions")
-    attention_of_matmul: float | None = Field(
-        None, gt=0, le=1, description="rate of fused attention over that of products"
-    )
+    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="best rate of products in bursts, below peak")
+    sustained_tflops: dict[Precision, float] = Field({}, description="rate of large products in a training")
+    attention_of_matmul: float | None = Field(None, gt=0, le=1, description="rate of attention over that of products")
     multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
     memory_bytes: Positive | None = Field(None, description="per device, by its driver: a 40 GB card has 42.5e9")
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
     inter_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per node, all its network cards")
     inter_node_floor_bytes_per_s: float | None = Field(
-        None, gt=0, description="one way, of two ranks; below: `invalid`"
+        None, gt=0, description="of two ranks, one way; below: `invalid`"
     )
     nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
     power_w: float | None = Field(None, gt=0, description="board limit per device")
@@ -118,7 +116,7 @@ _PLAUSIBLE = {
     "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
     "host_memory_bytes": _PlausibleRange(1e8, 1e14, "give bytes, for example 1e12"),
     "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
-    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
+    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give the price of a device per hour, for example 2.5"),
 }
 """Wide enough for small boards and future devices: a value outside has a wrong unit."""
 
@@ -132,7 +130,7 @@ def check_plausible(machine: Machine) -> None:
             if value is not None and not low <= value <= high:  # also True for NaN
                 shown = f"machine.{field}{'.' if name else ''}{name}={value:g}"
                 raise UserError(shown, f"not between {low:g} and {high:g}", remedy)
-    remedies = {"matmul_ceiling_tflops": "give the best product seen", "sustained_tflops": "give what training reaches"}
+    remedies = {"matmul_ceiling_tflops": "give the best product seen", "sustained_tflops": "give the rate of training"}
     for field, remedy in remedies.items():
         # a measured burst may exceed a published peak
         exempt = field == "matmul_ceiling_tflops" and field in machine.calibrated

@@ -40,11 +40,6 @@ class Attention:
         """Width of the keys, and of the values, of all their heads."""
         return (self.key_heads or self.heads) * self.head_width
 
-    @property
-    def grouped(self) -> bool:
-        """True if several query heads share one head of keys and values."""
-        return self.key_inner < self.inner
-
     def matrices(self, width: int) -> list[tuple[int, int]]:
         """Return the projections from k to n elements as (k, n), in the order of forward."""
         if not self.fused:

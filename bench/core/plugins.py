@@ -140,7 +140,7 @@ def list_installed_files(kind: Kind[Any]) -> list[Path]:
 
 
 class EnginePlugin(Protocol):
-    """A training engine: a folder of bench/engines with `facts.py`. What its `__init__` shows imports no torch.
+    """A training engine: a folder of bench/engines with `facts.py`. Its `__init__` imports no torch.
 
     `FITTED_TO_MODEL`, a tuple of option names, is optional. A preset's value of such an option is lowered to the number
     of the model's parameters where a study or user does not set it (`bench.config.decode.fit_engine`).

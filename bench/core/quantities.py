@@ -94,7 +94,7 @@ def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes:
     if name == "peak_bytes":
         return peak_bytes
     if step_s is None or name == "step_s":
-        return None if name in _TIMELESS else step_s
+        return step_s
     tokens = float(spec.global_batch * spec.tokens_per_sample)
     work = compute_work(name, spec.global_batch, tokens, spec.nodes)
     return None if work is None else work / step_s

@@ -39,15 +39,15 @@ class MemoryShortage(Frozen):
 
     rank: int
     where: Literal["device", "host"]
-    requested_bytes: int | None = Field(None, description="by the failed allocation, as its exception reports them")
-    lacking_bytes: int | None = Field(None, description="of those")
-    free_bytes: int | None = Field(None, description="of the device; of the host or of this process's narrowest limit")
-    total_bytes: int | None = Field(None, description="of the same")
-    live_bytes: int | None = Field(None, description="in tensors of this rank")
-    peak_bytes: int | None = Field(None, description="the most that were live so far in this phase")
-    reserved_bytes: int | None = Field(None, description="by the caching allocator, live ones included; None on a host")
+    requested_bytes: int | None = Field(None, description="size of the failed allocation, from its exception")
+    lacking_bytes: int | None = Field(None, description="missing bytes of that allocation")
+    free_bytes: int | None = Field(None, description="free on the device, on the host or within this process's limit")
+    total_bytes: int | None = Field(None, description="capacity of the same memory")
+    live_bytes: int | None = Field(None, description="live tensors of this rank")
+    peak_bytes: int | None = Field(None, description="highest live tensors so far in this phase")
+    reserved_bytes: int | None = Field(None, description="reserved by the caching allocator; None on a host")
     resident_bytes: int | None = Field(None, description="resident set of this rank; None on a device")
-    others_bytes: int | None = Field(None, description="of processes on the device that do not belong to the run")
+    others_bytes: int | None = Field(None, description="used on the device by processes outside the run")
 
 
 class Outcome(Extensible):
@@ -58,7 +58,7 @@ class Outcome(Extensible):
     kind: OutcomeKind
     reason: str = Field("", description="one line for the table; empty when ok")
     evidence: dict[str, Any] = {}
-    shortage: MemoryShortage | None = Field(None, description="of a rank that ran out of memory and could report it")
+    shortage: MemoryShortage | None = Field(None, description="use of memory, if it ran out and the rank reported it")
 
     @property
     def final(self) -> bool:
@@ -73,11 +73,13 @@ class Outcome(Extensible):
 class Limits(Frozen):
     """Times after which a supervisor gives up on a run."""
 
-    time_limit_min: float | None = Field(None, gt=0, description="for the whole attempt; None: no limit")
-    hang_s: float = Field(300.0, gt=0, description="without a step, after the first step")
-    startup_s: float = Field(1800.0, gt=0, description="for the first step, and for each phase before and after steps")
-    silence_s: float = Field(30.0, gt=1, description="without a message from a node, which then counts as lost …")
-    agent_silence_s: float = Field(60.0, gt=1, description="… or from the first node, as the other nodes see it")
+    time_limit_min: float | None = Field(None, gt=0, description="maximum length of the whole attempt; None: no limit")
+    hang_s: float = Field(300.0, gt=0, description="maximum time without a step, after the first step")
+    startup_s: float = Field(
+        1800.0, gt=0, description="maximum time of the first step, and of each phase before or after"
+    )
+    silence_s: float = Field(30.0, gt=1, description="a node without messages for so long counts as lost …")
+    agent_silence_s: float = Field(60.0, gt=1, description="… and so does the first node, for the other nodes")
     quiet_within_s: float | None = Field(
         None,
         ge=0,
@@ -98,7 +100,7 @@ class Network(Frozen):
 
     rendezvous_host: str = Field("{host}", description='of the first node; e.g. "{host}-ib0"')
     interface: str | None = Field(None, description="for gloo's and NCCL's sockets")
-    expects: Literal["infiniband", "sockets"] | None = Field(None, description="between nodes, else `invalid`")
+    expects: Literal["infiniband", "sockets"] | None = Field(None, description="required between nodes, else `invalid`")
 
     def address(self, host: str) -> str:
         """Return the name under which other nodes reach `host`."""
@@ -118,7 +120,7 @@ class Circumstance(Extensible):
     launcher: dict[str, Any] = Field({}, description="name and options")
     limits: Limits = Limits()
     network: Network = Network()
-    step_limit_s: float | None = Field(None, gt=0, description="the window ends once a step surely takes longer")
+    step_limit_s: float | None = Field(None, gt=0, description="the window ends once its steps are surely longer")
     goes_on_from: str | None = Field(None, description="config_id of the run from whose checkpoint a training resumes")
     rehearsed_rank: int | None = Field(None, ge=0, description="the only real rank of a rehearsal; None: all are real")
     shapes_only: bool = Field(False, description="rehearsed without the operations that only compute values")
@@ -133,8 +135,8 @@ class EnvironmentClass(Frozen):
     devices_per_node: int
     container: str | None = Field(None, description="image digest")
     versions: dict[str, str | None] = Field({}, description="torch, cuda, nccl, driver, deepspeed, transformers")
-    cores: int | None = Field(None, description="that its first rank may use")
-    threads: int | None = Field(None, description="per rank")
+    cores: int | None = Field(None, description="number of cores that the first rank may use")
+    threads: int | None = Field(None, description="number of threads per rank")
     quota_cores: float | None = Field(None, description="processor time that the control group allows, in cores")
     openmp_wait: str | None = Field(None, description="how OpenMP threads of a CPU rank wait; None: one thread")
 
@@ -263,11 +265,11 @@ class NodeLoad(Frozen):
 
     node: int
     others_share: float | None = Field(None, description="processor time of processes outside this run")
-    stolen_share: float | None = Field(None, description="taken by the hypervisor")
-    throttled_s: float | None = Field(None, description="the control group's quota held this run's processes back")
-    cpu_pressure_share: float | None = Field(None, description="of the window: a task, the run's too, lacked a core …")
-    memory_pressure_share: float | None = Field(None, description="… waited for memory …")
-    io_pressure_share: float | None = Field(None, description="… or for a disk")
+    stolen_share: float | None = Field(None, description="processor time taken by the hypervisor")
+    throttled_s: float | None = Field(None, description="time in which a control group's quota held the run back")
+    cpu_pressure_share: float | None = Field(None, description="share of the window when a task waited for a core …")
+    memory_pressure_share: float | None = Field(None, description="… for memory …")
+    io_pressure_share: float | None = Field(None, description="… for input and output")
 
 
 class DeviceUse(Frozen):
@@ -280,8 +282,8 @@ class DeviceUse(Frozen):
     temperature_c: float | None = Field(None, description="highest")
     power_throttled_s: float | None = None
     thermal_throttled_s: float | None = None
-    other_processes: int | None = Field(None, description="outside this run")
-    other_bytes: int | None = Field(None, description="of their memory")
+    other_processes: int | None = Field(None, description="number of processes outside this run")
+    other_bytes: int | None = Field(None, description="memory of these processes")
 
 
 class Evaluation(Frozen):
@@ -310,8 +312,8 @@ class ProfiledSteps(Frozen):
     steps: int
     files: tuple[str, ...] = Field((), description="in the run's folder")
     slowdown: float | None = Field(None, description="a profiled step over a timed one")
-    exposed_s: dict[str, float] | None = Field(None, description="of a step: communication by kind, nothing computed …")
-    overlapped_s: dict[str, float] | None = Field(None, description="… or while something was computed")
+    exposed_s: dict[str, float] | None = Field(None, description="time of a step in communication alone, by its kind …")
+    overlapped_s: dict[str, float] | None = Field(None, description="… and in parallel with computation")
 
 
 class Steps(Frozen):
@@ -361,11 +363,11 @@ class Observations(Frozen):
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
     outside_collectives_s: tuple[float, ...] = Field((), description="per rank: an untimed step less communication")
-    counted_flops: int | None = Field(None, description="of a step over all ranks, recomputation included")
+    counted_flops: int | None = Field(None, description="counted over a step of all ranks, recomputation included")
     uninspected: str | None = Field(None, description="why the untimed steps after the window failed")
-    compute_s: tuple[float, ...] = Field((), description="rehearsed: of the window's steps, communication absent")
-    step_phases_s: dict[str, tuple[float, ...]] | None = Field(None, description="of a step, by phase, per rank")
-    idle_s: tuple[float | None, ...] | None = Field(None, description="of a step, per rank: waiting in a schedule")
+    compute_s: tuple[float, ...] = Field((), description="rehearsed: steps of the window without communication")
+    step_phases_s: dict[str, tuple[float, ...]] | None = Field(None, description="time of a phase in a step, by rank")
+    idle_s: tuple[float | None, ...] | None = Field(None, description="time of a step spent waiting, by rank")
     passes: tuple[tuple[TimedPass, ...], ...] | None = Field(None, description="of an untimed step, by pipeline place")
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = Field(None, description="by node")

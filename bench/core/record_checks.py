@@ -121,7 +121,7 @@ def _list_size_rules(record: RunRecord) -> _Rules:
     parameters = max(spec.model.parameters or 0, observed.parameters if observed else 0)
     yield parameters > _MOST, "parameters: more than can be counted"
     tokens = [one.step * spec.tokens_per_step for one in (observed.evaluations if observed else None) or ()]
-    yield _is_outside(tokens, 0, _MOST), "observations.evaluations: behind more tokens than can be counted"
+    yield _is_outside(tokens, 0, _MOST), "observations.evaluations: after more tokens than can be counted"
     sizes = [size for size in spec.model.shape.values() if isinstance(size, int | float)]
     yield any(abs(size) > _MOST_SIZE for size in sizes), "spec.model.shape: a size that no model has"
 
@@ -132,11 +132,12 @@ def _list_outcome_rules(record: RunRecord) -> _Rules:
         return
     observed = record.observations
     if observed is None:
-        yield True, "observations: none of a run that ended well"
+        yield True, "observations: missing in a run that ended well"
     elif record.evidence == "rehearsed" and record.circumstance.shapes_only:
-        yield not observed.memory, "observations.memory: none of a rehearsal that ended well"
+        yield not observed.memory, "observations.memory: missing in a rehearsal that ended well"
     elif record.evidence == "rehearsed":
-        yield not (observed.compute_s or observed.steps), "observations.compute_s: none of a rehearsal that ended well"
+        lacks_times = not (observed.compute_s or observed.steps)
+        yield lacks_times, "observations.compute_s: missing in a rehearsal that ended well"
     else:
         steps = observed.steps
         lacks_window = steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0
@@ -154,7 +155,7 @@ def _list_observation_rules(record: RunRecord) -> _Rules:
     for seconds, field in _list_seconds(observed):
         yield _is_outside(seconds, 0, _MOST_S), f"observations{field}: not seconds of a step"
     energies = [energy for energy in observed.energy_j if energy is not None]
-    yield _is_outside(energies, -_MOST, _MOST), "observations.energy_j: no energy of a run"
+    yield _is_outside(energies, -_MOST, _MOST), "observations.energy_j: not an energy of a run"
 
 
 def _list_seconds(observed: Observations) -> Iterable[tuple[Sequence[float], str]]:
@@ -178,7 +179,7 @@ def _list_plain_rules(record: RunRecord) -> _Rules:
     """Check the untyped fields that later code computes with."""
     spec, environment = record.spec, record.environment
     commit = (environment.git or {}).get("commit") if environment else None
-    yield not isinstance(commit, str | None), "environment.git.commit: no text"
+    yield not isinstance(commit, str | None), "environment.git.commit: not text"
     for name, part in (("model.shape", spec.model.shape), ("engine", spec.engine.options), ("data", spec.data.options)):
         yield not _is_finite(part), f"spec.{name}: a number that is not finite"
 

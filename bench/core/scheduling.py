@@ -98,8 +98,8 @@ class ClusterLimits(NamedTuple):
 class JobSetup(NamedTuple):
     """Environment of a job's command, as far as the options define it."""
 
-    device: Device | None = None  # that a job asks for; "cpu": it asks for no GPU; None: the options do not say
-    gpu_override: str = ""  # makes a job ask for GPUs, as a remedy in messages
+    device: Device | None = None  # that a job requests; "cpu": it requests no GPU; None: not defined
+    gpu_override: str = ""  # an override that makes a job request GPUs, for remedies in messages
     image: str | None = None  # of the container
     python: tuple[str, ...] | None = None  # the command that starts Python; None: the submitting Python
     variables: dict[str, str] = {}  # set for the command

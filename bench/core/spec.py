@@ -160,7 +160,7 @@ class MeasureSpec(Frozen):
     gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU: its clock settles with heat")
     block_steps: Positive = Field(5, description="rank 0 decides after each block whether to continue")
     window_s: float = Field(60.0, ge=0, description="minimum length of the window …")
-    min_steps: Positive = Field(30, description="… in seconds and in steps")
+    min_steps: Positive = Field(30, description="… and its minimum number of steps")
     max_s: float = Field(300.0, gt=0, description="maximum length of the window, which is then flagged `short`")
     inspect: bool = Field(True, description="untimed steps after the window: memory by event, bytes per collective")
 
@@ -234,7 +234,7 @@ class LearningSpec(Frozen):
             rule = f"learning.warmup_tokens={self.warmup_tokens} is not below learning.tokens={self.tokens}"
             raise ValueError(f"{rule}; lower the first or raise the second")
         if self.final_lr > 0 and self.schedule == "constant":
-            rule = f"learning.final_lr={self.final_lr} with learning.schedule=constant, which ends where it begins"
+            rule = f"learning.final_lr={self.final_lr} with learning.schedule=constant, which stays constant"
             raise ValueError(f"{rule}; leave it out, or choose linear or cosine")
         if self.stop_after is not None and self.stop_after >= self.tokens:
             rule = f"learning.stop_after={self.stop_after} is not below learning.tokens={self.tokens}"
@@ -330,7 +330,7 @@ class RunSpec(Extensible):
         if objective == OBJECTIVE and isinstance(given, Mapping):
             return {**plain, "sequence": {**LENGTHS, **given}}
         if "sequence" not in plain:
-            raise ValueError(f"objective={objective} comes without sequence; give the tokens per sample by kind")
+            raise ValueError(f"objective={objective} needs sequence; give the tokens per sample by kind")
         return plain
 
     @model_validator(mode="after")
@@ -350,7 +350,7 @@ class RunSpec(Extensible):
             raise ValueError(f"{value} does not divide {ranks} ranks; {remedy}")
         for kind, length in self.sequence.items():
             if parallel.sequence and length % parallel.tensor:
-                rule = f"sequence.{kind}={length} is not divided by parallel.tensor={parallel.tensor}"
+                rule = f"sequence.{kind}={length} is not divisible by parallel.tensor={parallel.tensor}"
                 raise ValueError(f"{rule}; choose a multiple of {parallel.tensor}, or parallel.sequence=false")
         return self
 

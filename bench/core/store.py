@@ -47,6 +47,7 @@ _USUAL_STEPS = 1000  # of a window of 60 s with steps of 60 ms
 _SPEC_BEGIN, _SPEC_END = b'\n "spec": {', b"\n },"
 _SPEC_READ = secrets.token_hex(16).encode()
 _WithoutSpec = pydantic.create_model("_WithoutSpec", __base__=RunRecord, spec=(str, ...))
+_read_spec = functools.lru_cache(maxsize=1)(RunSpec.model_validate_json)
 _OF_TODAY = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\s*,' % SCHEMA_VERSION)
 
 _Value = TypeVar("_Value", bound=BaseModel)
@@ -406,11 +407,6 @@ def _validate(content: bytes) -> RunRecord:
             if vars(rest)["spec"] == _SPEC_READ.decode():
                 return RunRecord.model_construct(rest.model_fields_set, **{**vars(rest), "spec": spec})
     return RunRecord.model_validate_json(content)
-
-
-@functools.lru_cache(maxsize=1)
-def _read_spec(text: bytes) -> RunSpec:
-    return RunSpec.model_validate_json(text)
 
 
 def read_value(path: Path, kind: type[_Value]) -> _Value:

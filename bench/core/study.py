@@ -45,7 +45,7 @@ class Dimension(Frozen):
             if self.log or self.step is not None:
                 raise ValueError("log and step belong to a range; write {from: 1, to: 8}, or leave them out")
         elif self.from_ is None or self.to is None or self.from_ > self.to:
-            raise ValueError(f"from {self.from_} to {self.to} holds nothing; give from and to, the smaller first")
+            raise ValueError(f"from {self.from_} to {self.to} is empty; give from and to, the smaller first")
         elif self.log and (self.from_ <= 0 or self.step is not None):
             raise ValueError("a range by ratios begins above 0 and has no step; leave out log or step")
         return self
@@ -110,7 +110,7 @@ class Bound(Frozen):
     @model_validator(mode="after")
     def _holds_something(self) -> Self:
         if self.at_least is None and self.at_most is None:
-            raise ValueError("bounds nothing; give at_least or at_most")
+            raise ValueError("has no bound; give at_least or at_most")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             rule = f"nothing is at least {self.at_least:g} and at most {self.at_most:g}"
             raise ValueError(f"{rule}; exchange them, or leave one out")
@@ -170,7 +170,7 @@ class SearchSection(Frozen):
     @classmethod
     def _known_objective(cls, name: str) -> str:
         if name not in OBJECTIVES:
-            raise ValueError(f"nothing that can be sought; {suggest_nearest(name, OBJECTIVES)}")
+            raise ValueError(f"not an objective; {suggest_nearest(name, OBJECTIVES)}")
         return name
 
     @field_validator("sampler", mode="before")
@@ -185,11 +185,11 @@ class SearchSection(Frozen):
     @model_validator(mode="after")
     def _rungs_of_trainings(self) -> Self:
         if self.rungs and self.objective != "validation_loss":
-            raise ValueError("rungs are of trainings; seek validation_loss, or leave rungs out")
+            raise ValueError("rungs need trainings; set objective: validation_loss, or remove rungs")
         given = {*self.space, *(name for one in self.space.values() for name in one.list_fields())}
         for name in ("learning.tokens", "learning.stop_after"):
             if self.rungs and name in given:
-                raise ValueError(f"rungs say how long a training is; leave {name} out of the space")
+                raise ValueError(f"rungs set the length of a training; remove {name} from the space")
         return self
 
     @field_validator("constraints")
@@ -207,7 +207,7 @@ class SearchSection(Frozen):
         for key, dimension in space.items():
             for other in dimension.when:
                 if other not in seen:
-                    raise ValueError(f"{key} depends on {other}, which does not stand before it; give that first")
+                    raise ValueError(f"{key} depends on {other}, which does not come before it; move it up")
             seen.update([key, *dimension.list_fields()])
         return space
 
@@ -237,7 +237,7 @@ class Study(Frozen):
     axes: dict[str, list[Any]] = {}
     exclude: tuple[str, ...] = Field((), description="rules (bench.config.exclude_rules) for points to exclude")
     first: tuple[str, ...] = Field((), description="rules of the same kind: points that match the first run first, …")
-    control: dict[str, Any] = Field({}, description="the control point, in addition to `base`; empty: none")
+    control: dict[str, Any] = Field({}, description="the control point on top of `base`, without nodes; empty: none")
     repeats: Positive = 1
     seed: int = Field(0, ge=0, description="of the order")
     budget: Budget = Budget()
@@ -250,7 +250,7 @@ class Study(Frozen):
             if not values:
                 raise ValueError(f"{key} has no values; give one, or leave it out")
             if any(isinstance(value, dict) and not all(isinstance(name, str) for name in value) for value in values):
-                raise ValueError(f"a key of {key} is no word; write overrides: {{engine: zero1, seed: 1}}")
+                raise ValueError(f"a key of {key} is not text; write overrides: {{engine: zero1, seed: 1}}")
         return axes
 
 

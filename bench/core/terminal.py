@@ -21,10 +21,10 @@ _LOG_EVERY_S = 60.0
 class Progress(NamedTuple):
     """Progress of a task."""
 
-    what: str  # that is under way
-    share: float | None = None  # of the longest that it may take, between 0 and 1; None where nobody knows
-    left: str = ""  # how long it may still take, in words
-    subject: str = ""  # of several that take turns, such as the points of a sweep: the one under way
+    what: str  # name of the task
+    share: float | None = None  # of its maximum length, between 0 and 1; None where unknown
+    left: str = ""  # remaining time, in words
+    subject: str = ""  # the current one of several, such as a point of a sweep
 
 
 def align(
@@ -99,7 +99,7 @@ class LogProgress:
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
-    """Give a function that shows progress on standard error: a bar with the time taken and left on a terminal.
+    """Yield a function that shows progress on standard error: on a terminal a bar with elapsed and remaining time.
 
     In a log, it prints a line at the start of each subject and then one a minute, so that a long point does not look
     like a hang.

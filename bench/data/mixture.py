@@ -114,13 +114,13 @@ class Options(SampleOptions):
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for missing or too many texts, and for texts that `data=text` refuses."""
     if not 1 <= len(options.sources) <= CYCLE:
-        rule = f"a mixture is of 1 to {CYCLE} texts, by name"
+        rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
     weighted = [name for name, source in options.sources.items() if source.weight is not None]
     if weighted and len(weighted) < len(options.sources):
         without = next(name for name in options.sources if name not in weighted)
         rule = f"has no weight, and {weighted[0]} has one"
-        raise UserError(f"data.sources.{without}", rule, "give all a weight, or none: then a text counts by its size")
+        raise UserError(f"data.sources.{without}", rule, "give every text a weight, or none: then its size decides")
     for name in options.sources:
         with _name_source(name):
             text.check(_select(options, name), spec)
@@ -133,8 +133,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """
     from bench.data.pipeline import loader
 
-    prepared = _prepare(spec)
-    counts = _count_samples(spec, prepared)
+    prepared, counts = _prepare(spec)
     samples = tuple(one.samples for one in prepared.values())
     mixed = Interleaving(samples, order_evenly(counts), samples[0].eos)
     return loader.micro_batches(mixed, spec, data_rank)
@@ -142,8 +141,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record: the tokenizer, and for each text its hash and its share of the samples."""
-    prepared = _prepare(spec)
-    counts = _count_samples(spec, prepared)
+    prepared, counts = _prepare(spec)
     return {
         "source": "mixture",
         "tokenizer": text.describe_tokenizer(next(iter(prepared.values()))),
@@ -158,21 +156,19 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 has_fixed_targets = text.has_fixed_targets
 
 
-def _prepare(spec: RunSpec) -> dict[str, PreparedText]:
+def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]:
+    """Return the texts by name, and the number of samples of each in a cycle, shape (texts,).
+
+    Shares follow from the texts' weights, or without these from their numbers of samples per epoch.
+    """
     options = Options(**spec.data.options)
     prepared = {}
     for number, name in enumerate(options.sources):
         with _name_source(name):  # with one seed, all texts of equal length would have the same order
             prepared[name] = text.prepare(_select(options, name), spec, (spec.seed, number))
-    return prepared
-
-
-def _count_samples(spec: RunSpec, prepared: dict[str, PreparedText]) -> Any:
-    """Return each text's number of samples in a cycle: by its weight, else by its samples per epoch."""
-    options = Options(**spec.data.options)
-    sizes = {name: len(one.samples.pieces.bounds) for name, one in prepared.items()}
-    weights = [source.weight or sizes[name] for name, source in options.sources.items()]
-    return round_shares(compute_shares(weights, options.temperature))
+    sizes = [len(one.samples.pieces.bounds) for one in prepared.values()]
+    weights = [source.weight or size for source, size in zip(options.sources.values(), sizes, strict=True)]
+    return prepared, round_shares(compute_shares(weights, options.temperature))
 
 
 def _select(options: Options, name: str) -> text.Options:

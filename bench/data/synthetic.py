@@ -26,7 +26,7 @@ def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError if the vocabulary has only special tokens."""
     known = vocabulary(spec)
     if known <= _FIRST_WORD:
-        rule = "synthetic data leaves out ids 0 (pad) and 1 (EOS)"
+        rule = "synthetic data excludes ids 0 (pad) and 1 (EOS)"
         raise UserError(f"model.shape.vocab={known}", rule, f"give at least {_FIRST_WORD + 1}")
 
 

@@ -55,8 +55,8 @@ class PreparedText(NamedTuple):
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a missing corpus, and for one that does not fit objective, model or sequence lengths."""
     if not (_is_plain(spec) or _is_corrupted(spec)):
-        remedy = "choose data=synthetic, or an objective that says what of a text its kinds of tokens hold"
-        raise UserError(f"data={spec.data.name}", f"makes no samples of text for objective={spec.objective}", remedy)
+        remedy = "choose data=synthetic, or an objective whose kinds of tokens come from one text"
+        raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
     if options.hub and options.files:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
     if options.hub_config and not options.hub:
@@ -232,7 +232,7 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
         return
     if not sentinels:
         rule = "has no sentinels (<extra_id_0> …), which stand for hidden spans"
-        remedy = "set data.sentinels=append, which puts 100 behind its vocabulary, or objective=causal_lm for a decoder"
+        remedy = "set data.sentinels=append, which adds 100 after its vocabulary, or objective=causal_lm for a decoder"
         raise UserError(f"data.tokenizer={options.tokenizer}", rule, remedy)
 
     def count_spans(mean_length: float) -> int:

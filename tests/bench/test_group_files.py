@@ -23,7 +23,7 @@ NO_FILE: dict[str, tuple[bytes, str]] = {
     "binary": (b"\0\1\2", "special characters are not allowed"),
     "itself": (b"name: &a [*a]\n", "contains itself, or is nested too deeply"),
     "a map in itself": (b"a: &a {b: *a}\n", "contains itself, or is nested too deeply"),
-    "aliases": (_BOMB.encode(), "more than 100,000 values, aliases written out"),
+    "aliases": (_BOMB.encode(), "more than 100,000 values, aliases expanded"),
     "deep": (b"name: " + b"[" * 1000, "contains itself, or is nested too deeply"),
     "number": (b"3\n", "not a mapping of words to values"),
     "list": (b"[1, 2]\n", "not a mapping of words to values"),

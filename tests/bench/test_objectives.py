@@ -78,7 +78,7 @@ def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
         (("sequence=3",), "sequence=3: input should be a valid dictionary"),
         (
             ("objective=seq2seq", "data=text"),
-            "data=text: makes no samples of text for objective=seq2seq; choose data=synthetic",
+            "data=text: has no samples for objective=seq2seq; choose data=synthetic",
         ),
         (("parallel.tensor=2", "devices_per_node=2"), "parallel.tensor=2: engine zero2 has no tensor parallelism; "),
         (("parallel.stages_per_rank=4",), "parallel.stages_per_rank=4: engine zero2 has no stages of layers; "),

@@ -135,7 +135,7 @@ def test_another_objective_and_layout_are() -> None:
 def test_lengths_are_those_of_the_objective() -> None:
     with pytest.raises(ValidationError, match="sequence has encoder, decoder, tokens; objective=span_corruption has"):
         spec(sequence={"tokens": 5})
-    with pytest.raises(ValidationError, match="objective=causal_lm comes without sequence"):
+    with pytest.raises(ValidationError, match="objective=causal_lm needs sequence"):
         spec(objective="causal_lm")
 
 
@@ -157,7 +157,7 @@ def test_the_global_batch_is_that_of_the_data_parallel_ranks() -> None:
         ({"parallel": {"sequence": True}}, "parallel.tensor=1; leave it out, or raise parallel.tensor"),
         (
             {"parallel": {"tensor": 2, "sequence": True}, "sequence": {"decoder": 7}},
-            "sequence.decoder=7 is not divided by parallel.tensor=2; choose a multiple of 2",
+            "sequence.decoder=7 is not divisible by parallel.tensor=2; choose a multiple of 2",
         ),
         (
             {"parallel": {"pipeline": 2}, "batch": {"micro": 2, "global": 6}},

@@ -103,7 +103,7 @@ def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
     assert outcome.shortage == MemoryShortage(rank=1, **in_bytes)
     assert outcome.reason == (
         "rank 1 in steps at step 7: SomeError: device memory: asked for 5 GiB, 3 lacking, 2 free; of 80 in all, "
-        "60 live in tensors, 64 reserved, 12 of others"
+        "60 live in tensors, 64 reserved, 12 of other processes"
     )
     assert Outcome.model_validate_json(outcome.model_dump_json()) == outcome
     assert "shortage" not in Outcome(kind="oom").model_dump(), "records without one read as before"

@@ -208,7 +208,7 @@ def _open_rows(selection: CorpusSelection) -> Any:
             return load_dataset(selection.hub, selection.hub_config, split=selection.split, streaming=True)
         except (OSError, ValueError) as error:  # no such data set, configuration or split, or no network
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"data.hub={selection.hub}", reason, "mend the name or give data.files") from error
+            raise UserError(f"data.hub={selection.hub}", reason, "correct the name or give data.files") from error
     paths = list_files(selection)
     builder = _name_builder(paths[0])
     reading = {"sample_by": selection.sample_by, "encoding_errors": "replace"} if builder == "text" else {}
@@ -302,7 +302,7 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
     contents = [text.tokens[begin:end].tobytes() for begin, end in zip(begins, text.ends, strict=True)]
     numbers = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(numbers) < 2:
-        rule = "has one document, and whole ones are held out"
+        rule = "has one document, and held-out text needs whole documents"
         raise UserError(f"data corpus {text.name}", rule, "set data.sample_by=paragraph, or give several files")
     content = np.array([numbers[one] for one in contents])  # (documents,): equal for equal documents
     lengths = text.ends - begins

@@ -52,7 +52,7 @@ def test_the_same_document_twice_is_never_on_both_sides() -> None:
 
 
 def test_a_text_of_one_document_cannot_be_divided() -> None:
-    with pytest.raises(UserError, match=r"has one document, and whole ones are held out; set data\.sample_by"):
+    with pytest.raises(UserError, match=r"held-out text needs whole documents; set data\.sample_by"):
         divide(corpus("abc", "abc"), 0.5, 0)
 
 
