@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         across += ["versions", "container"] if a.environment or b.environment else []
         stages = looks(args.rounds, args.most_rounds or args.rounds)
         turns = order_runs(stages[-1], args.seed)
+        # The options of `compare`, with those that a comparison of two sides fixes.
         chosen = argparse.Namespace(**vars(args) | {
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
             "exact": True, "paired": True, "keep_disturbed": True, "looks": len(stages),
@@ -113,6 +114,7 @@ def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = No
 
 def _create_folder(parent: Path, name: str) -> Path:
     """Make a new folder for the results, with a number in its name if the name is taken."""
+    # mkdir decides, so that two commands at the same time get two folders.
     for ending in chain([""], map(".{}".format, count(2))):
         folder = (parent / f"{name}{ending}").absolute()
         with contextlib.suppress(FileExistsError):

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
     """Return every meaning of a name, then those of keys and files with it as their last part. Raise UserError for an
     unknown name."""
+    # Full names come first: `micro` is a column as well as the last part of `batch.micro`.
     found = [one for one in known if one.name == name]
     found += [one for one in known if one.name != name and _get_last_part(one.name) == name]
     if not found:

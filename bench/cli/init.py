@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     files = {f"schema/{group}.json": schema.to_json(built)
              for group, built in schema.build_schemas().items() if group in _EDITED}  # fmt: skip
     if not args.schema:
-        files = {_SITE: _write_site(), _STUDY: _write_study()} | files
+        starter = Path(schema.__file__).parent / "starter" / "my_study.yaml"
+        study = _POINTER.format("study") + starter.read_text(encoding="utf-8")
+        files = {_SITE: _write_site(), _STUDY: study} | files
         for name in files:
             if (folder / name).exists():
                 remedy = "choose another folder, or renew only the schemas by --schema"
@@ -67,8 +69,3 @@ def _write_site() -> str:
     # Comment lines stay as they are: a second # would hide them from their reader.
     hidden = re.sub(r"^(?=[^#\n])", "#", text.partition("name: slurm\n")[2], flags=re.MULTILINE)
     return _POINTER.format("launcher") + _SITE_HEAD + hidden
-
-
-def _write_study() -> str:
-    starter = Path(schema.__file__).parent / "starter" / "my_study.yaml"
-    return _POINTER.format("study") + starter.read_text(encoding="utf-8")

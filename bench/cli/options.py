@@ -65,6 +65,7 @@ def positive(option: str) -> Callable[[str], int]:
     """Return the argparse type of an option that takes a number of at least 1."""
 
     def number(text: str) -> int:
+        # int() alone would accept " 3", "+3" and "3_0".
         if text.isdecimal() and int(text):
             return int(text)
         raise UserError(f"{option} {text}", "not a positive number", "give at least 1")
@@ -121,6 +122,7 @@ def format_point_json(composed: "Request") -> str:
 
 def print_chosen(chosen: "Sequence[Pair]") -> None:
     """Print the overrides that were chosen for a point on a CPU, if there are any."""
+    # On standard error: a program may read standard output.
     if chosen:
         shown = " ".join(f"{key}={value}" for key, value in chosen)
         print(f"defaults on a CPU: {shown}", file=sys.stderr, flush=True)

@@ -23,6 +23,7 @@ def check_path(path: Path) -> None:
 def write(path: Path, page: str, *, quiet: bool) -> None:
     """Write a page and its folder, and print the path unless `quiet`."""
     try:
+        # Atomically: a browser may have the older page open.
         path.parent.mkdir(parents=True, exist_ok=True)
         store.write_atomically(path, page.encode())
     except OSError as error:

@@ -59,7 +59,7 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
     if record.outcome.kind != "ok" or record.observations is None:
         return f"{record.outcome.kind}: {record.outcome.reason}\n{folder}"
     seen = record.observations
-    (own,) = seen.memory
+    (own,) = seen.memory  # of the one real rank
     rows = [
         ("initialisation, peak", own.init_peak_bytes),
         ("between steps", own.resident_bytes),

@@ -100,6 +100,7 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
         lines.append(f"  {one.point.line}{predicted}{f'  {one.why}' if one.why else ''}")
     hours = "" if section.node_hours is None else f" and {section.node_hours:g} node-hours"
     until = f", or until {PATIENCE} in a row gain less than {100 * section.gain:g} % together"
+    # A grid and random draws end by their number, and a search with rungs ends when no training goes on.
     settles = section.trials > PATIENCE and section.sampler not in ("grid", "random") and not section.rungs
     lines.append(f"at most {format_count(section.trials, 'trial')}{hours}{until if settles else ''}; nothing started")
     return "\n".join(lines)
@@ -109,6 +110,7 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
     """Return the first trials, as proposed before any trial has a result."""
     from bench.sweep.definition import Trial
 
+    # The proposer sees earlier proposals as running trials, as it would see the jobs of a queue.
     results: list[TrialResult] = []
     found: list[Proposal] = []
     while len(found) < _SHOWN and (proposal := plan.proposer.propose(results)):

@@ -71,68 +71,49 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
     """Parse overrides in Hydra's grammar into keys with their values; a comma list has several."""
     parser, parsed = OverridesParser.create(), []
     for text in overrides:
-        override = _parse_override(parser, text)
-        if not override.key_or_group:
-            raise UserError(_shorten(text), "not an override", "write KEY=VALUE")
-        parsed.append((override.key_or_group, _list_values(override)))
+        shown = format_in_one_line(text)
+        try:
+            override = _parse_override(parser, text)
+        except _NOT_PARSED as error:
+            rule = f"not an override ({format_reason(error)})"
+            raise UserError(shown, rule, "write KEY=VALUE, quoted for the shell") from error
+        key, swept = override.key_or_group, override.is_sweep_override()
+        if not key:
+            raise UserError(shown, "not an override", "write KEY=VALUE")
+        if override.is_delete():
+            raise UserError(shown, "nothing can be deleted", f"set {key}=null")
+        if swept and override.value_type not in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP):
+            raise UserError(shown, "not a list", "write the values with commas between them")
+        values = override.sweep_iterator() if swept else [override.value()]
+        parsed.append((key, [getattr(value, "text", value) for value in values]))  # quoted strings have a text
     return parsed
 
 
 _NOT_PARSED = HydraException, ValueError, RecursionError
-"""Errors of the parser; the last two for numbers of 5,000 digits and for brackets without end."""
+"""Errors of the parser; the last two for numbers of 5,000 digits and for unclosed brackets."""
 _LIST_ITEM = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,]+)""")
 
 
 def _parse_override(parser: OverridesParser, text: str) -> Override:
-    """Parse one override; a launcher's option that the grammar refuses is parsed with its strings quoted."""
+    """Parse one override. If the grammar refuses a launcher's option, parse it again with its strings quoted: options
+    of a scheduler such as `--gres=gpu:8` hold a `=`, which Hydra refuses in a value without quotes."""
     try:
         return parser.parse_override(text)
-    except _NOT_PARSED as error:
+    except _NOT_PARSED:
+        key, _, value = text.partition("=")
+        if not key.lstrip("+").startswith("launcher."):
+            raise
+        is_list = value.startswith("[") and value.endswith("]")
+        quoted = f"[{','.join(map(_quote, _LIST_ITEM.findall(value[1:-1])))}]" if is_list else _quote(value)
         with contextlib.suppress(*_NOT_PARSED):
-            return parser.parse_override(_quote_launcher_option(text))
-        rule = f"not an override ({format_reason(error)})"
-        raise UserError(_shorten(text), rule, "write KEY=VALUE, quoted for the shell") from error
-
-
-def _quote_launcher_option(text: str) -> str:
-    """Quote the strings of `launcher.KEY=VALUE`. Options of a scheduler, such as `--gres=gpu:8`, hold a `=`, which
-    Hydra's grammar refuses in a value without quotes."""
-    key, _, value = text.partition("=")
-    if not key.lstrip("+").startswith("launcher."):
-        return text
-    if value.startswith("[") and value.endswith("]"):
-        return f"{key}=[{','.join(map(_quote, _LIST_ITEM.findall(value[1:-1])))}]"
-    return f"{key}={_quote(value)}"
+            return parser.parse_override(f"{key}={quoted}")
+        raise
 
 
 def _quote(value: str) -> str:
     value = value.strip()
     is_quoted = len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]
     return value if is_quoted else '"' + value.replace('"', '\\"') + '"'
-
-
-def _shorten(text: str) -> str:
-    """Return what was given as a message shows it: in one line, and not all of it where it is long."""
-    return format_in_one_line(text if len(text) <= 100 else f"{text[:100]} …")
-
-
-def _list_values(override: Override) -> list[Any]:
-    if override.is_delete():
-        raise UserError(
-            _shorten(str(override.input_line)), "nothing can be deleted", f"set {override.key_or_group}=null"
-        )
-    if override.is_sweep_override():
-        if override.value_type not in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP):
-            raise UserError(
-                _shorten(str(override.input_line)), "not a list", "write the values with commas between them"
-            )
-        return [_strip_quoting(value) for value in override.sweep_iterator()]
-    return [_strip_quoting(override.value())]
-
-
-def _strip_quoting(value: Any) -> Any:
-    """Strip the parser's own string type."""
-    return value.text if hasattr(value, "text") else value
 
 
 def parse_single(overrides: Sequence[str]) -> list[Pair]:
@@ -216,7 +197,6 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
 
 def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
     """Return the plain tree of a point: its composed group files with its values set."""
-    pairs = _read_old_keys(pairs)
     choices = tuple((key, value) for key, value in pairs if key in GROUPS)
     for group, name in choices:
         if not isinstance(name, str):
@@ -230,9 +210,8 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
             unresolved = unresolved or _is_unresolved(value)
     # After all values are set: an interpolation may name any of them.
     tree = _resolve(tree) if unresolved else tree
-    if isinstance(protocol := tree.get("measure"), Mapping) and not protocol.keys().isdisjoint(_OLD_KEYS):
-        renamed = _read_old_keys([(f"measure.{key}", value) for key, value in protocol.items()])
-        tree = tree | {"measure": {key.removeprefix("measure."): value for key, value in renamed}}
+    if isinstance(protocol := tree.get("measure"), Mapping):
+        tree = {**tree, "measure": _rename_old_keys(protocol)}
     # After the values: they may change the family of the model, whose objective is the default.
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
@@ -248,18 +227,14 @@ _OLD_KEYS = {
 """Keys of the protocol before version 3 of a record: a message for each, and the key that replaced it."""
 
 
-def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return pairs with today's keys, and log a warning about each old key."""
-    found: list[Pair] = []
-    for key, value in pairs:
-        name = key.removeprefix("measure.")
-        if name == key or name not in _OLD_KEYS:
-            found.append((key, value))
-            continue
-        message, replaced = _OLD_KEYS[name]
-        _warn_once(f"{key}={value}: {message}")
-        found += [(f"measure.{replaced}", value)] if replaced else []
-    return found
+def _rename_old_keys(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a measurement protocol with today's keys, and log a warning about each old key."""
+    renamed = {key: value for key, value in protocol.items() if key not in _OLD_KEYS}
+    for key, (message, new) in _OLD_KEYS.items():
+        if key in protocol:
+            _warn_once(f"measure.{key}={protocol[key]}: {message}")
+            renamed |= {new: protocol[key]} if new else {}
+    return renamed
 
 
 def _merge(old: Any, new: Any) -> Any:
