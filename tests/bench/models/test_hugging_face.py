@@ -146,7 +146,7 @@ def test_what_transformers_cannot_build_is_refused(plain: dict[str, Any], told: 
         ({"model": {"loss_chunk_tokens": 8}}, "model.loss_chunk_tokens=8: .* leave it out"),
         ({"model": {"compile": "blocks"}}, "model.compile=blocks: .* leave it out"),
         ({"model": {"attention": "flex"}}, "model.attention=flex: .* leave it out"),
-        ({"objective": "causal_lm_documents"}, "not every model of transformers keeps documents apart; choose"),
+        ({"objective": "causal_lm_documents"}, "not every model of transformers separates documents; choose"),
         ({"sequence": {"tokens": 65}}, "sequence.tokens=65: the model has 64 positions; give fewer tokens"),
     ],
 )
