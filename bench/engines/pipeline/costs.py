@@ -214,6 +214,7 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
         taken += 0 if alone and width == FULL else FULL * own  # alone in fp32, they are those of the flat tensor
         needed = max(needed, taken + (0 if alone else width * (own * (width < FULL) + size * run.gloo)))
     needed = max(needed, taken + working)
+    # tensor by tensor: the gradient of one is freed before its weights are published
     for size in flat.kept:
         own = size // flat.copies
         taken -= FULL * own
@@ -326,6 +327,7 @@ def simulate_ends(
             ends_s[one.rank] = end_s  # a rank's passes are in their order
         return tuple(ends_s.values())
 
+    # with alternating passes a rank's end grows linearly once SETTLED groups are through
     left_out = max(0, size.micro_batches // size.ranks - SETTLED - REPEATED)  # groups
     many = size._replace(micro_batches=size.micro_batches - left_out * size.ranks)
     ends_s = simulate(many)

@@ -35,6 +35,7 @@ def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tup
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return queries or keys, (batch, heads, length, d_head), rotated by their positions."""
+    # element i and i + d_head / 2 are one pair, as in Llama
     first, second = states.chunk(2, dim=-1)
     return states * cosines + torch.cat([-second, first], dim=-1) * sines
 
@@ -65,6 +66,7 @@ class WideRmsNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, states: Tensor) -> Tensor:
+        # the order of casts is Llama's: bf16 losses would differ otherwise
         wide = states.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(states.dtype)
@@ -96,6 +98,7 @@ class SelfAttention(nn.Module):
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         attend = self.written_out if self.eager else self.by_kernel
+        # (batch, heads, length, d_head) becomes (batch, length, heads × d_head)
         attended: Tensor = self.o_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
         return attended
 
@@ -214,6 +217,7 @@ class Decoder(nn.Module):
 
     def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
         """Return the states after the last of `layers`."""
+        # masks and rotations are for all tokens: attention sees them all, also with sequence parallelism
         tokens = states.shape[1] if self.among is None else self.among.count_all_tokens(states)
         rotation, mask = None, self.mask(tokens, position_ids, states)
         if self.shape.rotary_base is not None:
@@ -246,6 +250,7 @@ class CausalLanguageModel(nn.Module):
         self.reduction = reduction
         self.model = Decoder(shape, model, checkpointing=checkpointing)
         self.lm_head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=False)
+        # tied before any engine sees the module, so that it counts and updates one parameter
         if not shape.separate_head:
             self.lm_head.weight = self.model.embed_tokens.weight  # type: ignore[assignment]
         if model.loss_chunk_tokens:

@@ -68,6 +68,7 @@ class DecoderPart(CausalLanguageModel):
         [blocks] = part.blocks([shape.layers])
         self.ends_stack = shape.layers - 1 in blocks
         self.model.layers = NumberedBlocks(self.model.layers, blocks)  # type: ignore[assignment]
+        # the whole model was made without memory; modules of other parts are dropped
         if not part.first and not (part.last and self.tied):
             del self.model.embed_tokens
         if not part.first and shape.rotary_base is None:

@@ -60,6 +60,7 @@ def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> Non
             for parameter in fresh:
                 _mark_kept(parameter, False)
                 parameter.fill_(torch.nan)  # marks what no rule sets
+            # one seed for each module: the order in which modules are drawn does not matter
             for name, member in members.items():
                 torch.manual_seed(derived_seed(spec.seed, name))
                 model._init_weights(member)

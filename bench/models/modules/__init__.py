@@ -40,6 +40,7 @@ def materialise(make: Callable[[], AnyModule], construction: AbstractContextMana
     """Return the module of `make`, with memory where `construction` places it. Modules that `make` drops never have
     memory. Tied parameters are separate afterwards."""
     with construction or nullcontext(), SkippedInitialisation():
+        # the context decides the device; inside it the module itself is built on the meta device
         place = torch.empty(()).device
         with torch.device("meta"):
             part = make()

@@ -114,12 +114,14 @@ class T5Part(nn.Module):
 
     def _embed(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of encoder and decoder, whose input is the token before each label."""
+        # (batch, length): labels shifted by one, as T5's `_shift_right`
         before = torch.full_like(labels, START)
         before[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PADDING)
         return self.shared(input_ids), self.shared(before)
 
     def _compute_loss(self, decoded: Tensor, labels: Tensor) -> Tensor:
         """Return the loss, 0-d: in the run's precision, as transformers computes it, or by the head in chunks."""
+        # a tied head scales its input, as in the first T5
         decoded = decoded if self.scale is None else decoded * self.scale
         if isinstance(self.lm_head, ChunkedHead):
             return self.lm_head(decoded, labels)  # type: ignore[no-any-return]

@@ -136,7 +136,7 @@ def copy_weights(module: Any) -> dict[str, Tensor]:
 
 
 def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]]:
-    """Return random tokens that differ by data-parallel rank, step and micro-step; some labels and inputs are ignored."""
+    """Return random tokens by data-parallel rank, step and micro-step; some labels and inputs are ignored."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + data)

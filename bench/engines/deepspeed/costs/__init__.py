@@ -165,6 +165,7 @@ class ZeroMemory(NamedTuple):
             return live | fixed | {"working memory": max(norm, infinite, updating)}
         norm = DOUBLE * min(run.model.largest, run.partition)
         flat = run.width * run.partition + (FULL * run.partition if run.width < FULL else 0)
+        # two moments: gradients are flattened to fp32; then AdamW steps, when the gradients' own tensors are freed
         flattening = live | fixed | {"working memory": max(flat, norm)}
         stepping = live | {"gradients": 0, "working memory": FULL * run.partition + _count_adamw_bytes(run)}
         return max(flattening, stepping, key=sum_bytes)
@@ -253,6 +254,7 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     # is reduced in the segment that backward reaches next.
     flushes: NDArray[np.bool_] = (done // run.bucket > (done - work.parameters) // run.bucket) & (oversize == 0)
     flushes[:-1] |= oversize[1:] > 0
+    # (segments,): backward goes from the last segment to the first, so sums run from the end
     begun = np.cumsum(flushes[::-1])[::-1] > 0
     own = _find_own_averaged(run, done, fresh)
     kept = _count_kept_gradients(run)  # at stage 1 they lie whole in their parameters until they are reduced
