@@ -109,7 +109,7 @@ class PipelineEngine:
         return found
 
     def _is_counted(self, stages: RankStages, name: str, parameter: Parameter) -> bool:
-        """Return True if a parameter counts in the norm on this rank: the first of the ranks that share it counts it."""
+        """Return True if a parameter counts in the norm on this rank: the first rank that shares it counts it."""
         holders = self._list_holders(stages, name)
         first = not holders or holders[0] == self._here.pipeline
         return first and (find_slice(parameter) is not None or self._here.tensor == 0)

@@ -121,9 +121,7 @@ class Shape(Frozen):
     vocab: Positive
     positions: Positive = Field(description="largest number of tokens in a sample")
     head_width: Positive | None = Field(None, description="elements of a head; None: width ÷ heads")
-    key_heads: Positive | None = Field(
-        None, description="heads of keys and values, each for a group of query heads; None: `heads`"
-    )
+    key_heads: Positive | None = Field(None, description="of keys and values, each for some query heads; None: `heads`")
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = Field(1e-5, gt=0)
     activation: Literal["gelu_new", "gelu", "silu"] = Field("gelu_new", description="gelu_new: its tanh form")

@@ -27,14 +27,10 @@ class Shape(Frozen):
     vocab: Positive
     gated: bool = Field(description="a third feed-forward matrix, as in v1.1 and mT5")
     activation: Activation
-    separate_head: bool = Field(
-        description="false: the head is the embedding, its input scaled by d_model^-1/2, as in the first T5"
-    )
+    separate_head: bool = Field(description="false: the embedding; its input is scaled by d_model^-1/2, as in T5 v1.0")
     relative_attention_buckets: Positive = 32
     relative_attention_max_distance: Positive = Field(128, description="tokens")
-    bias_per_layer: bool = Field(
-        False, description="a table of position biases in every layer, as in umT5; false: in the first layer only"
-    )
+    bias_per_layer: bool = Field(False, description="position biases in every layer, as in umT5; false: in the first")
 
     @property
     def d_inner(self) -> int:
