@@ -53,7 +53,7 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Pass `module` to deepspeed.initialize; the process group exists."""
-    # a copy, since DeepSpeed changes the dict, and `config` reports what it was given
+    # a copy, since DeepSpeed changes the dict, and `config` reports the original
     config = build_deepspeed_config(decode_options(spec), spec)
     engine, *_ = load_deepspeed().initialize(
         model=module, model_parameters=trained(module), config=copy.deepcopy(config), dist_init_required=False

@@ -151,7 +151,7 @@ WRITTEN_OUT = frozenset({
 FITTED_TO_MODEL = ("reduce_bucket_size",)
 """Sizes that a preset sets, in elements, and that are lowered to the parameters of a smaller model.
 
-DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would be most of what a tiny model's run shows.
+DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would dominate the memory of a tiny model.
 """
 
 STAGES: dict[str, tuple[int, ...]] = {
@@ -325,7 +325,7 @@ def _check_zenflow(options: Options, spec: RunSpec) -> None:
         remedy = "set engine.offload_optimizer.device=cpu and optimizer.implementation=native"
         raise UserError("engine.zenflow", rule, remedy)
     if (interval := options.zenflow.update_interval) != spec.accumulation:
-        rule = "ZenFlow uses it as the accumulation, whatever the batch says"
+        rule = "ZenFlow uses it as the accumulation, and ignores that of the batch"
         remedy = f"set it to batch.accumulation={spec.accumulation}"
         raise UserError(f"engine.zenflow.update_interval={interval}", rule, remedy)
 

@@ -207,8 +207,8 @@ class ScheduleExecutor:
         return losses
 
     def read_times_s(self) -> tuple[float, float]:
-        """Return the seconds from the first to the last action of the last step, and those of them in which this rank
-        waited for its neighbours."""
+        """Return the seconds from the first to the last action of the last step, and the seconds of waiting for
+        neighbours that they include."""
         read_s = self._neighbours.read_s
         return read_s(*self._ran) if self._ran else 0.0, sum(read_s(*span) for span in self._neighbours.waited)
 

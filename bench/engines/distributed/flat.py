@@ -81,8 +81,7 @@ class WholeParameters:
     ) -> None:  # fmt: skip
         """`group`: the ranks with copies of these parameters. `counted`: places of the parameters that count in the
         norm on this rank; a parameter on several stages counts on one of them. `among`: the ranks that share each
-        matrix. `holders`: the ranks of one copy whose stages have the same parameters, all of them; each has the
-        gradient of its own stages' use."""
+        matrix. `holders`: all ranks of one copy that share these parameters; each has the gradient of its own use."""
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
         layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))

@@ -1,8 +1,8 @@
 """Simulation of a schedule: the end of each pass, and the states that a rank holds while it works through its list.
 
-A rank holds passes whose backward is still to come, states and gradients that wait to be used or sent, stages whose
-weights are whole, and stages whose gradients are. These follow the executor's own rules: an input lives until its pass
-has gone back, and the result of a pass until it is sent.
+A rank holds passes before their backward, states and gradients that wait to be used or sent, stages with whole weights,
+and stages with whole gradients. The executor's own rules apply: an input lives until the backward of its pass, and the
+result of a pass until it is sent.
 """
 
 from collections import deque

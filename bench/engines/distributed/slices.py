@@ -46,7 +46,7 @@ class TensorRanks(NamedTuple):
         return _Boundary.apply(partial, self, *exchanges)  # type: ignore[no-any-return]
 
     def keep_own_tokens(self, tokens: Tensor) -> Tensor:
-        """Return this rank's share of a tensor whose last dimension are tokens."""
+        """Return this rank's share of a tensor along its last dimension, the tokens."""
         return tokens.chunk(self.ranks, -1)[self.rank] if self.sequence else tokens
 
     def count_all_tokens(self, states: Tensor) -> int:

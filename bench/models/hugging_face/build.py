@@ -59,7 +59,7 @@ def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> Non
         with whole(list(fresh)), torch.no_grad():
             for parameter in fresh:
                 _mark_kept(parameter, False)
-                parameter.fill_(torch.nan)  # marks what no rule sets
+                parameter.fill_(torch.nan)  # marks weights that no rule sets
             # one seed for each module: the order in which modules are drawn does not matter
             for name, member in members.items():
                 torch.manual_seed(derived_seed(spec.seed, name))

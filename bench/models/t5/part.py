@@ -113,7 +113,7 @@ class T5Part(nn.Module):
         return self._compute_loss(decoded, labels) if self.part.last else (encoded, decoded)
 
     def _embed(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states of encoder and decoder, whose input is the token before each label."""
+        """Return the states of encoder and decoder. The decoder's input is the token before each label."""
         # (batch, length): labels shifted by one, as T5's `_shift_right`
         before = torch.full_like(labels, START)
         before[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PADDING)

@@ -181,7 +181,7 @@ class ZeroMemory(NamedTuple):
         if run.weights_tier:
             offloaded |= _offload_weights(run, run.weights_tier)
         # Where the device cannot hold the weights twice, stages 1 and 2 build them twice in the host: tensor by tensor,
-        # and as one flat tensor. Both are freed before anything is offloaded; counted is what exceeds that.
+        # and as one flat tensor. Both are freed before anything is offloaded; only the excess over that is counted.
         twice = run.width * (run.model.elements + run.partition * run.ranks)
         beyond = twice - _sum_ranges(*offloaded.values())[1]
         if run.flattens_on_host is not False and beyond > 0:
@@ -297,7 +297,7 @@ def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
-    """Return the peaks of forward and backward on one of `ranks`; `gloo` packs for itself what it reduces."""
+    """Return the peaks of forward and backward on one of `ranks`; `gloo` copies packed gradients once more."""
     sizes = np.array([size.elements for size in model.tensors])
     padded = np.array([pad_elements(size.elements, ranks) for size in model.tensors])
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]

@@ -12,12 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.core.engine_costs import ModelSizes
+from bench.core.engine_costs import Array, ModelSizes
 from bench.core.network import EqualTensors, WeightModule
-
-Array = NDArray[np.int64]
 
 
 class GatheringLimits(NamedTuple):
