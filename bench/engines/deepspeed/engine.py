@@ -53,6 +53,7 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Pass `module` to deepspeed.initialize; the process group exists."""
+    # a copy, since DeepSpeed changes the dict, and `config` reports the original
     config = build_deepspeed_config(decode_options(spec), spec)
     engine, *_ = load_deepspeed().initialize(
         model=module, model_parameters=trained(module), config=copy.deepcopy(config), dist_init_required=False
@@ -70,6 +71,7 @@ class ZeroEngine:
         self._steps = 0  # so far, over all attempts at a training
         self._summed_norm: Tensor | None = None  # of the last step, if it was one of the first
         self._scale = 1.0  # of the losses in the last step
+        # stage 0 is no ZeRO optimizer: below fp32 DeepSpeed wraps AdamW in its own class, in fp32 it uses AdamW itself
         if engine.zero_optimization_stage() == 0:
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 _forget_first_step(engine.optimizer)

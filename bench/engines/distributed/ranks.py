@@ -1,4 +1,4 @@
-"""What the ranks of a run share in every engine: weights of micro-batches, evaluation, the norm for verification, and
+"""Functions that every engine's ranks share: weights of micro-batches, evaluation, the norm for verification, and
 the files of each rank's random state.
 
 A loss is divided by the target tokens where the spec says so. The mean of micro-batch means depends on how samples with

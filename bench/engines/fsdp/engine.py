@@ -92,6 +92,7 @@ def construction(spec: RunSpec) -> Iterator[None]:
         setattr(empty, _HERE, Shard(mesh))
         return empty
 
+    # torch's hook sees each parameter when its module registers it, before the next one is allocated
     handle = register_module_parameter_registration_hook(forget)  # type: ignore[arg-type]  # it may return another
     try:
         with on_device(spec.precision):
@@ -104,6 +105,7 @@ def construction(spec: RunSpec) -> Iterator[None]:
 def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
     """Return a context in which the `parameters` of a model that is not yet built into its engine are whole on every
     rank; rank 0's changes to them stay. Collective."""
+    # tensors are swapped, not replaced: modules keep their parameter objects, by which tied ones are recognised
     held = [(parameter, _get_shard(parameter)) for parameter in parameters]
     places = []
     for parameter, shard in held:

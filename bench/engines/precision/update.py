@@ -126,6 +126,7 @@ class Update:
 
     def __call__(self) -> None:
         """Make one step. Only fp16 waits for the device: the host decides whether to skip the step."""
+        # fp32 copies of all gradients at once: norm and clipping need all of them
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):
                 master.grad = None if parameter.grad is None else parameter.grad.float()

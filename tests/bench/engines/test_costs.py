@@ -1,4 +1,6 @@
-"""What engines say of their costs: it agrees with what they divide, anybody's is predicted, and silence is told."""
+"""Costs that engines predict: they agree with the division of states, any engine's are used, and missing ones are
+reported.
+"""
 
 import re
 from pathlib import Path
@@ -36,7 +38,7 @@ ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
 
 @pytest.fixture
 def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
-    """Return the words that ask for the engine."""
+    """Return the words that choose the engine."""
     install("zeroscale.engine", "toy = their_engine", SILENT)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
