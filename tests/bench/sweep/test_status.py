@@ -31,11 +31,12 @@ def test_status_shows_what_is_not_ok_and_succeeds_once_all_are_answered(tmp_path
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
     told = zeroscale("status", str(tmp_path), "--all")
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "2"]
+    assert "  flags: short\n" in told.stdout and "2 points: 1 ok (1 short), 1 waiting" in told.stdout
     attempt(tmp_path, eight, "oom")
     told = zeroscale("status", str(tmp_path), "--json")
     assert told.returncode == 0
-    states = [(found["state"], found["outcome"]) for found in json.loads(told.stdout)["points"]]
-    assert states == [("answered", "ok"), ("answered", "oom")]
+    states = [(found["state"], found["outcome"], found["flags"]) for found in json.loads(told.stdout)["points"]]
+    assert states == [("answered", "ok", ["short"]), ("answered", "oom", None)]
 
 
 @pytest.mark.processes
@@ -210,7 +211,7 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Pat
     }.items():
         (tmp_path / "sweeps" / f"{name}.json").write_text(text)
     told = zeroscale("status", str(tmp_path))
-    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok")
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
     lines = told.stderr.splitlines()
     assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
     assert "limits.hang_s: input should be a valid number" in told.stderr
