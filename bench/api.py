@@ -122,7 +122,7 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     `notify` is a command that the plan's autopilot calls at its end, with the path of its summary as argument.
     """
     from bench import launchers
-    from bench.core.scheduling import SchedulerAway
+    from bench.core.scheduling import SchedulerUnavailable
     from bench.sweep import definition
     from bench.sweep.submitting import submit_pending
 
@@ -133,8 +133,8 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     written = definition.write(folder, plan.sweep)
     try:
         return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
-    except SchedulerAway:
-        raise  # keeps the file: `resume` submits when the scheduler answers again
+    except SchedulerUnavailable:
+        raise  # the sweep is resumed when it answers again
     except UserError:
         written.unlink(missing_ok=True)  # refused: `resume` must not submit these points later
         raise
@@ -382,9 +382,14 @@ def rehearsal(
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
     """Run the result of `point` or `rehearsal` as a new repeat; return the run's folder and its record."""
+    from bench.core import store
     from bench.sweep import local_attempt
 
     study = Path(results) / made.requested.circumstance.study
+    try:  # before the wait for the lock, which may take minutes
+        study.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise store.build_unwritable_error(study, error) from error
     return local_attempt.run_attempt(made.requested, study, follow, new_repeat=True)
 
 

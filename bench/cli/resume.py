@@ -18,11 +18,11 @@ from pathlib import Path
 from bench import api
 from bench.cli import options, search, sweep
 from bench.cli.status import format_summary
-from bench.core import job_context, store, terminal
+from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, make_printable
 from bench.core.formatting import describe_result
 from bench.core.processes import build_module_command
-from bench.core.scheduling import SchedulerAway
+from bench.core.scheduling import SchedulerUnavailable
 from bench.sweep import definition, jobs, snapshot
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus, StudyState
@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     options.print_unreadable(api.unreadable(args.folder))
     try:
         done = _resume(args)
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError as refusal:
-        if args.autopilot and job_context.find_job(os.environ).context.job_id:  # no user sees the message
+        if args.autopilot and plugins.find_job(os.environ).context.job_id:  # nobody else sees it
             finish_autopilot(args.folder, args.notify, str(refusal))
         raise
     is_search = definition.find_search(definition.read(args.folder)) is not None
@@ -75,7 +75,7 @@ def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
             autopilot=args.autopilot,
             notify=args.notify,
             patience_s=_AUTOPILOT_PATIENCE_S if args.autopilot else _PATIENCE_S,
-            tell=terminal.teller(quiet=args.json),
+            tell=terminal.build_printer(quiet=args.json),
             follow=follow,
             describe=options.describe_run,
         )

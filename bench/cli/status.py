@@ -12,20 +12,23 @@ import argparse
 import contextlib
 import json
 import shlex
+import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import api, launchers
 from bench.cli import options
 from bench.core import store, terminal
-from bench.core.errors import make_printable
-from bench.core.formatting import format_count
+from bench.core.errors import UserError, make_printable
+from bench.core.formatting import format_count, format_duration
+from bench.core.quantities import compute_node_hours
 from bench.core.scheduling import JobState
+from bench.core.store import RECORD, read_record
 from bench.sweep import jobs
 from bench.sweep.jobs import SubmittedJob
 from bench.sweep.status import PointStatus, StudyState, describe_wait
@@ -135,7 +138,50 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
     )
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
     spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
-    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
+    left = estimate_time_left(view)
+    left_text = f"; {left.describe()}" if left else ""
+    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}{left_text}"
+
+
+class TimeLeft(NamedTuple):
+    """Estimate of the time until every point of a sweep has been tried, without waiting in the queue."""
+
+    minutes: float
+    finished: int  # points whose median it is; 0: from the time limits in the plan
+
+    def describe(self) -> str:
+        """Return the estimate in words, with its source."""
+        shown = format_duration(60 * self.minutes)
+        if self.finished:
+            return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"
+        return f"at most {shown} left, by the time limits in the plan"
+
+
+_LATEST = 50
+"""Finished points whose records are read for a median: enough for it, and quick also in a sweep of thousands."""
+
+
+def estimate_time_left(view: StudyState) -> TimeLeft | None:
+    """Estimate the time left from the median of finished points, per number of nodes, or from the plan's time limits.
+
+    As many points are assumed to run at a time as run now, and at least one. None if no point is left, or if nothing
+    is known about the time of a point.
+    """
+    left = [one.point for one in view.statuses if one.state not in ("answered", "given up")]
+    done = [one for one in view.statuses if one.final and one.outcome == "ok"][-_LATEST:]
+    by_nodes: dict[int, list[float]] = {}
+    for one in done if left else ():
+        with contextlib.suppress(UserError):  # a record of a later version, say
+            hours = compute_node_hours(read_record(view.folder / one.folder / RECORD))
+            by_nodes.setdefault(one.point.nodes, []).extend([60 * hours / one.point.nodes] if hours else [])
+    medians = {nodes: statistics.median(minutes) for nodes, minutes in by_nodes.items() if minutes}
+    typical = statistics.median(medians.values()) if medians else None
+    minutes = [medians.get(point.nodes, typical or point.time_limit_min) for point in left]
+    known = [one for one in minutes if one is not None]
+    if not known or len(known) < len(minutes):
+        return None
+    at_a_time = max(1, sum(one.state == "running" for one in view.statuses))
+    return TimeLeft(max(sum(known) / at_a_time, max(known)), sum(map(len, by_nodes.values())))
 
 
 def _format_json(status: api.Status) -> str:
@@ -143,6 +189,7 @@ def _format_json(status: api.Status) -> str:
     plain = {
         "folder": str(view.folder),
         "node_hours": view.spent_node_hours(),
+        "minutes_left": left.minutes if (left := estimate_time_left(view)) else None,
         "scheduler_away": status.scheduler_away or None,
         "jobs": None if status.scheduler_away else [job.handle for job in view.live],
         "queue": None

@@ -2,8 +2,8 @@
 
   zeroscale sweep study=smoke
   zeroscale sweep model=tiny engine=ddp,zero1,zero2,zero3 batch.micro=2,4,8 --dry-run
-  zeroscale sweep study=paper launcher=slurm --dry-run --list
-  zeroscale sweep study=strong_scaling launcher=slurm --autopilot
+  zeroscale sweep study=paper launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run
+  zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
 On a CPU, comma lists without a study use the sizes and the window of the smoke study, as `zeroscale
 run` does. Each of their points runs once, which is indicative: the last line is the command for
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         ended = api.run(
             plan,
             results=args.results,
-            tell=terminal.teller(quiet=args.json),
+            tell=terminal.build_printer(quiet=args.json),
             follow=follow,
             describe=options.describe_run,
         )

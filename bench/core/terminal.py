@@ -1,5 +1,4 @@
-"""What the command draws with rich: columns of text, the same on every terminal and in every log; findings; and, on a
-terminal alone, one line that shows how far something is."""
+"""Output with rich: columns of text, equal on terminals and in logs; findings; a progress bar on terminals."""
 
 import contextlib
 import functools
@@ -13,14 +12,14 @@ from typing import NamedTuple
 from bench.core.errors import Check, CheckState
 
 _BAR_WIDTH = 20
-_UNBROKEN = 10_000  # columns: no line is broken or cut
+_UNBROKEN = 10_000  # columns: wide enough that rich breaks or cuts no line
 _STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
 _SUBJECT_WIDTH = 22
 _LOG_EVERY_S = 60.0
 
 
 class Progress(NamedTuple):
-    """How far something is."""
+    """Progress of a task."""
 
     what: str  # that is under way
     share: float | None = None  # of the longest that it may take, between 0 and 1; None where nobody knows
@@ -36,9 +35,9 @@ def align(
     gap: int = 2,
     indent: int = 0,
 ) -> str:
-    """Return rows of cells as columns of text. Columns numbered in `right` end at the same place, others begin there;
-    `least` are the widths of the first ones that they have at least."""
-    from rich.console import Console
+    """Return rows of cells as columns of text. `right` are the numbers of right-aligned columns, `least` the minimum
+    widths of the first columns."""
+    from rich.console import Console  # imported here, as below: most commands print without rich
     from rich.table import Table
     from rich.text import Text
 
@@ -54,7 +53,7 @@ def align(
 
 
 def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
-    """Print findings as they come, or all as JSON; return the exit code, 0 if nothing is missing."""
+    """Print findings as they arrive, or all as JSON; return the exit code, 0 if nothing is missing."""
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -66,7 +65,6 @@ def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
 
 
 def _print_finding(finding: Check) -> None:
-    """Print one line, and one for the remedy; neither is broken, for both hold paths and commands to be copied."""
     from rich.console import Console
     from rich.text import Text
 
@@ -74,11 +72,11 @@ def _print_finding(finding: Check) -> None:
     line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
     if finding.remedy:
         line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
-    Console().print(line, soft_wrap=True)
+    Console().print(line, soft_wrap=True)  # unbroken, for users copy paths and commands from it
 
 
-def teller(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a text at once, or says nothing."""
+def build_printer(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a text at once; with `quiet` it does nothing."""
     return (lambda text: None) if quiet else functools.partial(print, flush=True)
 
 
@@ -116,14 +114,18 @@ def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
     from rich.console import Console
     from rich.table import Column
 
-    doing = rich.TextColumn(
-        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    task_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}", markup=False, table_column=task_column),
+        rich.BarColumn(_BAR_WIDTH),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)),
     )
-    left = rich.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True))
-    columns = (rich.SpinnerColumn(), doing, rich.BarColumn(_BAR_WIDTH), rich.TimeElapsedColumn(), left)
-    # What is printed meanwhile goes above the bar, unless it goes to a file: there it must arrive.
+    # Output printed meanwhile goes above the bar, but a redirected standard output must get it unchanged.
+    to_terminal = sys.stdout.isatty()
     with rich.Progress(
-        *columns, console=Console(stderr=True), transient=True, expand=True, redirect_stdout=sys.stdout.isatty()
+        *columns, console=Console(stderr=True), transient=True, expand=True, redirect_stdout=to_terminal
     ) as bar:
         task = bar.add_task("starting", total=None, left="")
 

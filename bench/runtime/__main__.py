@@ -1,6 +1,6 @@
 """`python -m bench.runtime FOLDER [NODE]`, once per node; NODE is 0 by default. Or `python -m bench.runtime --series`.
 
-The exit code is 0 if the attempt in FOLDER ended `ok`, on other nodes if their ranks did.
+The exit code of node 0 is 0 if the attempt in FOLDER ended `ok`, that of another node if its ranks did.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ from bench.config import compose
 from bench.config.compose import Request
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
-from bench.core.spec import OBJECTIVE, Device
+from bench.core.spec import Device
 from bench.core.study import Overrides, Pair, Study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
 
@@ -93,9 +93,8 @@ def find_local_device() -> str:
     return find_device_kind()
 
 
-_SMALL = ("precision", "sequence", "measure")
-_SHORTER = 4  # factor between an objective's usual samples and those of the smoke study
-_PROCESSES_PER_CORE = 8  # with more, ranks time out while they wait for each other
+_SHORTER = 4  # the smoke study's samples have a quarter of the default lengths of its objective
+_PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
@@ -124,19 +123,18 @@ def check_devices(composed: Request) -> None:
         )
 
 
-def choose_small(given: Sequence[str], composed: Request) -> list[Pair]:
-    """Return overrides that make `composed` as small as the smoke study, if it starts on this machine's CPU.
+def choose_small(given: Overrides, composed: Request) -> list[Pair]:
+    """Return overrides that make `composed` as small as a point of the smoke study, if it starts on this machine's CPU.
 
-    `given` are the keys set by the user. A section among precision, sequence and measure with a key set by the user
-    keeps its values of conf/config.yaml.
+    `given` are the user's overrides. Each key is chosen by itself: a key that the user set has no effect on the others.
+    A key of `measure` that the user set takes precedence over the chosen `measure`.
     """
     if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
         return []
-    left = set(_SMALL) - {key.split(".")[0] for key in given}
+    keys = {key for key, _ in given}
+    lengths = [value for key, values in given if key == "sequence" for value in values if isinstance(value, Mapping)]
+    keys.update(f"sequence.{kind}" for length in lengths for kind in length)
     smoke = compose.read_study("smoke").base
-    chosen = [(key, value) for key, value in smoke.items() if key.split(".")[0] in left]
-    if composed.spec.objective == OBJECTIVE:  # the study's own
-        return chosen
-    others = [(key, value) for key, value in chosen if not key.startswith("sequence.")]
-    lengths = composed.spec.sequence if "sequence" in left else {}
-    return [*others, *((f"sequence.{kind}", max(length // _SHORTER, 1)) for kind, length in lengths.items())]
+    shorter = {f"sequence.{kind}": max(length // _SHORTER, 1) for kind, length in composed.spec.sequence.items()}
+    small = {"precision": smoke["precision"], **shorter, "measure": smoke["measure"]}
+    return [(key, value) for key, value in small.items() if key not in keys]

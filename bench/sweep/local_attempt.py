@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 from bench import launchers
 from bench.core import store
 from bench.core.files import get_cache_folder
-from bench.core.formatting import duration
+from bench.core.formatting import format_duration
 from bench.core.processes import build_module_command
 from bench.core.record import Outcome, RunRecord
 from bench.core.scheduling import LaunchPlan, Work
@@ -130,7 +130,7 @@ class AttemptWatch:
         most_s = max(protocol.warmup_steps * step_s, protocol.gpu_warmup_s) + window_s
         left_s = max(0.0, most_s - step * step_s)
         self._share = min(1 - left_s / most_s, _NEARLY)
-        return Progress(what, self._share, f"at most {duration(left_s)} left")
+        return Progress(what, self._share, f"at most {format_duration(left_s)} left")
 
 
 class MeasuredRun(NamedTuple):

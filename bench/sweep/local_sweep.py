@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.core import store
-from bench.core.formatting import describe_point, describe_result, duration
+from bench.core.formatting import describe_point, describe_result, format_duration
 from bench.core.quantities import derive_quantities, is_busy
 from bench.core.record import Outcome, OutcomeKind, RunRecord
 from bench.core.spec import RunSpec
@@ -234,7 +234,7 @@ class LocalSweep:
         if not self.seconds:
             return ""
         each_s = statistics.median(self.seconds)
-        return f"about {duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+        return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
 
     def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
         """Return the supervisor of all attempts. None for a launcher that starts its own supervisors."""

@@ -108,7 +108,7 @@ def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -
     """
     first, *others = expand_study(study, overrides)
     composed = compose.compose_request(first, config_dir)
-    chosen = inputs.choose_small([key for key, _ in overrides], composed)
+    chosen = inputs.choose_small(overrides, composed)
     learners = {tuple(pair for pair in pairs if pair[0] in ("model", "objective")): pairs for pairs in others}
     for pairs in learners.values():
         with contextlib.suppress(UserError):  # raised again, or excluded by a rule, when all points are decoded
@@ -215,8 +215,8 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
-        raise UserError(f"launcher={composed.launcher}", "run measures on this machine", "use `zeroscale sweep`")
-    chosen = inputs.choose_small([key for key, _ in given], composed)
+        raise UserError(f"launcher={composed.launcher}", "run measures here and now", "use `zeroscale sweep`")
+    chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
     compose.check(composed, inputs.find_device(composed))
     inputs.check_devices(composed)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from bench.config import compose
 from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
-from bench.core.engine_costs import PlayedPass
+from bench.core.engine_costs import SimulatedPass
 from bench.core.errors import NoPrediction, UserError
-from bench.core.spec import Batch, Device
+from bench.core.spec import Device
 from bench.core.study import Study
 from bench.predict.memory import (
     HostMemory,
@@ -23,10 +23,8 @@ from bench.predict.memory import (
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
 from bench.sweep import inputs
+from bench.sweep.advise.remedies import NO_REMEDY, list_remedies
 from bench.sweep.inputs import GivenOverrides, find_study
-
-_MOST_NODES = 1024
-"""Most nodes that are tried for a point that does not fit."""
 
 
 class Prediction(NamedTuple):
@@ -40,6 +38,7 @@ class Prediction(NamedTuple):
     time_unknown: str
     rehearsed_s: float | None = None  # computing time of a step by a rehearsal
     software: Software = USUAL
+    config_dir: Path | None = None  # folder of the user's own group files
 
     @property
     def fits(self) -> bool | None:
@@ -64,8 +63,8 @@ class Prediction(NamedTuple):
         """Return the memory needed on a node's host; None without offload."""
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
-    def list_passes(self) -> Sequence[PlayedPass]:
-        """Return the times of the passes of a pipeline's step; empty without a pipeline or a time."""
+    def list_passes(self) -> Sequence[SimulatedPass]:
+        """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
         composed = self.point.composed
         if self.time is None:
             return ()
@@ -80,25 +79,12 @@ class Prediction(NamedTuple):
         return find_largest_micro_batch(self.point.composed.spec, room, self.device) if room else None
 
     def describe_remedy(self) -> str:
-        """Return in words a smaller point that would fit; empty if this one may fit. It costs as much as forty
-        predictions."""
-        composed = self.point.composed
+        """Return in words what would fit in place of a point that does not; empty for every other point. It costs as
+        much as fifty predictions."""
         if self.fits is not False:
             return ""
-        micro = self.largest_micro_batch()
-        if micro and micro.perhaps:
-            return f"batch.micro={micro.surely or micro.perhaps} {'fits' if micro.surely else 'may fit'}"
-        # Doubling nodes at a fixed micro-batch divides the states further, and lets the global batch grow.
-        spec, nodes = composed.spec, composed.spec.nodes
-        while (nodes := 2 * nodes) <= _MOST_NODES:
-            wider = spec.model_copy(update={"nodes": nodes})
-            total = wider.batch.micro * wider.accumulation * wider.data_parallel
-            batch = Batch(micro=wider.batch.micro, accumulation=wider.accumulation, global_=total)
-            wider = wider.model_copy(update={"batch": batch})
-            memory_bytes = composed.machine.memory_bytes or 0
-            if (fits := predict_memory(wider, self.device, memory_bytes).fits(memory_bytes)) is not False:
-                return f"no micro-batch fits; nodes={nodes} {'fits' if fits else 'may fit'}"
-        return f"no micro-batch fits, on up to {_MOST_NODES:,} nodes; divide the states or the layers among more ranks"
+        remedies = list_remedies(self.point.composed, self.point.overrides, self.config_dir, self.device)
+        return "; ".join(remedies) or NO_REMEDY
 
 
 def predict_points(
@@ -120,7 +106,8 @@ def predict_points(
     chosen = find_software(named[0]) if named else USUAL
     given = [(key, values) for key, values in given if key != "software"]
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
-    return [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
+    found = [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
+    return [one._replace(config_dir=config_dir) for one in found]
 
 
 def _predict_point(

@@ -14,7 +14,7 @@ from bench.core import store
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.plugins import QueueingLauncherPlugin
-from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerAway, SchedulingOptions, Work
+from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerUnavailable, SchedulingOptions, Work
 from bench.sweep import jobs
 from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint
@@ -77,7 +77,7 @@ def submit_pending(
     while True:
         try:
             return _submit_pending(folder, autopilot, notify, submitted)
-        except SchedulerAway as away:
+        except SchedulerUnavailable as away:
             if time.monotonic() + pause_s >= until:
                 if submitted:
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
@@ -113,7 +113,7 @@ def _submit_pending(
     if autopilot:
         try:
             pilot = submitter.submit_autopilot(submitted, waiting=bool(list_left()), notify=notify)
-        except SchedulerAway:
+        except SchedulerUnavailable:
             raise
         except UserError as refusal:  # the other jobs stay submitted
             refused = str(refusal)
@@ -199,7 +199,7 @@ class JobSubmitter:
             try:
                 submitted.append((job, self._submit(job)))
                 places = None if places is None else places - needs
-            except SchedulerAway:
+            except SchedulerUnavailable:
                 raise
             except UserError as refusal:
                 if job.mode == "array" and len(job.points) > 1 and _TOO_MANY.search(str(refusal)):
@@ -242,7 +242,7 @@ class JobSubmitter:
         """Submit a job whose folder is written; return its number. A refused job is withdrawn."""
         try:
             handle = self._launcher.submit(made)
-        except SchedulerAway:
+        except SchedulerUnavailable:
             raise  # it may have accepted the job
         except UserError:
             jobs.withdraw(folder)
@@ -262,7 +262,7 @@ class JobSubmitter:
         while True:
             try:
                 return self._submit_autopilot(waiting=waiting, notify=notify)
-            except SchedulerAway:
+            except SchedulerUnavailable:
                 raise
             except UserError as refusal:
                 if not _TOO_MANY.search(str(refusal)) or len(submitted) < 2:

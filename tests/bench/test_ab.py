@@ -78,7 +78,7 @@ def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def nothing_left(checkout: Path) -> bool:
-    """Whether no worktree stays behind, neither on the disk nor in the repository's books."""
+    """Return whether no worktree is left, neither on the disk nor in the repository."""
     return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
 
 
@@ -218,7 +218,7 @@ def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Each round takes half as long again as the one before, which both of its sides share."""
+    """Each round takes 1.5 times as long as the round before, on both sides."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):
@@ -276,7 +276,7 @@ def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path
     process = ab(checkout, "sound", "main", "batch.mico=2", "--results", str(tmp_path / "runs"))
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean micro?")
+    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean batch.micro?")
     assert nothing_left(checkout)
 
 
@@ -294,7 +294,7 @@ def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(c
 
 
 def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait until the run under way makes steps, and return its heartbeat."""
+    """Wait until the current run makes steps, and return its heartbeat."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):

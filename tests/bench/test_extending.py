@@ -156,7 +156,7 @@ def test_doctor_names_what_was_added(findings: dict[str, str]) -> None:
         (("model.shape.heads=5",), "model.shape.heads=5: does not divide width=128"),
         (("model=tiny",), "objective=continuation: a model of family t5 learns from encoder and decoder tokens"),
         (("model.shape.vocab=2",), "a vocabulary of 2: ids 0 and 1 are no numbers"),
-        (("data.steps=2",), "data.steps: no such key; did you mean step?"),
+        (("data.steps=2",), "data.steps: no such key; did you mean data.step?"),
     ],
 )
 def test_what_was_added_refuses_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:

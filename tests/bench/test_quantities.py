@@ -1,11 +1,11 @@
-"""What a run comes to, by hand."""
+"""Quantities of a run, against values computed by hand."""
 
 from pathlib import Path
 
 from bench.core import store
-from bench.core.invariants import find_broken_rule
 from bench.core.quantities import derive_quantities
 from bench.core.record import Evaluation, NodeLoad
+from bench.core.record_checks import find_broken_rule
 
 RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs.zip/smoke"])))
 

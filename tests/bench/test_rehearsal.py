@@ -141,7 +141,7 @@ def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[
 
 @pytest.mark.parametrize("engine", SHAPES_ALONE)
 def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str, RunRecord], engine: str) -> None:
-    """What kernels take for themselves apart, 1 % of a peak here."""
+    """Apart from memory inside kernels, 1 % of a peak here."""
     computed, by_shapes = (rehearsals[f"{engine} {how}"].observations for how in ("computed", "by shapes"))
     assert computed is not None
     assert by_shapes is not None

@@ -1,4 +1,4 @@
-"""The studies that are shipped: every point can be asked for, and each costs what its file says."""
+"""Studies that ship: every point decodes, and the costs are those in the file."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return what a study's head says that it costs, as one line."""
+    """Return the costs in the head of a study's file, as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()
@@ -188,7 +188,7 @@ def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_pat
         ("name: [", "while parsing a flow node"),
         ("name: s\naxis: {}", "study.axis: no such key; did you mean axes?"),
         ("name: s\nrepeats: 0", "study.repeats=0: input should be greater than 0"),
-        ("name: s\nbudget: {node_hour: 3}", "study.budget.node_hour: no such key; did you mean node_hours?"),
+        ("name: s\nbudget: {node_hour: 3}", "study.budget.node_hour: no such key; did you mean budget.node_hours?"),
         ("name: s\nexclude: nodes > 1", "study.exclude=nodes > 1: input should be a valid tuple"),
         ("", "not a mapping of words to values"),
         ("repeats: 1", "study.name: field required"),

@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from bench.core import job_context
+from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.files import is_disk_full
 from bench.sweep import jobs
@@ -19,7 +19,7 @@ from bench.sweep.allocation.leader import JobLeader
 def main(folder: Path) -> int:
     """Run this process's part of a job; return its exit code. An error before its begin is one line in the log."""
     try:
-        context = job_context.find_context(jobs.read_launcher_name(folder), os.environ)
+        context = plugins.find_context(jobs.read_launcher_name(folder), os.environ)
         return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()
     except (OSError, UserError) as error:
         shared = "" if folder.is_dir() else f"; {folder} does not exist on this node: use a folder that all nodes share"

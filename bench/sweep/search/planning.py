@@ -9,7 +9,7 @@ from bench import launchers
 from bench.config import compose
 from bench.config.compose import GROUPS, StudyPoint
 from bench.config.decode import decode_model
-from bench.config.rule_fields import list_field_names
+from bench.config.exclude_rules import list_field_names
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.formatting import format_count
 from bench.core.study import Dimension, Pair, SearchSection, Study

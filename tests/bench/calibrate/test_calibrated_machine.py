@@ -1,4 +1,4 @@
-"""From published numbers and measured ones to a machine, and to a file that predictions read."""
+"""Calibrated machines: published and measured numbers in one file, which predictions read."""
 
 from pathlib import Path
 

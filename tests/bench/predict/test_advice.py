@@ -21,8 +21,8 @@ from bench.predict.advice.choices import (
     explain_difference,
     is_surely_faster,
 )
-from bench.predict.advice.measured import MeasuredPoints, collect_measured
 from bench.predict.memory import predict_memory
+from bench.predict.neighbours import MeasuredPoints, collect_measured
 from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.predict.work import StepFlops
@@ -131,7 +131,8 @@ def test_the_best_depends_on_what_is_asked() -> None:
 def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
     lower, stage_3 = choice("zero1", parts={"forward": 1.0}), choice("zero3", parts={"forward": 0.9})
     advice = advise(AdviceQuestion(), [stage_3, lower])
-    assert (advice.winner, advice.better_but_less_sure, advice.ties) == (lower, stage_3, [stage_3])
+    assert (advice.winner, advice.ties) == (lower, [stage_3])
+    assert "work on the host" in advice.explain_order(stage_3)
     far = choice("zero3", parts={"forward": 0.5})
     assert advise(AdviceQuestion(), [lower, far]).winner is far
 
@@ -143,7 +144,7 @@ def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the
     one, two, many = on(1, 1.04), on(2, 1.03), on(128, 1.0)
     assert advise(AdviceQuestion(), [many, two, one]).winner is one
     assert advise(AdviceQuestion(), [many, two, on(1, 1.06)]).winner is two
-    assert advise(AdviceQuestion(), [many, two, one]).better_but_less_sure is None, "as good is no better"
+    assert advise(AdviceQuestion(), [many, two, one]).explain_order(many) == "equal within 5 %: fewer nodes are advised"
     large = on(1, 1.05, micro=8)
     advice = advise(AdviceQuestion(), [many, one, large, on(1, 1.2, micro=16)])
     assert advice.winner is large

@@ -294,7 +294,7 @@ def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
 def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
     verdict = conclude(candidates, search(build_sampler(candidates), lambda values: "oom", 99))
-    assert format_verdict(verdict, tmp_path, as_json=False).startswith("nothing that was tried ended well\n")
+    assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial ended well\n")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
         (ask(gain=-0.01), "search.gain=-0.01: input should be greater than or equal to 0"),
         (ask(parallel=0), "search.parallel=0: input should be greater than 0"),
         (ask(seed=-1), "search.seed=-1: input should be greater than or equal to 0"),
-        (ask(trial=3), "search.trial: no such key; did you mean trials?"),
+        (ask(trial=3), "search.trial: no such key; did you mean search.trials?"),
         (ask(rungs={"least": 100}), "rungs are of trainings; seek validation_loss, or leave rungs out"),
         (rungs(least=0), "search.rungs.least=0: input should be greater than 0"),
         (rungs(factor=1), "search.rungs.factor=1: input should be greater than or equal to 2"),

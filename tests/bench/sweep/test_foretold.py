@@ -14,7 +14,13 @@ from bench.core.machine import Machine
 from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
 from bench.sweep.submitting import SubmitResult
 
-GPUS = ("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "launcher=slurm")
+GPUS = (
+    "model=mt5_xxl",
+    "machine=a100_80",
+    "devices_per_node=8",
+    "launcher=slurm",
+    "launcher.gpus=--gres=gpu:{devices}",
+)
 GB = 10**9
 
 
@@ -60,7 +66,7 @@ def test_mt5_xxl_is_run_on_8_nodes_of_a100_40_at_the_lower_stages(
 ) -> None:
     """Its steps need 38.8 to 41.2 GB; that its weights do not fit twice is no reason against it."""
     words = (f"engine={engine}", "nodes=8", "batch.micro=1")
-    told = dry(capsys, "model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "launcher=slurm", *words)
+    told = dry(capsys, "model=mt5_xxl", "machine=a100_40", *GPUS[2:], *words)
     assert "infeasible" not in told and "does not fit" not in told
 
 

@@ -9,7 +9,7 @@ from sweeps import point, spec, sweep
 
 from bench.cli import main
 from bench.core.errors import UserError
-from bench.core.scheduling import SchedulerAway
+from bench.core.scheduling import SchedulerUnavailable
 from bench.launchers.slurm import queue
 from bench.sweep import definition, jobs, submitting
 
@@ -42,7 +42,7 @@ def play(folder: Path, program: str, shell: str) -> None:
 
 def test_a_controller_that_is_away_is_waited_for_also_where_limits_are_asked_for(study: Path, tmp_path: Path) -> None:
     play(tmp_path, "scontrol", f"if ((number < 3)); then echo '{AWAY}' >&2; exit 1; fi")
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         submitting.submit_pending(study, autopilot=False, patience_s=0)
     done = submitting.submit_pending(study, autopilot=False)
     assert [number for _, number in done.submitted] == ["11", "12"] and done.complete and done.queued == 2
@@ -127,7 +127,7 @@ def test_a_refused_sweep_leaves_the_study_as_it_was(
     tmp_path: Path, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(tmp_path, "sbatch", "grep -q partition=typo $2 && { echo 'Invalid partition' >&2; exit 1; }; echo 7")
-    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm"
+    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm launcher.gpus=--gres=gpu:{devices}"
     sweep_here = ["sweep", *words.split(), "--results", str(study.parent)]
     assert main([*sweep_here, "engine=ddp"]) == 0
     before = read_study(study.parent / "adhoc")
