@@ -60,7 +60,7 @@ def _wait(folder: Path, *, quiet: bool) -> api.Status:
     with terminal.progress(quiet=quiet) as follow:
         while status.under_way or (status.stuck and time.monotonic() < stuck_since + _STUCK_S):
             stuck_since = time.monotonic() if status.under_way else stuck_since
-            follow(format_summary(status.view))
+            follow(format_progress(status.view))
             time.sleep(_WAIT_S)
             status = _read_status(folder)
     return status
@@ -85,7 +85,7 @@ def _format_text(view: StudyState, *, every: bool) -> str:
     if not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES and _is_interrupted(view):
         resume = f"zeroscale resume {shlex.quote(str(view.folder))}"
         lines.append(f"no process measures this sweep now; to run the waiting points: {resume}")
-    return "\n".join([*lines, format_summary(view, Counter(name for raised in flags.values() for name in raised))])
+    return "\n".join([*lines, format_progress(view, Counter(name for raised in flags.values() for name in raised))])
 
 
 def _is_interrupted(view: StudyState) -> bool:
@@ -138,9 +138,13 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
     )
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
     spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
+    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
+
+
+def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
+    """Return the summary of a sweep, and an estimate of the time left."""
     left = estimate_time_left(view)
-    left_text = f"; {left.describe()}" if left else ""
-    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}{left_text}"
+    return format_summary(view, flags) + (f"; {left.describe()}" if left else "")
 
 
 class TimeLeft(NamedTuple):

@@ -89,7 +89,7 @@ def test_points_that_run_on_this_processor_share_its_memory(
 ) -> None:
     """Each rank takes its tensors and 0.4 to 0.7 GB of a process."""
     words = ("model=tiny", "machine=cpu", "devices_per_node=3", "precision=fp32")
-    for memory_bytes, fits in ((100 * GB, "fits"), (2 * GB, "does not fit")):
+    for memory_bytes, fits in ((100 * GB, "fits"), (1 * GB, "does not fit")):
         monkeypatch.setattr("bench.cli.sweep.environment.read_host_memory_bytes", lambda size=memory_bytes: size)
         [found] = re.findall(
             r"predicted: ([\d.]+) GB in each rank, (.+) GB of (.+) here with 3 ranks \((.+)\);", dry(capsys, *words)

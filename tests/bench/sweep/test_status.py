@@ -10,7 +10,7 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench.cli import main
-from bench.cli.status import format_summary
+from bench.cli.status import format_progress
 from bench.core import store
 from bench.core.record import OutcomeKind
 from bench.launchers.slurm.states import SQUEUE_FORMAT
@@ -153,7 +153,7 @@ def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
 
 
 def summarise(folder: Path) -> str:
-    return format_summary(read_state(folder, ask=False))
+    return format_progress(read_state(folder, ask=False))
 
 
 def test_the_time_left_is_estimated_from_the_limits_in_the_plan_until_a_point_has_finished(tmp_path: Path) -> None:
