@@ -132,7 +132,7 @@ def test_advice_takes_plain_words_beside_overrides() -> None:
     (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean batch.micro"),
     (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: a list of values is a sweep"),
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
-    (lambda: api.advise("study=smoke"), "study: advice is for one question"),
+    (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_one_line(call: Any, told: str) -> None:
     with pytest.raises(api.UserError) as raised:

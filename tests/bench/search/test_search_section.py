@@ -1,4 +1,4 @@
-"""What a study's file may ask of a search, and what is told in one line."""
+"""The `search` section of a study's file, and its error messages of one line."""
 
 import json
 from collections.abc import Mapping
