@@ -13,7 +13,7 @@ from analysis.validation import PredictionComparison, build_comparison, build_in
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
-from bench.predict.step_time.rates import CEILING_OF_PEAK
+from bench.predict.step_time.compute import CEILING_OF_PEAK
 from bench.predict.workload import FUSED, USUAL, Software
 
 MISSED = 0.1

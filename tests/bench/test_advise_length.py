@@ -53,7 +53,7 @@ def test_goodput_is_told_with_its_source_or_that_it_is_not_counted(say: Say) -> 
     assert "arXiv 2407.21783" in told and "never fails" not in told
     (row,) = [line for line in told.splitlines() if line.startswith("  goodput")]
     assert "a checkpoint every" in row and "a failure every" in row
-    assert "the failure rate of what was given" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
+    assert "the failure rate of your node_mtbf" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
 
 
 def test_deadline_counts_failures(say: Say) -> None:

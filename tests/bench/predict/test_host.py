@@ -109,7 +109,7 @@ def test_with_nvme_nobody_knows() -> None:
         "optimizer.implementation=native",
     )  # fmt: skip
     assert predict_host_memory(spec) is None
-    assert format_host_memory(None, 8, 10**12) == "What a node's host needs is unknown."
+    assert format_host_memory(None, 8, 10**12) == "The host memory of a node is unknown."
 
 
 def test_a_reader_is_told_what_fits() -> None:

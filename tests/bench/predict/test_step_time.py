@@ -137,7 +137,7 @@ def test_attention_has_its_own_share_of_the_rate() -> None:
 
 
 def test_a_machine_without_a_rate_is_named() -> None:
-    with pytest.raises(UserError, match=r"machine=auto does not say peak_tflops\.bf16"):
+    with pytest.raises(UserError, match=r"machine=auto has no peak_tflops\.bf16"):
         predict_step_time(spec(), Machine(name="auto"))
     with pytest.raises(UserError, match="inter_node_bytes_per_s"):
         predict_step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.predict.step_time.rates import NEEDED_INTENSITY, STARTED_K, UNALIGNED, count_tiled_flops
+from bench.predict.step_time.compute import NEEDED_INTENSITY, STARTED_K, UNALIGNED, count_tiled_flops
 from bench.predict.work import Matmul
 
 
