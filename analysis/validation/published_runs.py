@@ -96,7 +96,7 @@ class PublishedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the step lies in the predicted interval."""
+        """True if the step lies in the predicted interval."""
         return self.low_s <= self.run.step_s <= self.high_s
 
     @property

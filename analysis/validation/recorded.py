@@ -51,8 +51,10 @@ class MemoryRun(NamedTuple):
         def find_most(name: str) -> int | None:
             return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)
 
-        most = (find_most(name) for name in ("init_peak_bytes", "resident_bytes", "peak_allocated_bytes"))
-        return cls(record.spec, observed.parameters, *most, repeat=record.circumstance.repeat)
+        return cls(
+            record.spec, observed.parameters, find_most("init_peak_bytes"), find_most("resident_bytes"),
+            find_most("peak_allocated_bytes"), record.circumstance.repeat,
+        )  # fmt: skip
 
     @property
     def stage(self) -> int:

@@ -28,8 +28,8 @@ from bench.core.spec import RunSpec
 from bench.core.store import find_records, read_record
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
-from bench.predict.step_time.network import change_link_speed
 from bench.predict.step_time.compute import read_rates
+from bench.predict.step_time.network import change_link_speed
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
 """Link rates of the recorded runs, in bytes/s."""

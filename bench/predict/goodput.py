@@ -127,7 +127,7 @@ def _predict_best(reliability: Reliability) -> tuple[float, float]:
 
 
 def compute_checkpoint_bytes(parameters: int, precision: Precision) -> int:
-    """Return the bytes of weights and AdamW's state in a checkpoint: weights in the run's precision, fp32 master weights
-    below fp32, and two fp32 moments."""
+    """Return the bytes of weights and AdamW's state in a checkpoint: weights in the run's precision, master weights if
+    that is below fp32, and two fp32 moments."""
     master = 0 if precision == "fp32" else WIDTH["fp32"]
     return parameters * (WIDTH[precision] + master + 2 * WIDTH["fp32"])

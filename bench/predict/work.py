@@ -78,8 +78,8 @@ class PassWork(NamedTuple):
             tuple(product._replace(times=product.times * number) for product in products)
             for products in (self.matmuls, self.batched)
         )
-        counts = (number * count for count in self[1:5])
-        return type(self)(matmuls, *counts, batched)
+        flops, traffic, operations, fused = (number * count for count in self[1:5])
+        return type(self)(matmuls, flops, traffic, operations, fused, batched)
 
     @property
     def matmul_flops(self) -> int:

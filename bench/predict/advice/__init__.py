@@ -48,14 +48,14 @@ class AdviceQuestion(NamedTuple):
 
     @property
     def per_device(self) -> bool:
-        """Whether the cheapest choice is the best; else the fastest is."""
+        """True if the cheapest choice is the best; else the fastest is."""
         if self.best:
             return self.best == "cheapest"
         return self.deadline_h is not None or self.node_hours is None
 
     @property
     def has_length(self) -> bool:
-        """Whether the length of the training is known."""
+        """True if the length of the training is known."""
         return self.tokens is not None or self.need is not None
 
     @property

@@ -298,7 +298,10 @@ def build_compute_time(passes: list[PassTimes], updating: float, micro_steps: in
     """Return the time of a step from that of one micro-step in each stage of a rank."""
     kinds = {name: sum(one.kinds[name] for one in passes) for name in passes[0].kinds}
     kinds["memory traffic of the optimizer"] = updating / micro_steps
-    forward, recomputation, backward = (micro_steps * sum(one[number] for one in passes) for number in range(3))
+    forward, recomputation, backward = (
+        micro_steps * sum(float(getattr(one, name)) for one in passes)
+        for name in ("forward", "recomputation", "backward")
+    )
     return ComputeTime(forward, recomputation, backward, updating, max(kinds, key=lambda name: kinds[name]))
 
 

@@ -1,4 +1,4 @@
-"""Predictions beside what came true: every point with its signed error, bounds kept or not, files that are current."""
+"""The page of predictions: signed errors of every point, kept and missed bounds, and current files."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ HOLDS = {
     "fit_boundaries", "step_times_blind", "step_times", "scaling_a100", "published_steps_aside",
     "published_steps_left_out", "published_steps", "t5_times", "frontier_peak",
 }  # fmt: skip
-"""What keeps its bound: it must not be lost by a change that was made for something else."""
+"""Comparisons that keep their bound. A change made for another reason must not break one."""
 
 
 def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison:
@@ -104,7 +104,7 @@ def found() -> list[PredictionComparison]:
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[PredictionComparison]) -> None:
-    """Where this fails, `make predictions` writes it anew; look at what changed before it is committed."""
+    """If this fails, run `make predictions` and review the differences before you commit them."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
     assert committed == ledger.render_files(found)
 

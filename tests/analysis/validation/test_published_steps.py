@@ -4,8 +4,7 @@ import functools
 
 import pytest
 
-from analysis.validation import published_steps
-from analysis.validation import read_descriptions
+from analysis.validation import published_steps, read_descriptions
 from analysis.validation.published_runs import PublishedStep
 from analysis.validation.published_steps import draw_sources_aside, summarise_sources
 from bench.config import compose

@@ -1,4 +1,4 @@
-"""`zeroscale predict` tells how long a step takes, or which number is missing."""
+"""`zeroscale predict` prints the time of a step, or the number that is missing."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The time of a step: parts that add up, overlap by hand, contention, and what a machine's file must say."""
+"""The time of a step: parts that add up, overlap by hand, contention, and numbers that a machine file must have."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def with_links(bytes_per_s: float) -> Machine:
 
 
 def cpu(ranks: int, *slowdown: float, gather_s: float = 0.01) -> Machine:
-    """A calibrated processor whose collectives take `gather_s` whatever their size."""
+    """Return a calibrated processor whose collectives take `gather_s` for any size."""
     kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     return Machine(
         name="bed",
