@@ -95,11 +95,7 @@ CHINCHILLA = ParametricLaw(1.69, 406.4, 410.7, 0.34, 0.28, "Hoffmann et al., arX
 CHINCHILLA_CORRECTED = ParametricLaw(
     1.8172, 482.01, 2085.43, 0.3478, 0.3658, "Besiroglu et al., arXiv 2404.10102, a correction of 2203.15556"
 )
-LAWS: dict[str, ScalingLaw] = {
-    "kaplan": KAPLAN,
-    "chinchilla": CHINCHILLA,
-    "chinchilla_corrected": CHINCHILLA_CORRECTED,
-}
+LAWS: dict[str, ScalingLaw] = {"kaplan": KAPLAN, "chinchilla": CHINCHILLA, "chinchilla_corrected": CHINCHILLA_CORRECTED}
 
 
 def find_law(name: str) -> ScalingLaw:

@@ -250,11 +250,7 @@ def compute_flops_per_step(spec: RunSpec) -> StepFlops:
     if not spec.activation_checkpointing:
         return StepFlops(model=model, hardware=model)
     again = compute_recomputed_flops(
-        network,
-        sample,
-        dropout=spec.model.dropout,
-        precision=spec.precision,
-        compiled=spec.model.compile == "blocks",
+        network, sample, dropout=spec.model.dropout, precision=spec.precision, compiled=spec.model.compile == "blocks"
     )
     return StepFlops(model=model, hardware=model + spec.global_batch * again)
 
