@@ -24,7 +24,6 @@ from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.record import RunRecord
-from bench.core.spec import RunSpec
 from bench.core.store import find_records, read_record
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
@@ -89,14 +88,10 @@ def _list_predicted_steps(folder: Path, machine: Machine, computing: Mapping[Pla
             predict_step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None)
         )
         predicted = by_rehearsal.step_s, by_rehearsal.low_s, by_rehearsal.high_s
-        rule_of_thumb_s = _estimate_step_s(spec, row["parameters"], machine)
+        tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
+        best = read_rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
+        rule_of_thumb_s = estimate_flops(row["parameters"], tokens) / best
         yield PredictedStep(folder.name, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
-
-
-def _estimate_step_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
-    tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
-    best = read_rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
-    return estimate_flops(parameters, tokens) / best
 
 
 def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:

@@ -146,9 +146,11 @@ def describe_next_on_front(answer: Answer) -> str:
         return ""
     where = f"Next on the Pareto front: {format_count(best.spec.nodes, 'node')} ({best.spec.engine.name})"
     change = f"{abs(100 * (best_cost / cost - 1)):.2g} % {'more' if best_cost >= cost else 'less'} {unit}"
-    if question.per_device:
-        return f"{where}, {time / best_time:.2g} times sooner at {change}."
-    return f"{where}, {best_time / time:.2g} times as long at {change}."
+    ratio = max(time / best_time, best_time / time)
+    times = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+    if not question.per_device:
+        return f"{where}, {times} times as long at {change}."
+    return f"{where}, {times} times {'sooner' if question.has_length else 'the tokens per second'} at {change}."
 
 
 def _list_facts(answer: Answer) -> list[tuple[str, str]]:

@@ -113,17 +113,12 @@ def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
     """
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
-    found = [_predict_best(Reliability(rate / devices, terms.write_s, terms.restart_s)) for rate in rates]
-    shares = [share for share, _ in found]
+    jobs = [Reliability(rate / devices, terms.write_s, terms.restart_s) for rate in rates]
+    intervals_s = [max(1.0, compute_daly_interval(job.mtbf_s, job.write_s)) for job in jobs]  # writes may take no time
+    shares = [compute_goodput(job, interval_s) for job, interval_s in zip(jobs, intervals_s, strict=True)]
+    shares = [share if share >= _LEAST_SHARE else 0.0 for share in shares]
     source = "your node_mtbf" if own else f"{LLAMA_3.source}; range: {PUBLISHED_RANGE}"
-    return Goodput(shares[0], min(shares), max(shares), found[0][1], rates[0] / devices, source)
-
-
-def _predict_best(reliability: Reliability) -> tuple[float, float]:
-    """Return the goodput at Daly's interval, and the interval; at least a second, since nothing may be written."""
-    interval_s = max(1.0, compute_daly_interval(reliability.mtbf_s, reliability.write_s))
-    share = compute_goodput(reliability, interval_s)
-    return (share if share >= _LEAST_SHARE else 0.0), interval_s
+    return Goodput(shares[0], min(shares), max(shares), intervals_s[0], jobs[0].mtbf_s, source)
 
 
 def compute_checkpoint_bytes(parameters: int, precision: Precision) -> int:

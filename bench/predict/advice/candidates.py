@@ -239,15 +239,11 @@ def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits)
         if 0 < number <= most and axes.global_batch in (None, number * samples)
     ]
     if start.parallel != Parallel():
-        specs = [spec for spec in specs if _is_worthwhile(spec) and can_run(spec, room.device)]
+        # several micro-batches pass through the stages of a rank, and not more than are searched
+        fewest = 2 if start.parallel.stages_per_rank > 1 else 1
+        specs = [s for s in specs if fewest <= s.accumulation <= MOST_MICRO_BATCHES and can_run(s, room.device)]
     found = []
     for spec in specs:
         needed, seen = predict_memory(spec, room.device, room.bytes), room.seen(spec)
         found.append(Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen))
     return found
-
-
-def _is_worthwhile(spec: RunSpec) -> bool:
-    """Return whether several micro-batches pass through the stages of a rank, and not more than are searched."""
-    layered = spec.parallel.stages_per_rank > 1 and spec.accumulation == 1
-    return not layered and spec.accumulation <= MOST_MICRO_BATCHES

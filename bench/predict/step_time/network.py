@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.core.engine_costs import Transfer
 from bench.core.errors import UserError
-from bench.core.machine import Calibration, CollectiveKind, CollectiveTime, Machine
+from bench.core.machine import CollectiveKind, CollectiveTime, Machine
 from bench.core.spec import RunSpec
 from bench.predict.step_time.compute import ComputeTime
 
@@ -56,8 +56,9 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
     """Return the seconds of one collective; UserError if the machine's links are unknown."""
     if span.ranks == 1 or not payload_bytes:
         return 0.0
-    if rows := _select_calibrated(machine.calibration, kind, span):
-        return _interpolate(rows, payload_bytes)
+    rows = machine.calibration.collectives if machine.calibration else ()
+    if calibrated := [row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks)]:
+        return _interpolate(sorted(calibrated, key=lambda row: row.payload_bytes), payload_bytes)
     rounds = 2 if kind == "all_reduce" else 1
     return rounds * payload_bytes * span.wire / _find_bytes_per_s(span, machine, payload_bytes)
 
@@ -93,12 +94,6 @@ def _find_link_share(link: str, payload_bytes: float) -> float:
     at_speed_s = np.maximum.accumulate(sizes / rates)  # times 1e-9
     beyond = max(1.0, payload_bytes / float(sizes[-1]))
     return payload_bytes / (float(np.interp(payload_bytes, sizes, at_speed_s)) * beyond * speed)
-
-
-def _select_calibrated(found: Calibration | None, kind: CollectiveKind, span: RankSpan) -> list[CollectiveTime]:
-    rows = found.collectives if found else ()
-    of_kind = (row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks))
-    return sorted(of_kind, key=lambda row: row.payload_bytes)
 
 
 def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
