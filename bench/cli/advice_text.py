@@ -117,7 +117,7 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
     tokens = f"loss {question.need.loss:g}, " if question.need else tokens
     return (
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",
-        f"asked: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
+        f"question: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
     )
 
 
@@ -135,7 +135,8 @@ def describe_next_on_front(answer: Answer) -> str:
         cheap = [choice for choice in sooner if question.compute_costs(choice)[1] <= (1 + _WORTH_IT) * cost]
         if not sooner:
             return ""
-        best = cheap[0] if cheap else sooner[-1]  # the front begins with the fastest
+        # the front begins with the fastest: the soonest point at about the same cost, else the cheapest sooner one
+        best = cheap[0] if cheap else sooner[-1]
     else:
         cheaper = [choice for choice in front if question.compute_costs(choice)[1] < (1 - CLOSE) * cost]
         if not cheaper:

@@ -7,8 +7,8 @@
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
 These keys are searched unless they are given, and may be comma lists: engine, nodes, batch.micro, batch.accumulation
-(with max_global_batch), activation_checkpointing, and for pipelines parallel.tensor, parallel.pipeline and
-parallel.stages_per_rank. batch.global is kept exactly. Further plain words:
+(with max_global_batch) and activation_checkpointing. The same holds for parallel.tensor, parallel.pipeline and
+parallel.stages_per_rank of pipelines. batch.global is kept exactly. Further plain words:
 
 {words}
 

@@ -156,6 +156,7 @@ def collect_measured(
             points.setdefault(format_decisive(record.spec), []).append(record)
     ok = {key: _select_latest([r for r in runs if r.outcome.kind == "ok"]) for key, runs in points.items()}
     timed = {key: found for key, runs in ok.items() if (found := _time_point(runs))}
+    # a point that once ran did fit: an earlier run out of memory had another cause
     out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
     compared = [compare_with_prediction(r, PredictedRun(predict(r.spec), None)) for key in timed for r in ok[key]]
     model = identify_model(like.model.model_dump())

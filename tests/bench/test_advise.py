@@ -56,7 +56,7 @@ def test_the_answer_names_the_point_its_cost_and_its_rivals(
     assert main(["advise", *XL, "tokens=1e11", "price=2"]) == 0
     told = capsys.readouterr().out
     words = [
-        "asked: 1e+11 tokens, the fewest node-hours",
+        "question: 1e+11 tokens, the fewest node-hours",
         "micro-batch 16",
         "MFU",
         "memory",

@@ -89,6 +89,7 @@ class AdviceQuestion(NamedTuple):
     def predict_hours(self, choice: Choice) -> HoursInterval | None:
         """Return the hours of the training with their interval, which includes the range of failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
+        # the fast end of the interval has the fewest failures
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
         found = [
             self._compute_hours(choice, seconds, share)
@@ -219,6 +220,7 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
         price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
         ranked.append(_RankedChoice(choice, (rate_doubt(choice, question), price)))
     ranked.sort(key=lambda one: one.order)
+    # lower doubt first: what may not fit, or may miss a limit, is advised only if nothing else is there
     first = _find_best(ranked)
     winner, (doubt, takes_s) = first.choice, first.order
     more = [one for one in ranked if doubt < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]

@@ -185,6 +185,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
     """Add the candidates that differ only in their batch. Memory grows with the micro-batch: the search ends at the
     first that does not fit, and the largest that surely fits lies between two that were tried."""
     before, smallest, sure, unsure = len(found.candidates), None, 0, 0
+    # the largest global batch bounds the micro-batch as well
     largest = min(LARGEST_MICRO_BATCH, axes.most_samples // start.data_parallel)
     for micro in axes.micro or list_micro_batches(largest):
         tried = _list_with_micro(start, micro, axes, room)
@@ -198,6 +199,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
             smallest = smallest or tried[0]
             if not axes.micro:
                 break
+    # a user's list of micro-batches is kept as it is
     if not axes.micro and sure + 1 < unsure:
         found.candidates.extend(_find_largest(start, sure, unsure, axes, room))
     if len(found.candidates) > before:

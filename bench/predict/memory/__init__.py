@@ -129,8 +129,7 @@ def predict_memory_by_place(
         return ()
     found = []
     for place in list_place_phases(spec, get_network(spec), build_workload(spec, device), costs):
-        terms = (place.initialisation, place.forward, place.backward, place.update)
-        phases = tuple(map(MemoryPhase, ("initialisation", "forward", "backward", "update"), terms))
+        phases = tuple(MemoryPhase(name, terms) for name, terms in place.phases.items())
         found.append(_add_process(phases, sum_bytes(place.resident), device))
     return tuple(found)
 
@@ -140,6 +139,7 @@ def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) 
     highest = max(phase.total for phase in phases)
     coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
+    # memory that never moves is not fragmented
     low, high = (int(share * coming) if device == "cuda" else 0 for share in FRAGMENTATION)
     return MemoryPrediction(phases, lasting, base, (low, high))
 
@@ -174,6 +174,7 @@ def _build_phase(
     saved: Array, at_end: int = 0,
 ) -> MemoryPhase:  # fmt: skip
     """Return the peak of a pass: at one of its segments, or after the last with `at_end` bytes of buckets."""
+    # all arrays: (segments,)
     gradients = engine_bytes.gradients
     total = kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered
     at = int(np.argmax(total))
@@ -188,6 +189,7 @@ def _build_phase(
         "logits and loss": last + wide * int(working[at]),
         "working memory": (1 - wide) * int(working[at]),
     }
+    # after the last segment only the gradients and the last buckets remain, which may be more than any segment's
     ended = resident_terms | {"gradients": standing + int(gradients[0]), "buckets": at_end}
     return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
 
@@ -202,6 +204,7 @@ def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = 
             predict_memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device[end] <= memory_bytes
         )
 
+    # memory grows with the micro-batch, so doubling and then bisection finds the boundary
     def find_largest(end: int) -> int:
         low, high = 0, 1
         while high <= LARGEST_MICRO_BATCH and fits(high, end):

@@ -118,8 +118,10 @@ def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSli
         [(s.saved, s.forward, s.backward, s.largest, s.carried, s.transposed, s.logits) for s in segments], np.int64
     ).T
     states, counted = count_state_bytes(network, load, slices), _count_known_states(network, load, part, slices)
+    # received states are counted once for the place, so norms and checkpoints that keep them count none
     kept = np.cumsum(saved) - counted
     wide = np.cumsum(saved * logits)
+    # gradients exist whole before they are reduced into the engine's own
     gradients = load.width * (largest + transposed + np.cumsum(carried[::-1])[::-1])
 
     def find(working: np.ndarray, extra: np.ndarray) -> PassPeak:
@@ -154,6 +156,7 @@ def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: Ten
     embedded, blocks = list[Segment](), list[Segment]()
     layers = [stack.layers for stack in network.stacks]
     for place, stack in enumerate(sliced.stacks):
+        # four entries per stack: embedding, all blocks but the last, the last block, final norm
         embedding, *repeated, final = stacks[4 * place : 4 * place + 4]
         norm = final.block[0]
         tokens, tables = _divide_embedding(sliced, stack, load, embedding.block[0], slices)
@@ -164,6 +167,7 @@ def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: Ten
                 blocks += _divide_by_tokens(sliced, stack, load, segments, norm, slices) * times
         if layers[place] - 1 in part.blocks(layers)[place]:  # the stack's last block, and so its last norm
             blocks.append(_build_last_norm(sliced, place, load, norm, part, slices))
+    # the first stage makes the embeddings of all stacks, and later stages receive them as states
     begin = [*first.block, *embedded] if part.first else []
     end = _list_head(sliced, load, head.block, slices) if part.last else []
     leaving = [] if part.last else [Segment(0, forward=count_state_bytes(network, load, slices))]
@@ -200,6 +204,7 @@ def _divide_by_tokens(
         return [part._replace(saved=part.saved + change) for part, change in zip(block, changes, strict=True)]
     kept = _count_states(network, stack, load, WHOLE)
     until = itertools.accumulate(changes)
+    # recomputation keeps the gathered inputs of all regions up to the current one
     again = [
         part._replace(forward=part.forward + change, backward=part.backward + changed, standing=part.standing + changed)
         for part, change, changed in zip(block, changes, until, strict=True)
@@ -226,7 +231,8 @@ def _build_last_norm(
 
 
 def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: TensorSlices) -> list[Segment]:
-    """Return head and loss. Sliced, the loss is in fp32 and keeps probabilities of this rank's vocabulary only."""
+    """Return head and loss. With tensor slices the loss is in fp32 and keeps the probabilities of this rank's slice of
+    the vocabulary."""
     if slices.ranks == 1:
         return whole
     head, _ = whole
@@ -243,10 +249,7 @@ def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: Te
 class PlacePhases(NamedTuple):
     """Bytes by term on the ranks of one place, at the peak of each phase and between two steps."""
 
-    initialisation: Terms
-    forward: Terms
-    backward: Terms
-    update: Terms
+    phases: dict[str, Terms]
     resident: Terms
 
 
@@ -254,7 +257,7 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
     """Return the memory of every place."""
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     states = count_state_bytes(network, load, slices)
-    # inputs and labels of all micro-batches are on every rank
+    # inputs and labels of all micro-batches are on every rank; with one kind of tokens they are two tensors
     tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
     samples = INDEX * load.micro * spec.accumulation * tokens
     alike = list_alike(network, costs.parts)
@@ -272,12 +275,14 @@ def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, sample
     """Return the phases of a place, forward and backward at their peaks."""
     moments = place.list_moments()
     counts = _count_what_lives(moments, place.stages)
+    # thousands of moments: the totals of all by one product, the terms of only the two peaks
     totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
     forward_terms, backward_terms = (
         _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
         for at in (counts.forwards, counts.others)
     )
-    return PlacePhases(place.initialisation, forward_terms, backward_terms, place.update, place.resident)
+    phases = {"initialisation": place.initialisation, "forward": forward_terms, "backward": backward_terms}
+    return PlacePhases(phases | {"update": place.update}, place.resident)
 
 
 class MomentCounts(NamedTuple):
@@ -325,6 +330,7 @@ def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment
     came = sum(count * one.takes for count, one in zip(moment.kept, passes, strict=True))
     wait = states * (moment.waiting + moment.gradients + moment.leaving)
     gathered = gradients = 0
+    # only engines that divide weights within a stage (sharding=zero3) gather them
     if any(one.whole for one in place.by_stage):
         each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
         gathered = sum(one.whole * whole for one, whole, _, _ in each)

@@ -67,6 +67,7 @@ def predict_step_time(
     for transfer, _, exposed_s in moved:
         name = NAMES[transfer.kind]
         exposed_by_kind[name] = exposed_by_kind.get(name, 0.0) + exposed_s
+    # the order is that of the printed list
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,

@@ -93,6 +93,7 @@ def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) 
     m, k, n, times = product
     divisions = DIVISIONS if multiprocessors else (1,)
     best = min(_count_with_tile(m, k, n, tile, parts, width, multiprocessors) for tile in TILES for parts in divisions)
+    # fp32 products without TF32 use no tensor cores, so alignment and intensity do not matter to them
     aligned = width >= 4 or not (k * width % ALIGNMENT_BYTES or n * width % ALIGNMENT_BYTES)
     return times * best * (1.0 if aligned else UNALIGNED)
 
@@ -162,7 +163,7 @@ class DeviceRates(NamedTuple):
         between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
         running = self.products_s(work) + work.traffic_bytes / self.memory + between
         starting = work.operations * self.start_s
-        if self.device == "cpu":
+        if self.device == "cpu":  # the host is the device, so nothing overlaps
             return running + starting
         return self.pace * float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
 
@@ -185,9 +186,11 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     best = max((p.tflops for p in products), default=0.0)
     ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
     attention = found.attention_tflops.get(precision) if found else None
+    # a calibrated memory rate is already what a copy reaches; a CPU's published rate is taken as it is
     published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
     start_s = (found.kernel_s if found else None) or (software.start_s if device == "cuda" else 0.0)
     share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
+    # calibrated products include the software's effects
     pace = software.pace if device == "cuda" and shapes is None else 1.0
     return DeviceRates(
         device, WIDTH[precision], ceiling, memory * (MEMORY_OF_PEAK if published else 1.0),
@@ -289,6 +292,7 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.rates)
     found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
+    # a rehearsal runs one rank alone: contention comes on top of it
     if context.rehearsed_s is not None:
         found = found.scaled(context.rehearsed_s / found.total)
     return found.scaled(context.contention)

@@ -78,6 +78,7 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
         if value is None:
             rule = f"machine={machine.name} does not have it, so no communication time is predicted"
             raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
+    # a link reaches its rate only with large payloads
     reached = {name: _find_link_share(name, payload_bytes) for name in needed}
     for name in reached.keys() & machine.calibrated.keys():  # a measured rate is that of large payloads already
         reached[name] /= _find_link_share(name, LARGE)
@@ -126,6 +127,7 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
             rows.append(row.model_copy(update={"s": seconds}))
     calibration = slow.calibration.model_copy(update={"collectives": tuple(rows)})
     calibrated = {name: was for name, was in slow.calibrated.items() if name != "inter_node_bytes_per_s"}
+    # the new rate is not a measured one, so it is no longer listed as calibrated
     changed = {"inter_node_bytes_per_s": bytes_per_s, "calibration": calibration, "calibrated": calibrated}
     return slow.model_copy(update=changed)
 
@@ -159,6 +161,7 @@ def time_transfers(
             moved.append(TransferTime(transfer, seconds, seconds))
             continue
         together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
+        # transfers of a pass that runs once in several micro-steps overlap only with that share of its computing
         room = computing[transfer.when] * transfer.passes / micro_steps
         share = seconds / together if together else 0.0
         first = transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls

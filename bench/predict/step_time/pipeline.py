@@ -125,6 +125,7 @@ def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[_Plac
     """Return the step of each place, and by stage the seconds of a forward and of a backward."""
     passes, exchanges = _time_stages(context, costs.parts)
     places = [_time_place(context, place, passes, exchanges) for place in costs.places]
+    # a rehearsal runs the first rank: all places scale by its ratio
     factor = 1.0 if context.rehearsed_s is None else context.rehearsed_s / places[0].own.total
     factor *= context.contention
 
@@ -146,7 +147,7 @@ def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[Pa
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
     passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
     for number, first in enumerate(list_alike(network, parts)):
-        if first < number:
+        if first < number:  # equal stages take equal time
             passes.append(passes[first])
             exchanges.append(exchanges[first])
             continue
