@@ -156,42 +156,35 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
 
 
 def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
-    """Return forward and backward of the last micro-step, each at the segment of its peak."""
-    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
+    """Return forward and backward of the last micro-step, each at its peak: at a segment, or after the last one."""
+    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments  # (segments,) each
     kept, resident_terms = np.cumsum(saved), engine.resident()
-    forward = engine.forward(len(saved))
+    own_gradients = resident_terms.get("gradients", 0)
+
+    def build_phase(name: str, working: Array, engine_bytes: SegmentBytes, at_end: int = 0) -> MemoryPhase:
+        gradients = engine_bytes.gradients
+        at = int(np.argmax(kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered))
+        wide = int(logits[at])  # 1 if the segment is as wide as the vocabulary
+        last = int((saved * logits)[: at + 1].sum())
+        terms = resident_terms | {
+            "gradients": own_gradients + int(gradients[at]),
+            "buckets": int(engine_bytes.buckets[at]),
+            "gathered layers": int(engine_bytes.gathered[at]),
+            "activations": int(kept[at]) - last,
+            "logits and loss": last + wide * int(working[at]),
+            "working memory": (1 - wide) * int(working[at]),
+        }
+        # after the last segment only gradients and `at_end` bytes of buckets remain, which may be the peak
+        ended = resident_terms | {"gradients": own_gradients + int(gradients[0]), "buckets": at_end}
+        return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
+
     backward = engine.backward(BackwardWork(backing, standing, parameters, largest, transposed))
     waiting = width * np.cumsum(carried[::-1])[::-1]  # gradients that are incomplete until the end of backward
     backward = backward._replace(gradients=waiting + backward.gradients)
     return (
-        _build_phase("forward", resident_terms, kept, running, forward, logits, saved),
-        _build_phase("backward", resident_terms, kept, backing, backward, logits, saved, engine.after_backward()),
+        build_phase("forward", running, engine.forward(len(saved))),
+        build_phase("backward", backing, backward, engine.after_backward()),
     )
-
-
-def _build_phase(
-    name: str, resident_terms: Terms, kept: Array, working: Array, engine_bytes: SegmentBytes, logits: Array,
-    saved: Array, at_end: int = 0,
-) -> MemoryPhase:  # fmt: skip
-    """Return the peak of a pass: at one of its segments, or after the last with `at_end` bytes of buckets."""
-    # all arrays: (segments,)
-    gradients = engine_bytes.gradients
-    total = kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered
-    at = int(np.argmax(total))
-    standing = resident_terms.get("gradients", 0)
-    wide = int(logits[at])  # 1 if the segment is as wide as the vocabulary
-    last = int((saved * logits)[: at + 1].sum())
-    terms = resident_terms | {
-        "gradients": standing + int(gradients[at]),
-        "buckets": int(engine_bytes.buckets[at]),
-        "gathered layers": int(engine_bytes.gathered[at]),
-        "activations": int(kept[at]) - last,
-        "logits and loss": last + wide * int(working[at]),
-        "working memory": (1 - wide) * int(working[at]),
-    }
-    # after the last segment only the gradients and the last buckets remain, which may be more than any segment's
-    ended = resident_terms | {"gradients": standing + int(gradients[0]), "buckets": at_end}
-    return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
 
 
 def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
