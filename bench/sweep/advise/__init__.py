@@ -1,1 +1,1 @@
-"""Advice on stage, micro-batch and node count: question, search, rejected candidates and remedies."""
+"""Advice on stage, micro-batch and node count: the question, the search, excluded candidates and their remedies."""
