@@ -84,7 +84,7 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
     """Return the sum of all squares in fp64, 0-d, on the device of the gradients; on the host if there are none.
 
     For verification, in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor with errors
-    that grow with its size: the norm of 2^27 elements is 1.4 % too small. Clipping uses the norm of torch, in every step.
+    that grow with its size: the norm of 2^27 elements is 1.4 % too small. Clipping uses torch's norm, in every step.
     """
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
