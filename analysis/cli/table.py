@@ -35,9 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
     parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per run")
-    parser.add_argument(
-        "--price", type=float, metavar="P", help="per device and hour, in any currency: fills cost_per_million_tokens"
-    )
+    price = "per device and hour, in any currency: fills cost_per_million_tokens"
+    parser.add_argument("--price", type=float, metavar="P", help=price)
 
 
 def run(args: argparse.Namespace) -> int:
