@@ -25,8 +25,6 @@ from bench.core.spec import OptimizerSpec, RunSpec
 
 _CHUNK = 2**16
 """Elements that are converted at a time: torch would make a copy of the whole tensor in fp64."""
-
-
 SMALLEST = 1e-6
 """Added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
 
