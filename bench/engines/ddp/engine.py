@@ -22,8 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core.spec import RunSpec
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
-from bench.engines.distributed.ranks import describe_adamw, evaluate, load_random_state, save_random_state, weigh
-from bench.engines.precision.update import Update, construction, parameter_count, torch_dtype, whole
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.precision.update import (
+    Update,
+    construction,
+    describe_adamw,
+    parameter_count,
+    torch_dtype,
+    whole,
+)
 
 __all__ = ["DataParallel", "build", "construction", "parameter_count", "whole"]
 

@@ -1,5 +1,5 @@
-"""Functions that engines share: weights of micro-batches, evaluation, AdamW, the norm for verification, and the files
-of each rank's random state.
+"""Functions that every engine's ranks share: weights of micro-batches, evaluation, the norm for verification, and
+the files of each rank's random state.
 
 A loss is divided by the target tokens where the spec says so. The mean of micro-batch means depends on how samples with
 different numbers of target tokens are divided into micro-batches and ranks; the mean over all target tokens of a step
@@ -12,7 +12,7 @@ every step.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,10 @@ from torch.nn import Module
 
 from bench import objectives
 from bench.core.network import IGNORED, PAD, TokenKind
-from bench.core.spec import OptimizerSpec, RunSpec
+from bench.core.spec import RunSpec
 
 _CHUNK = 2**16
 """Elements that are converted at a time: torch would make a copy of the whole tensor in fp64."""
-SMALLEST = 1e-6
-"""Added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
 
 
 def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
@@ -46,28 +44,6 @@ def evaluate(module: Module, batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses = [module(**batch).loss.float() for batch in batches]
     module.train()
     return torch.stack(losses).mean()
-
-
-def build_adamw(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.AdamW:
-    """Return torch's AdamW with the settings of a spec; `more` are further arguments."""
-    settings = optimizer.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    return torch.optim.AdamW(parameters, fused=optimizer.implementation == "fused" or None, **settings, **more)
-
-
-def describe_adamw(spec: RunSpec) -> dict[str, Any]:
-    """Return torch's AdamW, as an engine's `config` records it."""
-    return {"type": "torch.optim.AdamW", **spec.optimizer.model_dump(mode="json")}
-
-
-def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Use another learning rate in all parameter groups, from the next step on."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
-    """Return the factor, 0-d and at most 1, that brings gradients of this norm within the limit."""
-    return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 
 class WeightedBatch(NamedTuple):

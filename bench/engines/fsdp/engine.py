@@ -28,19 +28,17 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import trained
-from bench.engines.distributed.ranks import (
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
+from bench.engines.fsdp.options import Options, decode_options, shard_ranks
+from bench.engines.precision.update import (
     build_adamw,
     describe_adamw,
-    evaluate,
     find_clipping_factor,
-    load_random_state,
-    save_random_state,
+    on_device,
+    parameter_count,
     set_learning_rate,
-    sum_squares,
-    weigh,
+    torch_dtype,
 )
-from bench.engines.fsdp.options import Options, decode_options, shard_ranks
-from bench.engines.precision.update import on_device, parameter_count, torch_dtype
 
 __all__ = ["FullyShardedEngine", "build", "construction", "parameter_count", "whole"]
 

@@ -20,13 +20,13 @@ from bench.core.record import TimedPass
 from bench.core.spec import RunSpec
 from bench.engines.distributed.executor import Neighbours, RankStages, ScheduleExecutor
 from bench.engines.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
-from bench.engines.distributed.ranks import describe_adamw, weigh
+from bench.engines.distributed.ranks import weigh
 from bench.engines.distributed.schedule import add_gathers, build_schedule
 from bench.engines.distributed.simulation import SENDS_PER_RANK
 from bench.engines.distributed.slices import find_slice
 from bench.engines.distributed.slices import make_whole as whole
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision.update import construction, parameter_count
+from bench.engines.precision.update import construction, describe_adamw, parameter_count
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
 

@@ -15,8 +15,11 @@ from torch.nn import Parameter
 
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, Precision, RunSpec
-from bench.engines.distributed.ranks import build_adamw, set_learning_rate, sum_squares
+from bench.engines.distributed.ranks import sum_squares
 from bench.engines.precision import DynamicScale, LossScale
+
+SMALLEST = 1e-6
+"""Added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
@@ -56,6 +59,28 @@ def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
 def parameter_count(parameters: Iterable[Parameter]) -> int:
     """Return the elements of all `parameters`."""
     return sum(parameter.numel() for parameter in parameters)
+
+
+def build_adamw(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.AdamW:
+    """Return torch's AdamW with the settings of a spec; `more` are further arguments."""
+    settings = optimizer.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    return torch.optim.AdamW(parameters, fused=optimizer.implementation == "fused" or None, **settings, **more)
+
+
+def describe_adamw(spec: RunSpec) -> dict[str, Any]:
+    """Return torch's AdamW, as an engine's `config` records it."""
+    return {"type": "torch.optim.AdamW", **spec.optimizer.model_dump(mode="json")}
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Use another learning rate in all parameter groups, from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
+    """Return the factor, 0-d and at most 1, that brings gradients of this norm within the limit."""
+    return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 
 class Update:
