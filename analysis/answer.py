@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.flags import DISTURBED
-from analysis.formats import shorten_keys
-from analysis.questions import describe_differences, describe_series, format_ranks
+from analysis.formats import name_briefly
+from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
@@ -43,6 +43,7 @@ def _describe_disturbed(results: Results) -> str:
     count, total = int(disturbed.sum()), len(ok)
     if not count:
         return ""
+    # A sweep adds the repeats that are missing up to this number; those of disturbed runs are not made again.
     repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
     runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
     return (
@@ -54,13 +55,16 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     """Compare the fastest of one question with its rivals."""
     fastest = one.fastest
     assert fastest is not None
+    # The micro-batch is part of a name only if configurations differ in it.
     rows = [fastest, *(rival.row for rival in one.rivals)]
     equal, tied, slower, undecided = (
         [rival for rival in one.rivals if rival.verdict == verdict]
         for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
     )
     names = _Names(rows)
-    where = _name_place(one, answered)
+    apart = [one.question["model"]] if len({other.question["model"] for other in answered}) > 1 else []
+    apart += describe_differences(one.question, [other.question for other in answered])
+    where = f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
     if not one.rivals:
         return f"{where}, {names.of(fastest)} is the only configuration with a time."
     parts = []
@@ -92,7 +96,7 @@ class _Names:
         self._with_micro = len({row["micro"] for row in rows}) > 1
 
     def of(self, row: Row) -> str:
-        name = shorten_keys(describe_series(row)).replace(" accumulated", "")
+        name = name_briefly(row)
         return f"{name} (micro {row['micro']})" if self._with_micro else name
 
     def join(self, rows: Sequence[Row]) -> str:
@@ -100,14 +104,6 @@ class _Names:
         if more := len(rows) - len(named):
             named.append(f"{more:,} more")
         return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-
-
-def _name_place(one: Best, answered: Sequence[Best]) -> str:
-    """Name the ranks of a question, and its model and other settings if questions differ in them."""
-    models = len({other.question["model"] for other in answered}) > 1
-    apart = [one.question["model"]] if models else []
-    apart += describe_differences(one.question, [other.question for other in answered])
-    return f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
 
 
 def _format_times(rival: Rival) -> str:

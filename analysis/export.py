@@ -22,7 +22,6 @@ from bench.core.errors import UserError
 from bench.core.point_fields import flatten
 from bench.core.quantities import OBJECTIVES, QUANTITIES
 from bench.core.record import RunRecord
-from bench.core.spec import RunSpec
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
 from bench.sweep.search.proposers import keeps_constraints
@@ -63,6 +62,7 @@ class ExportedRun(NamedTuple):
 def list_exported_runs(results: Results) -> list[ExportedRun]:
     """Return a run for each row of the table. UserError if two rows have the same name."""
     found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
+    # Exports of two records with one name would overwrite each other.
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
     if times > 1:
         raise UserError("/".join(name), f"{times} records have this name", "export their folders one by one")
@@ -72,14 +72,17 @@ def list_exported_runs(results: Results) -> list[ExportedRun]:
 def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     steps = record.observations.steps if record.observations else None
     phases = record.observations.phases_s if record.observations else {}
-    observed_series = {name: getattr(steps, name, ()) for name in _SERIES}
+    place, which = f"{row['nodes']}x{row['devices_per_node']}", f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
+    series = {name: [(n, one) for n, one in enumerate(getattr(steps, name, ())) if one is not None] for name in _SERIES}
+    known = [(re.sub(r"^(engine|data)\.options\.", r"\1.", name), value) for name, value in flatten(record.spec)]
+    parameters = {key: one if isinstance(one, Parameter) else str(one) for key, one in known if one is not None}
     tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
     return ExportedRun(
         study=_clean_name(row["study"]),
-        name=_clean_name(_build_run_name(row)),
-        parameters=dict(_list_parameters(record.spec)),
+        name=_clean_name(f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"),
+        parameters=parameters,
         metrics={name: float(row[name]) for name in load_metrics() if row[name] is not None},
-        series={name: _drop_missing(values) for name, values in observed_series.items() if _drop_missing(values)},
+        series={name: pairs for name, pairs in series.items() if pairs},
         tags=tags | ({"cut": str(steps.cut)} if steps else {}),
         ok=row["outcome"] == "ok",
         started_s=_parse_unix_time(record.circumstance.started_at),
@@ -87,26 +90,9 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     )
 
 
-def _build_run_name(row: Row) -> str:
-    place = f"{row['nodes']}x{row['devices_per_node']}"
-    which = f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
-    return f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"
-
-
 def _clean_name(text: str) -> str:
     """Return a name from a record as a safe part of a path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
-
-
-def _list_parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
-    for name, value in flatten(spec):
-        if value is not None:
-            key = name.replace("engine.options.", "engine.").replace("data.options.", "data.")
-            yield key, value if isinstance(value, Parameter) else str(value)
-
-
-def _drop_missing(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in enumerate(values) if value is not None]
 
 
 def _parse_unix_time(started_at: str) -> float:
@@ -123,6 +109,7 @@ def write_tensorboard(runs: Sequence[ExportedRun], out: Path) -> int:
     """Write `runs` below `out` and return their number. Older exports of the same runs are replaced."""
     tensorboardx = import_library("tensorboardX", "tensorboardX", "tensorboard")
     out.mkdir(parents=True, exist_ok=True)
+    # All runs are written to a temporary folder first, so that a failure leaves an older export intact.
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:
         for run in runs:
             with tensorboardx.SummaryWriter(str(Path(aside, run.study, run.name))) as writer:
@@ -143,22 +130,18 @@ def _write_run(writer: Any, run: ExportedRun) -> None:
         for step, value in series:
             writer.add_scalar(f"steps/{name}", value, step, walltime=run.started_s)
     for name, text in run.tags.items():
-        writer.add_text(name, _format_literal(text), 0, walltime=run.started_s)
-
-
-def _format_literal(text: str) -> str:
-    """Return a text from a record as a Markdown code block, since TensorBoard renders Markdown."""
-    return "".join(f"    {line}\n" for line in text.splitlines())
+        # TensorBoard renders Markdown, so a text from a record becomes a block of code
+        block = "".join(f"    {line}\n" for line in text.splitlines())
+        writer.add_text(name, block, 0, walltime=run.started_s)
 
 
 def _replace_events(folder: Path, new: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    older = list(folder.glob(_EVENTS))
-    for file in new.glob(_EVENTS):
-        file.replace(folder / file.name)
-        older = [path for path in older if path.name != file.name]
-    for path in older:
-        path.unlink()
+    # New files come before older ones are deleted: a reader never finds an empty folder.
+    kept = {file.replace(folder / file.name).name for file in new.glob(_EVENTS)}
+    for path in folder.glob(_EVENTS):
+        if path.name not in kept:
+            path.unlink()
 
 
 _NAME, _DIGEST = "zeroscale.run", "zeroscale.digest"
@@ -243,6 +226,7 @@ def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> Non
         client.log_batch(made.info.run_id, metrics=numbers[start : start + _PER_BATCH])
     for name, value in run.parameters.items():
         client.log_param(made.info.run_id, name, value)
+    # Times of the record, not of the export, so that runs keep their order in the dashboard.
     client.set_terminated(made.info.run_id, "FINISHED" if run.ok else "FAILED", at + int(1000 * run.seconds))
     client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last, since it marks the run as complete
 

@@ -181,6 +181,7 @@ OUTCOMES: dict[OutcomeKind, str] = {
     "infeasible": "never run: its memory is predicted to exceed the device's by far",
 }
 """Meaning of each outcome of a run."""
+
 _LONGER = "measure longer: measure=full, or a larger measure.window_s and measure.max_s"
 
 REMEDIES = {
@@ -202,4 +203,4 @@ REMEDIES = {
     "few": "raise measure.min_steps or measure.window_s",
     "stall": "look for other work on the machine at that step; if it repeats, the step is the run's own",
 }
-"""What to do about each flag and note."""
+"""Remedy for each flag and note."""

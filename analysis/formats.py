@@ -8,14 +8,14 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis.columns import Column, Kind, list_all_columns
-from analysis.table import build_typed_frame, list_rows, list_values
+from analysis.columns import Column, list_all_columns
+from analysis.questions import describe_series
+from analysis.table import list_rows, list_values
 from bench.core.errors import make_printable
 
 if TYPE_CHECKING:
@@ -53,32 +53,16 @@ def escape_cell(cell: str) -> str:
     return f"'{cell}" if cell.startswith(FORMULA) else cell
 
 
-_PARSE: Mapping[Kind, Callable[[str], Any]] = {
-    "text": lambda cell: cell.removeprefix("'"), "integer": int, "number": float, "truth": "True".__eq__,
-}  # fmt: skip
-_NEVER_MISSING = ("reason", "flags", "notes")  # an empty cell means none, not unknown
-
-
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return CSV with a header. Missing values are empty; `read_csv` restores the table exactly."""
+    """Return CSV with a header and exact values. Missing values are empty."""
     texts = {}
     for name in frame.columns[frame.dtypes == "string"]:
         column = frame[name]
         texts[str(name)] = column.where(~column.str.startswith(FORMULA).fillna(False), "'" + column)
+    # Only columns of text can hold a formula.
     lines = CsvLines()
     frame.assign(**texts).to_csv(lines, index=False, lineterminator=lines.END)  # type: ignore[call-overload]
     return str(lines)
-
-
-def read_csv(path: Path) -> pd.DataFrame:
-    """Read a run table that `zeroscale table --format csv` wrote, with exact values and types."""
-    text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
-    known = list_all_columns()
-    cells = {}
-    for name in text.columns:
-        parse, empty = _PARSE[known[name].kind], "" if name in _NEVER_MISSING else None
-        cells[name] = [empty if pd.isna(cell) else parse(cell) for cell in text[name]]
-    return build_typed_frame(cells)
 
 
 def to_json(frame: pd.DataFrame) -> str:
@@ -180,6 +164,11 @@ def shorten_keys(text: str) -> str:
     return _KEY.sub("", text)
 
 
+def name_briefly(row: "Row") -> str:
+    """Return the choice of a row without its micro-batch, in the shortest form: `pipeline × 16 (tensor=2)`."""
+    return shorten_keys(describe_series(row)).replace(" accumulated", "")
+
+
 MISSING = "–"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -206,7 +195,10 @@ def format_within(value: float, low: float, high: float, sign: str = "") -> tupl
     decimals = 1 - math.floor(math.log10(width)) if known else 0
 
     def write(one: float) -> str:
-        return _format_to(one, decimals, sign) if known else sign * (one > 0) + format_significant(one)
+        rounded = round(one, decimals) if known else math.inf
+        if abs(rounded) >= 1e15:
+            return sign * (one > 0) * (not known) + format_significant(one)
+        return ("−" if rounded < 0 else sign * (rounded > 0)) + f"{abs(rounded):,.{max(decimals, 0)}f}"
 
     return write(value), write(low), write(high)
 
@@ -232,14 +224,6 @@ def format_ratio_change(ratio: float, low: float | None = None, high: float | No
         return f"{'+' if change >= 0 else '−'}{format_significant(abs(change), 2)} %"
     text, *ends = format_within(change, 100 * (low - 1), 100 * (high - 1), "+")
     return f"{text} % ({' to '.join(ends)})"
-
-
-def _format_to(value: float, decimals: int, sign: str) -> str:
-    rounded = round(value, decimals)
-    if abs(rounded) >= 1e15:
-        return format_significant(value)
-    text = f"{abs(rounded):,.{max(decimals, 0)}f}"
-    return ("−" if rounded < 0 else sign * (rounded > 0)) + text
 
 
 def find_unit_power(value: float) -> int:

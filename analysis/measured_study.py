@@ -139,6 +139,7 @@ class StudyFigures:
             remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
             raise UserError(f"plot.{name}", "has nothing to show of these runs", remedy)
         figure = compose(self._shown[name])
+        # Notebooks call this method of an object that ends a cell; pyplot, which would add it, is not used.
         vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)
         return figure
 

@@ -63,7 +63,7 @@ def get_window(record: RunRecord) -> TimedWindow | None:
     return _drop_warmup(steps)
 
 
-@remember_latest  # the same window also for a copy of the record with another outcome
+@remember_latest  # the same tuples also for a copy of the record, so that `describe_window` finds them by identity
 def _drop_warmup(steps: Steps) -> TimedWindow:
     return TimedWindow(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
 

@@ -1,5 +1,6 @@
 """Searches in results folders: their trials with the results, and the importance of each field."""
 
+import itertools
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -81,12 +82,12 @@ def _read_search(folder: Path) -> MeasuredSearch | None:
     if sweep is None or section is None:
         return None
     results = read_trial_results(folder, sweep)
-    trials: list[SearchTrial] = []
-    spent = 0.0
-    for result in results:
-        spent += result.node_hours
-        if result.outcome:
-            trials.append(_build_trial(section, result, keeps_constraints(section, result), spent))
+    spent = itertools.accumulate(result.node_hours for result in results)
+    trials = (
+        _build_trial(section, result, keeps_constraints(section, result), node_hours)
+        for result, node_hours in zip(results, spent, strict=True)
+        if result.outcome
+    )
     return MeasuredSearch(
         sweep.study,
         section.objective,

@@ -145,7 +145,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.unpack(recorded / "two_cores.zip" / runs, folder / "results" / name)
     shutil.copytree(ROOT / "results" / "predictions", folder / "results" / "predictions")
     (folder / "my" / "launcher").mkdir(parents=True)
-    shutil.copy(ROOT / "conf" / "launcher" / "slurm.yaml", folder / "my" / "launcher" / "slurm_mine.yaml")
+    site = (ROOT / "conf/launcher/slurm.yaml").read_text().replace("gpus: null", 'gpus: "--gres=gpu:{devices}"')
+    (folder / "my" / "launcher" / "slurm_mine.yaml").write_text(site)
     (folder / "my" / "model").mkdir()
     shape = yaml.safe_load((ROOT / "conf" / "model" / "tiny.yaml").read_text())
     shape |= {"name": "mine", "parameters": None}

@@ -27,6 +27,7 @@ def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None
     """
     from analysis import results
 
+    # A verb with a progress line of its own goes on using it while records are read.
     with contextlib.nullcontext(show) if show else terminal.progress(quiet=False) as follow:
         found = results.read(
             paths, lambda read, files: follow(terminal.Progress(f"reading {read:,} of {files:,} records", read / files))

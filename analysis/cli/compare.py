@@ -38,38 +38,23 @@ FORMATS = ("text", "md", "json", "csv", "junit")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="A", help="results to compare with")
     parser.add_argument("b", type=Path, metavar="B", help="results to compare")
-    parser.add_argument(
-        "--across",
-        action="append",
-        default=[],
-        metavar="FIELD[=A:B]",
-        help="allow a difference in these fields; several: a,b",
-    )
-    parser.add_argument(
-        "--exact", action="store_true", help="a change of any count or fixed number of bytes also breaks the gate"
-    )
-    parser.add_argument(
-        "--paired", action="store_true", help="repeat n of A and repeat n of B ran one after the other, as in `ab`"
-    )
+    across = "allow a difference in these fields; several: a,b"
+    parser.add_argument("--across", action="append", default=[], metavar="FIELD[=A:B]", help=across)
+    parser.add_argument("--exact", action="store_true", help="a change of counts or fixed sizes also breaks the gate")
+    parser.add_argument("--paired", action="store_true", help="runs n of A and B ran one after the other, as in `ab`")
     parser.add_argument("--called", nargs=2, metavar=("A", "B"), help="names of both; default: their paths")
     gate_arguments(parser)
 
 
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
     """Add the options that `ab` has as well."""
-    help_text = "exit code 1 if B is slower, or needs more memory, by more than this"
+    # argparse formats help texts, so a percent sign is doubled
+    limit = f"exit code 1 if B takes more time or memory by this; default: {gate or 'none'}".replace("%", "%%")
     default = gate and percentage(gate)
-    parser.add_argument(
-        "--gate",
-        type=percentage,
-        metavar="PERCENT",
-        default=default,
-        help=f"{help_text}; default: {gate or 'none'}".replace("%", "%%"),
-    )
+    parser.add_argument("--gate", type=percentage, metavar="PERCENT", default=default, help=limit)
     parser.add_argument("--strict", action="store_true", help="an inconclusive result fails")
-    parser.add_argument(
-        "--allow", default="", metavar="NAME,…", help="counts and bytes that may change, e.g. resident_bytes"
-    )
+    allow = "counts and bytes that may change, e.g. resident_bytes"
+    parser.add_argument("--allow", default="", metavar="NAME,…", help=allow)
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
     parser.add_argument("--wide", action="store_true", help="text: all columns, one line per configuration")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file, and print only the outcome")
@@ -113,10 +98,9 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
     from analysis.compare.fields import parse_across
     from analysis.compare.judging import Gate
 
-    looks = getattr(args, "looks", 1)  # an option of `ab`
-    gate = (
-        Gate(args.gate, args.exact, args.strict, looks, _allowed(args)) if args.exact or args.gate is not None else None
-    )
+    gate, looks = None, getattr(args, "looks", 1)  # an option of `ab`
+    if args.exact or args.gate is not None:
+        gate = Gate(args.gate, args.exact, args.strict, looks, _allowed(args))
     across = tuple(one for text in args.across for one in parse_across(text))
     if args.across and not across:
         raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, e.g. versions.torch")

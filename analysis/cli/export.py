@@ -24,9 +24,8 @@ _SHOWN_BY = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     parser.add_argument("--to", choices=tuple(_SHOWN_BY), required=True)
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder of the dashboard's files; for optuna a file"
-    )
+    out = "folder of the dashboard's files; for optuna a file"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
 
 
 def run(args: argparse.Namespace) -> int:

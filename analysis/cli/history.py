@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sort_by_ancestry(commits: Sequence[str]) -> list[str]:
     """Return the commits that git finds in this folder, ancestors first; none without a repository."""
+    # Commits come from records: only hexadecimal ones are passed to git, so that none is read as an option.
     wanted = [one for one in dict.fromkeys(commits) if one and all(sign in "0123456789abcdef" for sign in one)]
     command = ["git", "rev-list", "--topo-order", "--reverse", "--ignore-missing", *wanted]
     try:

@@ -201,18 +201,20 @@ def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
     packed: Any = {"schema_version": record.schema_version}
     for path, rule in KEPT.items():
         *parents, field = path.split(".")
+        # A part that the record has not (null) has no fields to copy.
         source = functools.reduce(lambda inner, parent: inner.get(parent) or {}, parents, plain)
         if field in source:
             target = functools.reduce(lambda inner, parent: inner.setdefault(parent, {}), parents, packed)
             target[field] = None if source[field] is None else rule(source[field], rename)
             if target[field] is _OUT:
                 del target[field]
+    # A model, engine or data set that lost a field is no longer the named one.
     for part in ("model", "engine", "data"):
         given, kept = plain["spec"][part], packed["spec"][part]
         if any(
             kept.get(field, _OUT) != value for field, value in given.items() if (part, field) != ("model", "source")
         ):
-            kept["name"] = rename(part, given)  # without all its fields it must not be pooled with another
+            kept["name"] = rename(part, given)
     if job := _pack_job(record, rename):
         packed["environment"]["job"] = job
     packed["config_id"] = config_id(RunSpec.model_validate(packed["spec"]))

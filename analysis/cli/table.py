@@ -35,9 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
     parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per run")
-    parser.add_argument(
-        "--price", type=float, metavar="P", help="per device and hour, in any currency: fills cost_per_million_tokens"
-    )
+    price = "per device and hour, in any currency: fills cost_per_million_tokens"
+    parser.add_argument("--price", type=float, metavar="P", help=price)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,6 +91,7 @@ def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", wid
     """Return the columns to leave out, so that the others fit `width`."""
     widths = {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
     needed = {name: min(number, max(_FOLDED.get(name, number), len(name))) for name, number in widths.items()}
+    # A column with one value says nothing about the differences of rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
     omitted: list[str] = []
     for name in sorted(_OMITTED_FIRST, key=lambda name: name in several):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from analysis.compare.fields import VariedField
-from analysis.compare.judging import Gate, PairResult, lines
+from analysis.compare.judging import Gate, PairResult, judge_pairs
 from analysis.compare.pairing import describe_nearest_miss, label_pairs, list_configurations, pair_configurations
 from analysis.results import Results
 
@@ -65,6 +65,6 @@ def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
         a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)
     found = pair_configurations(ours, theirs, question.across)
-    judged = lines(a, b, found, question.gate, paired=question.paired)
+    judged = judge_pairs(a, b, found, question.gate, paired=question.paired)
     note = "" if any(pair.a and pair.b for pair in found) else describe_nearest_miss(ours, theirs)
     return SetComparison(question, tuple(zip(label_pairs(found), judged, strict=True)), note)

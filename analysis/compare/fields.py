@@ -13,6 +13,7 @@ from bench.core.spec import RunSpec
 Fields = dict[str, str]
 """Values as text by dotted name: fields of the spec (`engine.options.stage`), the environment (`versions.torch`) …"""
 
+# Fields outside the spec's identity. They differ on purpose with --across, and otherwise forbid a comparison.
 _CIRCUMSTANCE = ("measure", "machine", "evidence")
 _ENVIRONMENT = ("device", "container", "versions")
 _SAME_THING = {"machine": ("machine", "device")}  # another machine usually has another device as well

@@ -148,12 +148,12 @@ class PairResult(NamedTuple):
         return self.comparison and self.comparison.runs[::-1]
 
 
-def percent(share: float) -> str:
+def format_share(share: float) -> str:
     """Write a share as a percentage: `3 %` for 0.03."""
     return f"{100 * share:.4g} %"
 
 
-def lines(
+def judge_pairs(
     a: Results, b: Results, pairs: Sequence[ConfigurationPair], gate: Gate | None, *, paired: bool
 ) -> list[PairResult]:
     """Judge all pairs together: among many, some would differ by chance (`analysis.stats.compare`).
@@ -161,21 +161,27 @@ def lines(
     `paired`: the runs of one repeat of A and of B ran one after the other, as `zeroscale ab` does it.
     """
     level = gate.level if gate else LEVEL
-    drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
+    # Verdicts of all pairs are corrected together, so statuses can be set only after every pair is compared.
+    drafts = [_judge_alone(a, b, pair, level, paired=paired) for pair in pairs]
     statuses = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(statuses)) if line.comparison else line for line in drafts]
-    return _apply_gate(judged, gate) if gate else judged
+    if gate is None:
+        return judged
+    compared = [line.comparison for line in judged if line.comparison]
+    among, beyond = sum(one.decides for one in compared), iter(stats.exceed(compared, gate.limit or 0.0, gate.level))
+    return [_gate_pair(line, gate, among, beyond=bool(line.comparison) and next(beyond)) for line in judged]
 
 
-def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
+def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
+    """Return the result of a pair; the status of one with a comparison is decided together with the other pairs."""
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
         assert one is not None
-        return PairResult(ours, theirs, "only in A" if ours else "only in B", _failure(one))
+        return PairResult(ours, theirs, "only in A" if ours else "only in B", _describe_failure(one))
     if pair.differ:
         return PairResult(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)), differ=pair.differ)
-    failures = _failure(ours), _failure(theirs)
+    failures = _describe_failure(ours), _describe_failure(theirs)
     if all(failures):
         return PairResult(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
     if any(failures):
@@ -184,9 +190,10 @@ def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, pai
         busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
         why = f"all runs of {busy} are flagged busy" if busy else "runs without step times"
         return PairResult(ours, theirs, "not comparable", why)
-    before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
+    # Counts and bytes come from the records, since the summary has no collectives.
+    before, after = (_build_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
-    status: Status = stats.TOO_FEW  # replaced when all pairs are judged together
+    status: Status = stats.TOO_FEW
     why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     return PairResult(
         ours, theirs, status, why, compare_paces(after, before, level), find_changes(*records), pair.intended
@@ -199,15 +206,14 @@ def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) 
     used = [Counter(host for hosts in side.values() for host in hosts) for side in (a, b)]
     if used[0].keys() == used[1].keys():
         return ""
-    again = {
-        name: ", ".join(sorted(host for host, times in counts.items() if times > 1)[:3])
-        for name, counts in zip("AB", used, strict=True)
-    }
-    said = [f"repeats of {name} share nodes ({hosts})" for name, hosts in again.items() if hosts]
-    return f"{' and '.join(said)}: a slow node counts as its configuration" if said else ""
+    sides = []
+    for name, counts in zip("AB", used, strict=True):
+        again = sorted(host for host, times in counts.items() if times > 1)[:3]
+        sides += [f"repeats of {name} share nodes ({', '.join(again)})"] if again else []
+    return f"{' and '.join(sides)}: a slow node counts as its configuration" if sides else ""
 
 
-def _failure(one: ComparedConfiguration) -> str:
+def _describe_failure(one: ComparedConfiguration) -> str:
     """Return why a configuration has no number; empty if it has one."""
     if one.row["n"]:
         return ""
@@ -216,29 +222,18 @@ def _failure(one: ComparedConfiguration) -> str:
     return ": ".join(part for part in (one.row["outcome"], one.row["reason"]) if part)
 
 
-def _pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
+def _build_pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
     """Return the seconds per sample of a configuration's steps by allocation, or by repeat if `paired`."""
-    if not paired:
-        runs = side.runs(one.row)
-    else:
-        places = {place: str(side.table["repeat"].iloc[place]) for place in side.list_timed(one.row)}
-        runs = {}
-        for place, name in places.items():
-            runs.setdefault(name, []).extend(side.window(place))
+    runs = {} if paired else side.runs(one.row)
+    for place in side.list_timed(one.row) if paired else ():
+        runs.setdefault(str(side.table["repeat"].iloc[place]), []).extend(side.window(place))
     batch = one.row["global_batch"]
     return Pace({name: [seconds / batch for seconds in steps] for name, steps in runs.items()})
 
 
-def _apply_gate(lines: Sequence[PairResult], gate: Gate) -> list[PairResult]:
-    among = sum(line.comparison is not None and line.comparison.decides for line in lines)
-    compared = [line.comparison for line in lines if line.comparison]
-    beyond = iter(stats.exceed([*compared], gate.limit or 0.0, gate.level))
-    return [_gate_pair(line, gate, among, beyond=bool(line.comparison) and next(beyond)) for line in lines]
-
-
 def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> PairResult:
     if line.comparison:
-        broken, opened = _broken(line, gate, beyond=beyond), _open(line.comparison, gate, max(among, 1))
+        broken, opened = _list_violations(line, gate, beyond=beyond), _list_doubts(line.comparison, gate, max(among, 1))
         held: GateStatus = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, gate_reasons=broken or opened)
     if line.status == "failed in B":
@@ -247,7 +242,8 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
     return line._replace(held="open") if missing or line.status == "not comparable" else line
 
 
-def _broken(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
+def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
+    """Return the names of quantities, or of other rules, that break the gate."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:
@@ -256,12 +252,13 @@ def _broken(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
         grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit
         if (grown or (gate.exact and change.exact)) and change.name not in gate.allowed:
             found.append(change.name)
-    if gate.exact and _mixed(line.b) and not _mixed(line.a):
+    mixed = ["mixed" in one.row["flags"].split() for one in (line.a, line.b)]
+    if gate.exact and mixed == [False, True]:
         found.append("some runs failed in B")
     return tuple(found)
 
 
-def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
+def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
     """Return why time neither breaks nor keeps the gate; empty if a slowdown above the limit is excluded."""
     if gate.limit is None:
         return ()
@@ -272,12 +269,9 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
     reasons = (
-        f"more than {percent(gate.limit)} cannot be excluded",
+        f"more than {format_share(gate.limit)} cannot be excluded",
         f"a slowdown below {format_significant(100 * seen, 2)} % could not be detected",
     )
+    # The estimate of missing repeats assumes the noise measured so far, so it is rough.
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
-    return (*reasons, f"{wanted} more a side would detect {percent(gate.limit)}") if more else reasons
-
-
-def _mixed(one: ComparedConfiguration) -> bool:
-    return "mixed" in one.row["flags"].split()
+    return (*reasons, f"{wanted} more a side would detect {format_share(gate.limit)}") if more else reasons

@@ -8,7 +8,7 @@ from typing import Any
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from analysis.compare import SetComparison
-from analysis.compare.judging import PairResult, QuantityChange
+from analysis.compare.judging import PairResult
 from analysis.compare.phrases import (
     HEAD,
     RIGHT,
@@ -94,6 +94,7 @@ def to_junit(compared: SetComparison) -> str:
     suite.add_property("verdict", compared.verdict or "no gate")
     suite.add_property("outcome", _strip_invalid_xml(format_headline(compared)))
     suite.add_testcases([_build_case(name, line, compared.breaks(line)) for name, line in compared.lines])
+    # A gate without any comparable pair fails, but JUnit XML needs a failed case to show it.
     if compared.verdict == "FAIL" and not compared.breaking():
         nothing = TestCase("anything to compare", _CLASS)
         nothing.result = [Failure(_strip_invalid_xml(format_headline(compared)), "gate")]
@@ -155,10 +156,10 @@ def to_json(compared: SetComparison) -> str:
 
 def to_csv(compared: SetComparison) -> str:
     """Return a row for each pair; a changed quantity is written `name: values of A -> values of B`."""
-    rows = [
-        {**_build_row(name, line), "changes": "; ".join(map(_format_raw_change, line.changes))}
-        for name, line in compared.lines
-    ]
+    rows = []
+    for name, line in compared.lines:
+        changes = [(one.name, *(" ".join(map(str, side)) for side in (one.a, one.b))) for one in line.changes]
+        rows.append(_build_row(name, line) | {"changes": "; ".join(f"{n}: {a} -> {b}" for n, a, b in changes)})
     lines, names = CsvLines(), list(rows[0]) if rows else ["name"]
     writer = csv.DictWriter(lines, names, lineterminator=lines.END)
     writer.writeheader()
@@ -176,19 +177,11 @@ def _build_row(name: str, line: PairResult) -> dict[str, Any]:
         "held": line.held,
         "doubts": ", ".join(line.gate_reasons),
         "ratio": found and found.ratio,
-        "ratio_low": interval and interval.low,
-        "ratio_high": interval and interval.high,
-        "interval_kind": interval and interval.kind,
-        "interval_level": interval and interval.level,
+        **{f"ratio_{end}": interval and getattr(interval, end) for end in ("low", "high")},
+        **{f"interval_{part}": interval and getattr(interval, part) for part in ("kind", "level")},
         "p": found and found.p_value,
-        "cliffs_delta": found and found.cliffs_delta,
-        "unit": found and found.unit,
+        **{name: found and getattr(found, name) for name in ("cliffs_delta", "unit")},
         "a_runs": line.runs and line.runs[0],
         "b_runs": line.runs and line.runs[1],
         **{f"{side}_{key}": one and one.row[key] for side, one in (("a", line.a), ("b", line.b)) for key in _SIDE},
     }
-
-
-def _format_raw_change(change: QuantityChange) -> str:
-    a, b = (" ".join(map(str, side)) for side in (change.a, change.b))
-    return f"{change.name}: {a} -> {b}"

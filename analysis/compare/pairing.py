@@ -43,6 +43,7 @@ _Groups = dict[tuple[tuple[str, str], ...], list[ComparedConfiguration]]
 
 def list_configurations(results: Results) -> list[ComparedConfiguration]:
     """Return the rows of the summary, without early failures of points that were tried again."""
+    # Environments of one class agree in all compared fields, so one record of each is parsed.
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
         environment_id: Environment.model_validate_json(text).classification
@@ -65,11 +66,11 @@ def pair_configurations(
     difference can be reported. UserError if `across` names no field, or leaves several configurations to choose from.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
-    a, b = (
-        _group_by_identity(_select_members(side, members, across), across)
-        for side, members in (("A", ours), ("B", theirs))
-    )
-    for side, groups in (("A", a), ("B", b)):
+    a: _Groups = {}
+    b: _Groups = {}
+    for side, members, groups in (("A", ours, a), ("B", theirs, b)):
+        for one in _select_members(side, members, across):
+            groups.setdefault(build_pairing_key(one.fields, across), []).append(one)
         _check_unambiguous(side, groups, across)
     found = [pair for key, members in a.items() for pair in _match_members(members, b.pop(key, []), across)]
     return [*found, *(ConfigurationPair(None, one) for members in b.values() for one in members)]
@@ -91,19 +92,13 @@ def _match_members(
             differ = list_differences(a.fields, b.fields, across)
             intended = tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
             possible.append(ConfigurationPair(a, b, differ, intended))
+    # Greedy: the pair with the fewest differences first, so that equal configurations get each other.
     left = [*ours, *theirs]
     for pair in sorted(possible, key=lambda pair: len(pair.differ)):
         if pair.a in left and pair.b in left:
             left = [one for one in left if one is not pair.a and one is not pair.b]
             yield pair
     yield from (ConfigurationPair(one, None) if one in ours else ConfigurationPair(None, one) for one in left)
-
-
-def _group_by_identity(members: Sequence[ComparedConfiguration], across: Sequence[VariedField]) -> _Groups:
-    groups: _Groups = {}
-    for one in members:
-        groups.setdefault(build_pairing_key(one.fields, across), []).append(one)
-    return groups
 
 
 def _select_members(

@@ -6,7 +6,7 @@ from typing import get_args
 
 from analysis.compare import SetComparison
 from analysis.compare.fields import name_across
-from analysis.compare.judging import PairResult, QuantityChange, Status, percent
+from analysis.compare.judging import PairResult, QuantityChange, Status, format_share
 from analysis.formats import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import is_disturbed
@@ -22,17 +22,11 @@ def format_headline(compared: SetComparison) -> str:
     """Return the outcome in a line or two: the gate, then the number of configurations by status."""
     counts = Counter(line.status for _, line in compared.lines)
     texts = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
-    parts = (_describe_gate(compared), f"{texts or 'nothing to compare'}.", _suggest_across(compared))
+    parts = [_describe_gate(compared), f"{texts or 'nothing to compare'}."]
+    if differ := [one for _, line in compared.lines if line.status == "not comparable" for one in line.differ]:
+        across = [*(part.name for part in compared.question.across), name_across(differ)]
+        parts.append(f"To compare these as well: --across {','.join(across)}.")
     return " ".join(part for part in parts if part)
-
-
-def _suggest_across(compared: SetComparison) -> str:
-    """Name the option that would compare the pairs that differ; empty if all were compared."""
-    differ = [one for _, line in compared.lines if line.status == "not comparable" for one in line.differ]
-    if not differ:
-        return ""
-    already = tuple(part.name for part in compared.question.across)
-    return f"To compare these as well: --across {','.join((*already, name_across(differ)))}."
 
 
 def describe_sides(compared: SetComparison) -> str:
@@ -44,6 +38,7 @@ def describe_sides(compared: SetComparison) -> str:
 
 def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
     """Return the cells of a row under HEAD."""
+    before, after = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
     held = {"broken": ": breaks the gate", "open": ": inconclusive"}.get(line.held or "", "")
     return (
         name,
@@ -52,7 +47,7 @@ def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
         _format_time(line, "b"),
         format_time_change(line),
         describe_ground(line),
-        _format_peak_change(line),
+        f"{100 * (after / before - 1):+z.1f} %" if before and after and line.comparison else MISSING,
         "; ".join(list_remarks(line)) or MISSING,
     )
 
@@ -76,6 +71,7 @@ def describe_ground(line: PairResult) -> str:
 
 def list_remarks(line: PairResult) -> list[str]:
     """Return the remarks on a pair: why it is not compared, reasons of the gate, changed quantities, flags."""
+    # A dict instead of a set keeps the order of the flags' table.
     flags = dict.fromkeys(flag for one in (line.a, line.b) if one for flag in one.row["flags"].split())
     missing = (f"{side}: {one.row['reason']}" for side, one in (("A", line.a), ("B", line.b)) if one and one.row["n"])
     texts = [
@@ -91,6 +87,7 @@ def format_quantity_change(change: QuantityChange) -> str:
     """Return a quantity and its values in A and in B, with enough digits to tell them apart."""
     write = format_size if change.name.endswith("_bytes") else format_significant
     a, b = (_format_range(*map(write, side)) for side in (change.a, change.b))
+    # Rounded sizes may look equal; then exact numbers show the difference.
     if a == b:
         a, b = (_format_range(*map("{:,}".format, side)) for side in (change.a, change.b))
     return f"{change.name} {a} → {b}"
@@ -101,9 +98,9 @@ def describe_intervals(compared: SetComparison) -> str:
     gate, parts = compared.question.gate, ["Change of the time per sample of B against A, over the whole window."]
     found = [line.comparison for _, line in compared.lines if line.comparison]
     if any(one.decides for one in found):
-        parts.append(f"In parentheses: its {percent(gate.level if gate else LEVEL)} interval.")
+        parts.append(f"In parentheses: its {format_share(gate.level if gate else LEVEL)} interval.")
     if gate and gate.looks > 1:
-        parts.append(f"Judged up to {gate.looks} times, which together err in at most {percent(1 - LEVEL)}.")
+        parts.append(f"Judged up to {gate.looks} times, which together err in at most {format_share(1 - LEVEL)}.")
     if not all(one.decides for one in found):
         parts.append(
             f"With fewer than {LEAST_RUNS} runs per side a change is indicative only, and a gate is inconclusive."
@@ -115,7 +112,7 @@ def _describe_gate(compared: SetComparison) -> str:
     gate = compared.question.gate
     if gate is None:
         return ""
-    parts = [percent(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
+    parts = [format_share(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
     what = f"{compared.verdict}: gate ({', '.join(part for part in parts if part)}) "
     left = f" {excluded}" if (excluded := _describe_excluded(compared)) else ""
     breaking = compared.breaking()
@@ -161,9 +158,3 @@ def _format_time(line: PairResult, side: str) -> str:
     one = getattr(line, side)
     seconds = one.row["sample_s"] if one else None
     return MISSING if seconds is None else format_significant(seconds)
-
-
-def _format_peak_change(line: PairResult) -> str:
-    """Return the change of the highest peak of memory in B against A."""
-    a, b = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
-    return MISSING if not a or not b or line.comparison is None else f"{100 * (b / a - 1):+z.1f} %"

@@ -7,7 +7,7 @@ import math
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -57,7 +57,7 @@ WHOLE, MOST = 20, 12
 _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
 _REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # largest and smallest font size; inches of a letter of the largest
-_NAME, _NAMES, _MOST_NAMES = 24, 38, 20  # letters of a name below an axis, letters of all in a line, and names at most
+_NAME, _NAMES, _MOST_NAMES = 34, 38, 20  # letters of a name below an axis, letters of all in a line, and names at most
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
     "fsdp_no_reshard",
@@ -173,8 +173,10 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
     """Return the look of each engine of a page: its usual one, or one with a free colour if that colour is taken."""
     taken: dict[str, Look] = {}
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
+        # crc32, since hash() of a text differs from process to process, and equal records must give equal files.
         usual = _ENGINES.index(engine) if engine in _ENGINES else zlib.crc32(engine.encode()) % len(COLOURS) ** 2
         looks = [Look(place) for place in (usual, *range(len(COLOURS) ** 2))]
+        # A free colour comes first, since colours are told apart more easily than markers.
         used, pairs = {one.colour for one in taken.values()}, {(one.colour, one.marker) for one in taken.values()}
         free = (one for one in looks if one.colour not in used)
         other = (one for one in looks if (one.colour, one.marker) not in pairs)
@@ -216,6 +218,7 @@ def format_reason(row: Row | None) -> str:
 def write_reason(axes: Axes, x: float, y: float, row: Row | None, room_in: float = math.inf) -> Text:
     """Draw the reason for a missing number, in a font that fits the given width."""
     text = format_reason(row)
+    # The smallest size is still readable in print; below it a long reason overlaps its neighbours.
     size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
     style: Any = {"alpha": 0.6} if row is None or text == BUSY else {"fontweight": "bold"}
     return axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
@@ -252,13 +255,14 @@ def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], 
 @styled
 def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
     """Return one panel of this width, without its title."""
+    # Half a letter of room above the axes, for the upper half of the highest tick's label.
     height = 0.08 + space.height + space.below
     drawing = Drawing(width_in, height)
     axes = drawing.add_axes(
         (space.left / width_in, space.below / height, 1 - (space.left + space.right) / width_in, space.height / height)
     )
     for patch in (drawing.patch, axes.patch):
-        patch.set_visible(False)
+        patch.set_visible(False)  # the page has its own background, light or dark
     panel.draw(axes)
     return drawing
 
@@ -270,34 +274,27 @@ def compose(picture: Picture) -> Figure:
     lines = _break_lines(panels)
     columns = max((len(line) for line in lines), default=1)
     width = WIDTH_IN if columns > 1 or any(panel.wide for panel in panels) else 0.6 * WIDTH_IN
-    titles = [_wrap_title(panel, width if panel.wide else width / columns) for panel in panels]
-    heads = dict(zip(map(id, panels), titles, strict=True))
-    heights = [
-        max(len(heads[id(panel)]) for panel in line) * _TITLE_IN
-        + 0.16
-        + max(panel.space.height + panel.space.below for panel in line)
-        for line in lines
-    ]
+    heads = [[_wrap_title(panel, width if panel.wide else width / columns) for panel in line] for line in lines]
+    depths = [max(map(len, titles)) * _TITLE_IN for titles in heads]
+    bodies = [max(panel.space.height + panel.space.below for panel in line) + 0.16 for line in lines]
     omitted = len(picture.panels) - len(panels)
     more = f"{omitted} of {len(picture.panels)} panels left out, those with the fewest numbers of each model."
     note = textwrap.wrap(" ".join(filter(None, [picture.note, more * bool(omitted)])), int((width - 0.2) / _SMALL_IN))
     keys, across = _measure_keys(picture.keys, width)
     above, below = _KEY_LINE_IN * math.ceil(len(keys) / across) + 0.1, _LINE_IN * len(note) + 0.12
-    height = above + sum(heights) + below
+    height = above + sum(depths) + sum(bodies) + below
     figure = Figure(figsize=(width, height))
     top = height - above
-    for line, high in zip(lines, heights, strict=True):
-        deep = max(len(heads[id(panel)]) for panel in line)
-        for column, panel in enumerate(line):
+    for line, titles, depth, body in zip(lines, heads, depths, bodies, strict=True):
+        for column, (panel, title) in enumerate(zip(line, titles, strict=True)):
             across_in, space = (width if panel.wide else width / columns), panel.space
-            left, title = column * across_in + space.left, heads[id(panel)]
-            bottom = top - deep * _TITLE_IN - 0.06 - space.height
+            left, bottom = column * across_in + space.left, top - depth - 0.06 - space.height
             wide = across_in - space.left - space.right
             axes = figure.add_axes((left / width, bottom / height, wide / width, space.height / height))
             panel.draw(axes)
             aside = space.left - 0.1 if panel.wide else min(0.35, space.left - 0.1)
             axes.set_title("\n".join(title), x=-aside / wide)
-        top -= high
+        top -= depth + body
     if keys:
         handles = [key.build_handle(key.label) for key in keys]
         figure.legend(handles=handles, loc="upper left", ncols=across, borderaxespad=0.2)
@@ -310,27 +307,30 @@ def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
     """Return the panels of a page in their order: all, or the MOST of greatest weight, spread over the groups."""
     if len(panels) <= WHOLE:
         return list(panels)
-    turns: Counter[str] = Counter()
-    ranked = []
-    for place in sorted(range(len(panels)), key=lambda place: -panels[place].weight):
-        ranked.append((turns[panels[place].group], place))
-        turns[panels[place].group] += 1
-    return [panels[place] for place in sorted(place for _, place in sorted(ranked)[:MOST])]
+    order = sorted(range(len(panels)), key=lambda place: -panels[place].weight)
+    return [panels[place] for place in select_evenly([(place, panels[place].group) for place in order], MOST)]
+
+
+def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int]:
+    """Return at most `most` places in ascending order, spread evenly over groups. `ranked`: places with their groups,
+    the preferred places of a group first."""
+    turns: Counter[Hashable] = Counter()
+    numbered = []
+    for place, group in ranked:
+        numbered.append((turns[group], place))
+        turns[group] += 1
+    return sorted(place for _, place in sorted(numbered)[:most])
 
 
 def _break_lines(panels: Sequence[Panel]) -> list[list[Panel]]:
     """Return panels line by line. Groups begin a new line, and a wide panel has a line of its own."""
-    groups = [list(some) for _, some in groupby(panels, key=lambda panel: panel.group)]
-    number = len(panels)
-    fitting = {1: 1, 2: 2, 4: 2}.get(number, 3 if number <= 12 else 4)
-    columns = max(1, min(fitting, max((len(group) for group in groups), default=1)))
+    # Up to three panels side by side are readable in print; twelve and more are an overview, four a line.
+    fitting = {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 12 else 4)
+    columns = min(fitting, max(Counter(panel.group for panel in panels).values(), default=1))
     lines: list[list[Panel]] = []
-    for group in groups:
-        for place, panel in enumerate(group):
-            alone = panel.wide or not place or lines[-1][0].wide or len(lines[-1]) == columns
-            lines += [[panel]] if alone else []
-            if not alone:
-                lines[-1].append(panel)
+    for (_, wide), some in groupby(panels, key=lambda panel: (panel.group, panel.wide)):
+        members, step = list(some), 1 if wide else columns
+        lines += [members[place : place + step] for place in range(0, len(members), step)]
     return lines
 
 
@@ -349,6 +349,7 @@ def _measure_keys(keys: Sequence[Key], width: float) -> tuple[list[Key], int]:
     """Return the entries of a legend, their labels cut to fit, and the number of entries in a line."""
     room = int((width - _KEY_IN) / _KEY_LETTER_IN)
     fitting = [key._replace(label=shorten_text(key.label, room)) for key in keys]
+    # If the entries do not fit one line, every column gets the width of the widest entry.
     entries = [_KEY_IN + _KEY_LETTER_IN * len(key.label) for key in fitting]
     if not entries or sum(entries) <= width:
         return fitting, max(len(entries), 1)

@@ -29,6 +29,7 @@ from analysis.drawing.groups import (
     build_question,
     describe_omitted,
     describe_question,
+    list_rare_flags,
     name_series,
     sort_groups,
 )
@@ -122,6 +123,7 @@ def build_picture(
     every = build_panels(groups, quantity)
     panels = [panel for panel in every if panel.points] or every
     empty = [panel for panel in every if panel not in panels]
+    # Of too many curves those with the fewest numbers are left out.
     points: Counter[str] = Counter()
     for curve in (curve for panel in panels for curve in panel.curves if not curve.predicted):
         points[curve.label] += len(curve.points)
@@ -129,6 +131,7 @@ def build_picture(
     fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
     looks = assign_looks(labels, results.table["engine"])
     panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
+    # Panels with a single place write names of series below the axis, for which all panels leave the same room.
     named = [[curve.label for curve in panel.curves] for panel in panels if len(panel.places) == 1]
     below = max([0.42, *(0.2 + measure_names(names) for names in named)])
     drawn = []
@@ -141,7 +144,9 @@ def build_picture(
         drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
     keys += [Key("ideal", _IDEAL)] if quantity.ideal is not None else []
-    notes = [_describe_intervals(panels) * quantity.interval, note, _describe_empty(empty), fewer]
+    flags = Counter(flag for panel in panels for point in panel.points for flag in list_rare_flags(point.row))
+    flagged = f"Flagged points: {', '.join(f'{count} {flag}' for flag, count in flags.most_common())}." if flags else ""
+    notes = [_describe_intervals(panels) * quantity.interval, note, flagged, _describe_empty(empty), fewer]
     return Picture(drawn, keys, " ".join(filter(None, notes)))
 
 
@@ -175,7 +180,12 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
     gaps: list[tuple[int, Row | None]] = []
     before = 0
     for place, rows in enumerate(cells):
-        here = [_build_point(place, row, quantity) for row in rows if row[quantity.column] is not None]
+        here = []
+        for row in (row for row in rows if row[quantity.column] is not None):
+            low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
+            ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
+            here.append(ChartPoint(place, row[quantity.column] / quantity.unit, ends, row))
+        # Several points at one place are configurations that differ otherwise, so no line would be right.
         if before == 1 and len(here) == 1:
             segments[-1] = (*segments[-1], *here)
         else:
@@ -183,12 +193,6 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
         gaps += [] if here else [(place, next(iter(rows), None))]
         before = len(here)
     return ChartCurve(label, tuple(segments), tuple(gaps) if any(row for _, row in gaps) else ())
-
-
-def _build_point(place: int, row: Row, quantity: PlottedQuantity) -> ChartPoint:
-    low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
-    ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
-    return ChartPoint(place, row[quantity.column] / quantity.unit, ends, row)
 
 
 def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> float:
@@ -229,7 +233,7 @@ def _draw_panel(
     """Draw curves above zero, and below it a line per curve with gaps. `scale`: the end of the y axis, and the number
     of such lines."""
     top, lines = scale[0] or 1.0, scale[1]
-    line = _STRIP_IN / _HEIGHT_IN * top
+    line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
     axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, top)
     axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top] if scale[0] else [])
@@ -262,6 +266,7 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
         mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=widths), curve.label)
         if beyond := [(x, top) for x, _, high in bars if high > top]:
             mark(draw_beyond(axes, "^", beyond, look.colour), curve.label)
+    # Points with and without an interval differ in their filling, so they are separate artists.
     for known in (True, False):
         some = [point for point in curve.points if (point.ends is not None) == known]
         if some:

@@ -20,6 +20,9 @@ from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
 
+_COMMON_FLAGS = ("short", "unverified")
+"""Flags of most runs of a quick study. Figures leave them to the tables, so that the rarer ones stand out."""
+
 
 class QuestionGroup(NamedTuple):
     """Rows of a summary that belong to one panel, and the question that they share.
@@ -41,11 +44,10 @@ def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
 
     Equal is the work of a step (strong scaling) or of a device (weak scaling), whichever needs fewer groups.
     """
-    groups = []
-    for question, rows in _regroup(
-        (({**question, "nodes": None}, rows) for question, rows in group_rows(summary)), ["micro"]
-    ):
-        by_device, by_step = (_regroup([(question, rows)], [part]) for part in ("accumulation", "global_batch"))
+    groups, any_nodes = [], (({**question, "nodes": None}, rows) for question, rows in group_rows(summary))
+    for question, rows in _regroup(any_nodes, "micro"):
+        # One of both laws describes the study: the one under which its rows form fewer curves.
+        by_device, by_step = (_regroup([(question, rows)], part) for part in ("accumulation", "global_batch"))
         same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
         groups += [_build_fixed_group(*one, part, f"micro {question['micro']}") for one in same]
     return groups
@@ -62,8 +64,16 @@ def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, st
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
-    chosen = [shorten_keys(describe_choice(row | {"variant": variants[row["config_id"]]})) for row in rows]
-    return list(zip((name_question(one, all_questions) for one in all_questions), chosen, strict=True))
+    named = []
+    for row, question in zip(rows, all_questions, strict=True):
+        choice, flags = describe_choice(row | {"variant": variants[row["config_id"]]}), " ".join(list_rare_flags(row))
+        named.append((name_question(question, all_questions), shorten_keys(choice) + (f" [{flags}]" if flags else "")))
+    return named
+
+
+def list_rare_flags(row: Row) -> list[str]:
+    """Return the flags of a row that a figure shows."""
+    return [flag for flag in row["flags"].split() if flag not in _COMMON_FLAGS]
 
 
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
@@ -71,14 +81,12 @@ def describe_omitted(number: int, what: str, why: str, most: int) -> str:
     return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
 
 
-def _regroup(
-    groups: Iterable[tuple[Question, Sequence[Row]]], parts: Sequence[str]
-) -> list[tuple[Question, list[Row]]]:
-    """Return rows by question and `parts`, which are added to the question."""
+def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:
+    """Return rows by question and `part`, which is added to the question."""
     found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
     for question, rows in groups:
         for row in rows:
-            shared = {**question, **{part: row[part] for part in parts}}
+            shared = {**question, part: row[part]}
             found.setdefault(tuple(shared.values()), (shared, []))[1].append(row)
     return list(found.values())
 
@@ -88,11 +96,9 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
     (first, *others) = {row[part] for row in rows}
     if others:
         return QuestionGroup({**question, "held": " · ".join(named)}, rows)
-    title_parts = (
-        [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] if first > 1 else []
-    )
+    fixed = [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] * (first > 1)
     return QuestionGroup(
-        {**question, "held": " · ".join([*named, *title_parts])}, [row | {"accumulation": 1} for row in rows]
+        {**question, "held": " · ".join([*named, *fixed])}, [row | {"accumulation": 1} for row in rows]
     )
 
 
@@ -122,6 +128,7 @@ def sort_groups(groups: Sequence[QuestionGroup]) -> list[QuestionGroup]:
     for row in (row for group in groups for row in group.rows):
         sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)
 
+    # Environment classes are hashes without an order, so they are left out of it.
     def place(group: QuestionGroup) -> tuple[Any, ...]:
         question = group.question
         nodes, devices = question["nodes"] or 1, question["devices_per_node"]

@@ -46,6 +46,7 @@ def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list
     A wait before a pass counts as a transfer from the moment at which its input was sent.
     """
     spans: dict[int, list[LaneSpan]] = {}
+    # Passes come in the order of their begin, so the last span of a lane ends before the next one begins.
     for kind, _, place, begin_s, end_s, sent_s in passes:
         lane = spans.setdefault(place, [])
         free_s = lane[-1].end_s if lane else 0.0
@@ -98,7 +99,7 @@ def draw_lanes(axes: Axes, lanes: Sequence[Lane], size: float) -> None:
                 corners = [[(x0, low), (x1, low), (x1, high), (x0, high), (x0, low)] for x0, x1 in spans]
                 boxes = Path([corner for box in corners for corner in box], _BOX * len(spans))
                 mark(axes.add_patch(PathPatch(boxes, edgecolor=INK, linewidth=edge, **key.style)), key.label)
-    every = -(-len(lanes) // _MOST_LABELS)
+    every = -(-len(lanes) // _MOST_LABELS)  # rounded up: with more lanes, only every second, third … has a label
     axes.set_yticks(range(0, len(lanes), every), [lane.label for lane in lanes[::every]])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlim(0, max(lane.spans[-1].end_s for lane in lanes) / size)

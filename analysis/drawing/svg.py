@@ -75,10 +75,12 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
     Its parts get the attributes of their series and points. `alt`: its label for screen readers.
     """
     text = save(drawing, "svg", name).decode()
+    # A page must stay below a megabyte: metadata, fonts (the page sets them), default styles and digits are dropped.
     text = _SPARE.sub("", text[text.index("<svg") :])
     text = re.sub(r"\s*font-family: [^;\"]*;?", "", text)
     text = _FLAT.sub("", text)
     text = _TAG.sub(lambda tag: _DIGITS.sub(r"\1", tag[0]), " ".join(text.split()))
+    # Colours become variables of the page's style, which has values for light and for dark.
     for place, colour in enumerate(COLOURS):
         text = text.replace(colour.lower(), f"var(--c{place})")
     text = text.replace(INK, "currentColor")
@@ -91,6 +93,7 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
             # a function, since a replacement text would interpret backslashes
             parts[place + 1] = _POINT.sub(lambda found, more=attributes: found[0] + more, parts[place + 1], count=1)
     text = re.sub(r'<g id="[^"]*">', "<g>", "".join(parts)).replace("xlink:href", "href")
+    # Several drawings share a page, so ids and references to them get the drawing's name in front.
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     while _EMPTY.search(text):

@@ -19,18 +19,15 @@ from analysis.drawing import (
     mark,
     shorten_text,
 )
-from analysis.formats import format_effect, format_significant, shorten_keys
-from analysis.questions import describe_series, name_question
+from analysis.formats import format_effect, format_significant, name_briefly
+from analysis.questions import name_question
 from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row, is_disturbed
 
 TITLE = "The answers at a glance"
-ALT = (
-    "By question a row per engine: the extra time per sample of its fastest configuration compared with the fastest of "
-    "all, with the interval of the difference. The tables hold the numbers."
-)
+ALT = "By question, the extra time per sample of each engine's fastest configuration, with its interval."
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6
@@ -38,7 +35,7 @@ MOST_PANELS, MOST_MARKS = 6, 6
 
 _LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # ends of the axis: the right one is between the first two
 _ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
-_WIDE, _NARROW = Space(0, 2.2, 2.7, 0.4), Space(0, 0.15, 0.15, 0.4)
+_WIDE, _NARROW = Space(0, 2.8, 2.5, 0.4), Space(0, 0.15, 0.15, 0.4)
 _LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5
 
 
@@ -88,7 +85,7 @@ def picture(results: Results) -> Picture:
         "Time per sample of the fastest configuration of each engine, compared with the fastest of all. Bar: interval "
         f"of the difference. Hollow: indicative, a side has fewer than {LEAST_RUNS} runs. Arrow: beyond the axis. "
         "Brackets: flags.",
-        f"All carry the flags {', '.join(sorted(shared))}." if shared else "",
+        f"All are flagged {', '.join(sorted(shared))}." if shared else "",
         f"The {len(panels)} of {len(panels) + omitted} questions with the most rivals." if omitted else "",
     ]
     return Picture(drawn, (), " ".join(filter(None, notes)))
@@ -97,6 +94,7 @@ def picture(results: Results) -> Picture:
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
     """Return panels of the questions that have rivals, at most MOST_PANELS, and the number of other such questions."""
     decided = [one for one in found if one.fastest and one.rivals]
+    # Sorting by the number of rivals alone keeps the order of questions among equals.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
     questions = [one.question for one in decided]
     panels = [_build_panel(decided[place], name_question(questions[place], questions)) for place in sorted(chosen)]
@@ -122,7 +120,7 @@ def _build_panel(found: Best, title: str) -> AnswerPanel:
     firsts: dict[str, AnswerMark] = {}
     for row, rival in pairs:
         named = row | {"accumulation": row["accumulation"] // held.get("accumulation", 1), "protocol": ""}
-        label = shorten_keys(describe_series(named)).replace(" accumulated", "")
+        label = name_briefly(named)
         label += "" if "micro" in held else f", micro {row['micro']}"
         firsts.setdefault(label if "engine" in held else row["engine"], _build_mark(label, row, rival))
     title += f" · micro {held['micro']}" if "micro" in held else ""
@@ -187,6 +185,7 @@ def _draw_mark(axes: Axes, one: AnswerMark, y: float, limits: tuple[float, float
         axes.hlines(y, max(one.ends[0], low), min(one.ends[1], high), color=look.colour, linewidth=2.4, alpha=0.55)
         if one.ends[1] > high >= one.extra:
             draw_beyond(axes, ">", [(high, y)], look.colour)
+    # Too slow for the axis: an arrow, so that it does not look like a mark at its end.
     if one.extra > high:
         mark(draw_beyond(axes, ">", [(high, y)], look.colour), one.engine, [one.row])
         return

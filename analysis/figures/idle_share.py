@@ -13,10 +13,7 @@ from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
 TITLE = "Idle share by micro-batches"
-ALT = (
-    "The share of a step in which a rank of a pipeline waits for other ranks, against the micro-batches of a step: a "
-    "curve per engine as measured, and a dashed one predicted from its schedule. The tables hold the numbers."
-)
+ALT = "Share of a step in which a pipeline's rank waits, against micro-batches, measured and predicted."
 PLACE = 7
 
 QUANTITY = PlottedQuantity(
@@ -25,8 +22,7 @@ QUANTITY = PlottedQuantity(
 )  # fmt: skip
 _NOTE = (
     "Measured: idle time in untimed steps, mean over ranks, over the median step. Hollow, dashed: a simulation of the "
-    "engine's schedule in which a stage's time is proportional to its FLOPs and transfers take no time; it has the "
-    "passes only, without the update."
+    "engine's schedule, with times of stages proportional to their FLOPs, and without transfers and update."
 )
 
 
@@ -41,26 +37,22 @@ def group_rows(results: Results) -> list[QuestionGroup]:
     for question, rows in group_by_question(results.summary):
         for row in rows:
             spec = results.specs[row["config_id"]]
-            if spec.parallel.pipeline > 1 and (measured := _measure_idle_share(results, row)) is not None:
+            known = results.table["idle_share"].iloc[results.behind(row)].dropna() if row["n"] else ()
+            if spec.parallel.pipeline > 1 and len(known):
                 held = f"micro {spec.batch.micro} · pipeline of {spec.parallel.pipeline}"
                 shared = {**question, "micro": spec.batch.micro, "held": held}
                 group = groups.setdefault(tuple(shared.values()), QuestionGroup(shared, []))
-                own = _build_row(row, spec, measured)
+                own = _build_row(row, spec, statistics.median(known))
                 groups[tuple(shared.values())] = group._replace(rows=[*group.rows, own])
     return list(groups.values())
 
 
-def _measure_idle_share(results: Results, row: Row) -> float | None:
-    """Return the median over the runs of a configuration; None if no run recorded it."""
-    known = results.table["idle_share"].iloc[results.behind(row)].dropna() if row["n"] else ()
-    return statistics.median(known) if len(known) else None
-
-
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:
     """Return a row with both shares. Its name omits pipeline degree and accumulation, which title and axis have."""
+    # A record may be of another version, whose engines and options this one cannot simulate.
     try:
         predicted = predict_idle_share(spec)
-    except (UserError, ValueError):  # this version does not know the family, shape or option
+    except (UserError, ValueError):
         predicted = None
     named = [part for part in row["variant"].split(", ") if not part.startswith("parallel.pipeline=")]
     return row | {

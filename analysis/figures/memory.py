@@ -6,7 +6,7 @@ from analysis.formats import UNITS, find_unit_power
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"
-ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question. The tables hold the numbers."
+ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question."
 PLACE = 3
 
 _NOTE = "Peak over steady steps, on the rank with most."

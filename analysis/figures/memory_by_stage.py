@@ -34,10 +34,7 @@ from bench.core.spec import Device, RunSpec
 from bench.predict.memory import predict_memory
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
-ALT = (
-    "By engine, bytes allocated at the peak and between steps as measured, next to the predicted peak and the bytes of "
-    "weights, gradients and optimizer state by ZeRO's arithmetic; a panel per question. The tables hold the numbers."
-)
+ALT = "By engine, measured and predicted bytes at the peak and between steps, with a panel per question."
 PLACE = 4
 
 _NOTE = (
@@ -68,7 +65,7 @@ def picture(results: Results) -> Picture:
     """Return the memory of the largest rank with a panel per question, in the largest binary unit that it fills."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
-    sizes = [[_compute_bytes(row, results.specs, _find_device(row)) for row in group.rows] for group in ordered]
+    sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]
     power = find_unit_power(_find_highest(sizes))
     names = {part: f"{' or '.join(sorted({one['evidence'] for one in questions}))}: {part}" for part in _PARTS}
     below = max((measure_names(groups.name_series(group.rows)) for group in ordered), default=0.3)
@@ -76,6 +73,7 @@ def picture(results: Results) -> Picture:
     for group, known in zip(ordered, sizes, strict=True):
         model = group.question["model"]
         alike = [other for question, other in zip(questions, sizes, strict=True) if question["model"] == model]
+        # Panels of one model share a scale, so that their heights can be compared.
         top = 1.08 * _find_highest(alike) / 1024**power or 1.0
         panels.append(
             Panel(
@@ -86,17 +84,14 @@ def picture(results: Results) -> Picture:
                 weight=sum(row["n"] > 0 for row in group.rows),
             )
         )
-    keys = [
-        Key(names["peak allocated"], _MEASURED),
-        Key(names["between steps"], _RESTING),
-        Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}),
-        Key(_STATES, _DIVIDED, patch=True),
-    ]
-    return Picture(panels, keys, _NOTE)
+    measured = [Key(names[part], style) for part, style in zip(_PARTS, (_MEASURED, _RESTING), strict=True)]
+    predicted = [Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}), Key(_STATES, _DIVIDED, patch=True)]
+    return Picture(panels, [*measured, *predicted], _NOTE)
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
     """Return the rows of the micro-batch with most numbers, the largest of those."""
+    # Micro-batches without any number count as 0, so that a question without numbers has one as well.
     numbers = Counter({row["micro"]: 0 for row in group.rows})
     numbers.update(row["micro"] for row in group.rows if row["peak_allocated_bytes"] is not None)
     micro = max(numbers, key=lambda micro: (numbers[micro], micro))
@@ -107,26 +102,16 @@ def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
     return QuestionGroup({**group.question, "held": fixed_work}, rows)
 
 
-def _compute_bytes(row: Row, specs: Mapping[str, RunSpec], device: Device) -> ConfigurationBytes:
-    spec = specs[row["config_id"]]
+def _compute_bytes(row: Row, spec: RunSpec) -> ConfigurationBytes:
+    device: Device = "cpu" if row["peak_reserved_bytes"] is None else "cuda"  # only a GPU's allocator reserves memory
     try:
         peak = predict_memory(spec, device).peak
     except (UserError, ValueError):  # this version does not know the family, shape or option
         peak = None
-    states = _predict_state_bytes(spec, row["parameters"])
+    facts, elements, states = engines.find_facts(spec), row["parameters"], None
+    if elements is not None and facts is not None and facts.division is not None:
+        states = facts.division.state_bytes(elements, spec.precision)
     return ConfigurationBytes(row["peak_allocated_bytes"], row["resident_bytes"], peak, states)
-
-
-def _predict_state_bytes(spec: RunSpec, elements: int | None) -> int | None:
-    facts = engines.find_facts(spec)
-    if elements is None or facts is None or facts.division is None:
-        return None
-    return facts.division.state_bytes(elements, spec.precision)
-
-
-def _find_device(row: Row) -> Device:
-    """Return the kind of device of a run: only a GPU has a caching allocator, which reserves memory."""
-    return "cuda" if row["peak_reserved_bytes"] is not None else "cpu"
 
 
 def _find_highest(known_bytes: Iterable[Iterable[ConfigurationBytes]]) -> int:

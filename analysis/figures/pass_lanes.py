@@ -24,16 +24,13 @@ from bench.core.record import RunRecord
 from bench.predict.step_time.pipeline import play_passes_by_flops
 
 TITLE = "What each rank did when"
-ALT = (
-    "A lane for each place of a pipeline, with the forward and backward passes of one step as measured, and below the "
-    "same step as simulated from its schedule. The tables hold the numbers."
-)
+ALT = "A lane per place of a pipeline with its forward and backward passes, as measured and as simulated."
 PLACE = 7
 
 _NOTE = (
-    "One untimed step of the first rank in each place, in seconds from the begin of its own step; ranks begin a step "
-    "nearly together. Empty: the rank waits for a pass or a transfer. By its schedule: the same passes simulated, a "
-    "stage's time proportional to its FLOPs, transfers without time, and the total time of all passes as measured."
+    "One untimed step of the first rank in each place, in seconds from its begin, which is nearly the same on all "
+    "ranks. Empty: the rank waits. By its schedule: the same passes simulated, with times of stages proportional to "
+    "their FLOPs, transfers without time, and the total time of all passes as measured."
 )
 _MOST = 4  # runs
 _LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane; more lanes share the height of this number
@@ -53,6 +50,7 @@ def picture(results: Results) -> Picture:
     names = groups.describe_runs(results, list(found))
     panels = []
     for name, pair in zip(names, found.values(), strict=True):
+        # Measured and simulated lanes share an axis: the shorter one would hide the difference otherwise.
         end_s = max(lane.spans[-1].end_s for lane in (*pair.measured, *pair.expected))
         for what, lanes in (("measured", pair.measured), ("by its schedule", pair.expected)):
             if lanes:
@@ -75,6 +73,7 @@ def build_pair(record: RunRecord) -> LanePair | None:
     observed, spec = record.observations, record.spec
     if observed is None or not observed.passes or not all(observed.passes):
         return None
+    # Ranks that hold the same layers do the same at the same time, so each place of the pipeline has one lane.
     apart = spec.world_size // spec.parallel.pipeline
     measured = build_timed_lanes(observed.passes, apart)
     try:

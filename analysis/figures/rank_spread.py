@@ -13,14 +13,9 @@ from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
 from bench.core.quantities import compare_to_alike, find_slow_ranks
-from bench.core.record import RunRecord
 
 TITLE = "Spread over ranks"
-ALT = (
-    "A line per run, a tick per rank: its own time in a step, outside collectives, over that of the median rank, and "
-    "its peak memory minus that of the median rank. In a pipeline only ranks with the same layers are compared. The "
-    "tables hold the numbers."
-)
+ALT = "A line per run, a tick per rank: own time and peak memory compared with the median rank."
 PLACE = 8
 
 _NOTE = (
@@ -45,7 +40,10 @@ class RankSpread(NamedTuple):
 def picture(results: Results) -> Picture:
     """Return a panel of times and one of memory, with the run of largest spread of every configuration."""
     most, number = _select_most_spread(results.table)
-    shown = [_read_rank_spread(results.record(place)) for place in most]
+    shown = []
+    for record in map(results.record, most):
+        peaks, parts = list_by_rank(record, "peak_allocated_bytes"), record.spec.parallel.pipeline
+        shown.append(RankSpread(list_own_seconds(record), peaks if len(peaks) == record.spec.world_size else (), parts))
     labels = [" · ".join(parts) for parts in groups.describe_runs(results, most)] if most else []
     space = Space(_LINE_IN * len(shown) + 0.1, 0.15, 0.15)
     panels = []
@@ -62,6 +60,7 @@ def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
     most _MOST; and the number of configurations."""
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
     shown = (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
+    # By time first: a slow rank delays all others, while uneven memory costs nothing until one rank runs out.
     worst = table.reset_index(drop=True)[shown.to_numpy(bool)].sort_values(
         ["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable"
     )
@@ -69,22 +68,13 @@ def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
     return [int(place) for place in places[:_MOST]], len(places)
 
 
-def _read_rank_spread(record: RunRecord) -> RankSpread:
-    peaks = list_by_rank(record, "peak_allocated_bytes")
-    complete = len(peaks) == record.spec.world_size
-    return RankSpread(list_own_seconds(record), peaks if complete else (), record.spec.parallel.pipeline)
-
-
 def _draw_own_times(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str]) -> None:
     for y, run in enumerate(shown):
         slow = find_slow_ranks(run.own_s, run.parts) if run.own_s else ()
         pairs = compare_to_alike(run.own_s, run.parts) if run.own_s else ()
         ranks = [(own / usual, rank) for rank, (own, usual) in enumerate(pairs)]
-        for label, style, some in (
-            (_RANK, _TICK, [one for one in ranks if one[1] not in slow]),
-            (_SLOW_RANK, _SLOW, [one for one in ranks if one[1] in slow]),
-        ):
-            if some:
+        for label, style in ((_RANK, _TICK), (_SLOW_RANK, _SLOW)):
+            if some := [one for one in ranks if (one[1] in slow) == (label == _SLOW_RANK)]:
                 (marks,) = axes.plot([x for x, _ in some], [y] * len(some), **style)
                 mark(marks, label, [f"rank {rank}: {x:.3g} times the median" for x, rank in some])
         for x, rank in ranks:
@@ -104,7 +94,7 @@ def _draw_memory(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str])
             tips = [f"rank {rank}: {peak / 1024**power:+.3g} {UNITS[power]}" for rank, peak in enumerate(run)]
             mark(marks, _RANK, tips)
     most = farthest / 1024**power
-    axes.set_xlim(-1.1 * most or -1, 1.1 * most or 1)
+    axes.set_xlim(-1.1 * most, 1.1 * most)  # never empty: without a difference there is no panel
     axes.set_xlabel(f"peak allocated less the median rank's, {UNITS[power]}")
     _name_lines(axes, 0, labels, list(map(bool, away)))
 

@@ -1,7 +1,6 @@
 """Step times of runs in their order, with the cut between warm-up and window."""
 
 import itertools
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,14 +12,10 @@ from analysis.drawing import COLOURS, INK, Key, Panel, Picture, groups, mark
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats import format_significant
 from analysis.results import Results
-from analysis.summary import Row
 from bench.core.record import RunRecord
 
 TITLE = "Steps in their order"
-ALT = (
-    "Seconds of every step of a run, a panel per run, with the cut between warm-up and window, the median and its "
-    "interval. The tables hold the numbers."
-)
+ALT = "Seconds of every step of a run, with the cut between warm-up and window, the median and its interval."
 PLACE = 9
 
 _NOTE = (
@@ -64,23 +59,23 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
     timed = results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
     flagged = timed & results.table["flags"].str.contains("unsteady")
     unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
-    fastest = filter(None, (_select_fastest(group.rows) for group in groups.group_by_question(results.summary)))
+    fastest = []
+    for group in groups.group_by_question(results.summary):
+        rows = [row for row in group.rows if row["n"] and row["step_s"] is not None]  # a rehearsal has no step times
+        fastest += [max(rows, key=lambda row: row["tokens_per_s"] or 0.0)] if rows else []
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
+    # A dict keeps the order and drops a run that is both unsteady and the fastest.
     shown: dict[int, None] = {}
     while len(shown) < _MOST and (place := next(wanted, None)) is not None:
         shown[place] = None
     return sorted(shown), f"Shown: {len(shown)} of {timed.sum()} timed runs."
 
 
-def _select_fastest(rows: Sequence[Row]) -> Row | None:
-    timed = (row for row in rows if row["n"] and row["step_s"] is not None)  # a rehearsal has none
-    return max(timed, key=lambda row: row["tokens_per_s"] or 0.0, default=None)
-
-
 def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     assert record.observations is not None and record.observations.steps is not None  # it was timed
     step_s, cut = record.observations.steps.step_s, record.observations.steps.cut
     warm, timed = step_s[:cut], step_s[cut:]
+    # Warm-up steps can take minutes: the scale is that of the window, and triangles mark steps beyond it.
     top = 1.3 * max(timed)
     inside = [(x, second) for x, second in enumerate(warm) if second <= top]
     beyond = [x for x, second in enumerate(warm) if second > top]

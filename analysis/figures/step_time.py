@@ -5,10 +5,7 @@ from analysis.drawing.curves import PlottedQuantity, build_picture
 from analysis.results import Results
 
 TITLE = "Step time by stage and nodes"
-ALT = (
-    "Median step time against nodes, a curve per engine, a panel per micro-batch and equal work. The tables hold "
-    "the numbers."
-)
+ALT = "Median step time against nodes, a curve per engine, a panel per micro-batch and equal work."
 PLACE = 2
 
 _QUANTITY = PlottedQuantity("step_s", "s per step, median", across="nodes", across_label="nodes")

@@ -5,10 +5,7 @@ from analysis.drawing.curves import build_efficiency
 from analysis.results import Results
 
 TITLE = "Strong scaling"
-ALT = (
-    "Efficiency against nodes, a curve per engine, a dashed line where it would be ideal; "
-    "the global batch is the same on all nodes. The tables hold the numbers."
-)
+ALT = "Efficiency against nodes at a constant global batch: a curve per engine, and a dashed line for the ideal."
 PLACE = 5
 
 

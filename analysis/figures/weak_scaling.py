@@ -5,10 +5,7 @@ from analysis.drawing.curves import build_efficiency
 from analysis.results import Results
 
 TITLE = "Weak scaling"
-ALT = (
-    "Efficiency against nodes, a curve per engine, a dashed line where it would be ideal; "
-    "every device does the same work. The tables hold the numbers."
-)
+ALT = "Efficiency against nodes at constant work per device: a curve per engine, and a dashed line for the ideal."
 PLACE = 6
 
 

@@ -135,7 +135,9 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
 def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Sequence[str]) -> None:
     """Write the cache. On failure, the next read repeats the work."""
     about = {"formulas": _formulas(), "skipped": skipped} | tree._replace(files=[])._asdict()
-    table = found.whole().replace_schema_metadata({_ABOUT: _seal(about)})
+    text = json.dumps(about).encode()
+    sealed = b"%08x %s" % (zlib.crc32(text), text)  # Parquet has checksums for its pages only
+    table = found.whole().replace_schema_metadata({_ABOUT: sealed})
     text_columns = [field.name for field in table.schema if str(field.type).endswith("string")]
     content = io.BytesIO()
     pq.write_table(table, content, compression="zstd", use_dictionary=text_columns, write_page_checksum=True)
@@ -145,12 +147,6 @@ def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Seque
         write_atomically(path, content.getvalue())
     except OSError as error:
         _log.debug("%s: %s", path, error)
-
-
-def _seal(about: dict[str, Any]) -> bytes:
-    """Return a value as JSON with a checksum, because Parquet has checksums for its pages only."""
-    text = json.dumps(about).encode()
-    return b"%08x %s" % (zlib.crc32(text), text)
 
 
 def _unseal(sealed: bytes) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import formats
-from analysis.claims import ClaimFinding
 from analysis.claims.findings import find_findings
 from analysis.claims.sources import STUDY
 from analysis.formats import format_markdown_table, to_latex
 from analysis.report import tables
 from analysis.report.analogue import build_analogue, render_claim_tables
-from analysis.report.contents import MOST_ROWS, select_failures, select_runs
-from analysis.report.evidence import read_evidence
+from analysis.report.contents import MOST_ROWS, read_evidence, select_failures, select_runs
 from analysis.report.findings import ReportFindings, compute_findings
 from analysis.report.page import render_page
 from analysis.report.tables import TextTable
@@ -52,9 +50,12 @@ def write_report(
 def render_files(found: ReportFindings, follow: Follow = lambda what, share: None) -> dict[str, bytes]:
     """Return every file of the report by its path, the page last."""
     follow("tables", None)
-    judged = _judge_claims(found.results)
+    # Verdicts on the study's claims only for models of its family, since other families could not answer them.
+    models = {spec.model.name for spec in found.results.specs.values() if spec.model.family == _CLAIMED_FAMILY}
+    judged = [one for one in find_findings(found.results) if one.claim.source == STUDY and one.model in models]
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = render_tables(found) | render_claim_tables(judged, section)
+    # Evidence is read from the records' files, so only for the runs that the page shows.
     left = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }
@@ -89,12 +90,6 @@ def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
         note = f"{more:,} more rows are in {table.name}.csv."
         markdown, latex = f"{markdown}\n{note}\n", f"% {note}\n{latex}"
     return {f"{table.name}.md": markdown.encode(), f"{table.name}.tex": latex.encode()}
-
-
-def _judge_claims(results: Results) -> list[ClaimFinding]:
-    """Return the verdicts on the study's claims for models of its family; other families could not answer them."""
-    models = {spec.model.name for spec in results.specs.values() if spec.model.family == _CLAIMED_FAMILY}
-    return [one for one in find_findings(results) if one.claim.source == STUDY and one.model in models]
 
 
 def _replace_files(out: Path, files: dict[str, bytes]) -> None:

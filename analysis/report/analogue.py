@@ -7,10 +7,9 @@ from analysis import formats
 from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect
 from analysis.claims.findings import as_table
 from analysis.claims.sources import STUDY
-from analysis.formats import MISSING, format_interval_of, format_significant, format_within
+from analysis.formats import MISSING, format_interval_kind, format_interval_of, format_significant, format_within
 from analysis.stats import compare as stats
-from analysis.stats.compare import Comparison as Tested
-from analysis.summary import Row
+from analysis.summary import Row, is_disturbed
 
 CSV, MARKDOWN = "claims.csv", "claims.md"
 
@@ -55,10 +54,12 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
 
 def _describe_models(compared: Sequence[ClaimComparison]) -> str:
     rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
-    built_last = {
-        row["model"]: row for row in sorted(rows, key=lambda row: row["n"])
-    }  # the last one ran, so its parameters were counted
-    models = [f"{model} ({_format_parameters(row)} parameters)" for model, row in built_last.items()]
+    # The last row of a model has the most runs, so its parameters were counted in a run.
+    sizes = {row["model"]: row["parameters"] for row in sorted(rows, key=lambda row: row["n"])}
+    models = [
+        f"{model} ({f'{format_significant(size / 1e6, 3)}M' if size else 'unknown'} parameters)"
+        for model, size in sizes.items()
+    ]
     machines = dict.fromkeys(row["machine"] for row in rows)
     return (
         f"This is an analogue and not a reproduction: the study ({STUDY}) trained the mT5 family, 580M to 13B "
@@ -89,48 +90,37 @@ def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
 
 
 def _format_comparison(finding: ClaimFinding, comparison: ClaimComparison) -> tuple[str, ...]:
-    ratio = _format_ratio(comparison.tested)
+    tested, ratio = comparison.tested, MISSING
+    if tested:
+        ends = tested.interval if tested.decides else None
+        ratio = format_interval_of(tested.ratio, ends.low, ends.high) if ends else format_significant(tested.ratio, 3)
     before, after = _format_step_time(comparison.before), _format_step_time(comparison.after)
     what = (finding.claim.id, _format_place(finding), comparison.shared_text, *comparison.differ)
     return *what, comparison.effect, ratio, before, after
 
 
-def _format_ratio(tested: Tested | None) -> str:
-    if tested is None:
-        return MISSING
-    known = tested.interval
-    return format_interval_of(tested.ratio, known.low, known.high) if known else format_significant(tested.ratio, 3)
-
-
 def _format_step_time(row: Row) -> str:
     if row["step_s"] is None:
-        return str(row["outcome"]).replace("_", " ")
+        return "busy" if is_disturbed(row) else str(row["outcome"]).replace("_", " ")
     value, low, high = row["step_s"], row["step_s_low"], row["step_s_high"]
-    n = ", ".join([f"n\u00a0=\u00a0{row['n']}", *row["flags"].split()])
-    if low is None:
-        return f"{format_significant(value)} ({MISSING}, {n})"
-    text, *ends = format_within(value, low, high)
-    return f"{text} ({' to '.join(ends)}, {100 * row['interval_level']:.0f}\u00a0%, {n})"
+    text, *ends = format_within(value, low, high) if low is not None else (format_significant(value), MISSING)
+    kind = [format_interval_kind(row)] if low is not None else []
+    details = [" to ".join(ends), *kind, f"n\u00a0=\u00a0{row['n']}", *row["flags"].split()]
+    return f"{text} ({', '.join(details)})"
 
 
 def _format_counts(finding: ClaimFinding) -> str:
     if not finding.comparisons:
         return "nothing to compare"
     counts_text = ", ".join(f"{count} {effect}" for effect in get_args(Effect) if (count := finding.counts[effect]))
+    # Failures (n = 0) count as comparisons, but not as repeats.
     repeats = {row["n"] for comparison in finding.comparisons for row in (comparison.before, comparison.after)} - {0}
-    return (
-        f"{counts_text} (n\u00a0=\u00a0{' to '.join(map(str, sorted({min(repeats), max(repeats)})))})"
-        if repeats
-        else counts_text
-    )
+    ends = " to ".join(map(str, sorted({min(repeats), max(repeats)}))) if repeats else ""
+    return f"{counts_text} (n\u00a0=\u00a0{ends})" if ends else counts_text
 
 
 def _format_place(finding: ClaimFinding) -> str:
     return f"{finding.model}, {finding.machine}"
-
-
-def _format_parameters(row: Row) -> str:
-    return f"{format_significant(row['parameters'] / 1e6, 3)}M" if row["parameters"] else "unknown"
 
 
 def _join_words(texts: Iterable[Any]) -> str:

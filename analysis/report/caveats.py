@@ -2,18 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-import pandas as pd
 
 from analysis.flags import FLAGS, NOTES
 from analysis.formats import format_significant
-from analysis.questions import describe_choice
-from analysis.report.provenance import Provenance
+from analysis.report.findings import ControlPointDrift, Provenance, ReportFindings
 from analysis.report.texts import format_outcomes
 from analysis.results import Results
 from analysis.scaling.best import Best
-from analysis.stats.change_points import LEAST_CONTROLS, Drift, measure_drift
+from analysis.stats.change_points import LEAST_CONTROLS
 from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import Row
 from analysis.table import list_rows
@@ -22,43 +18,18 @@ from bench.core.formatting import format_count
 from bench.engines import REFERENCE
 
 
-class ControlPointDrift(NamedTuple):
-    """Drift of a control point: a configuration that ran several times in one allocation."""
-
-    allocation: str
-    configuration: str
-    drift: Drift
-
-
-def find_drifts(results: Results) -> list[ControlPointDrift]:
-    """Return the drift of every configuration in every allocation in which it ended ok at least twice."""
-    drifts = []
-    for row in list_rows(results.summary):
-        together: dict[str, list[int]] = {}
-        for place in results.list_timed(row) if row["runs"] > row["n"] else ():
-            allocation = results.table["allocation"].iloc[place]
-            if not pd.isna(allocation):
-                together.setdefault(str(allocation), []).append(place)
-        for allocation, places in together.items():
-            if found := measure_drift([steps for place in places if (steps := results.window(place))]):
-                drifts.append(ControlPointDrift(allocation, describe_choice(row), found))
-    return drifts
-
-
-def list_caveats(
-    results: Results, found: Sequence[Best], drifted: Sequence[ControlPointDrift], origin: Provenance
-) -> list[str]:
+def list_caveats(found: ReportFindings) -> list[str]:
     """Return what a reader must know before relying on a number of the set."""
-    runs, summary = list_rows(results.table), list_rows(results.summary)
-    references = {one for one, spec in results.specs.items() if is_reference(spec)}
+    summary = list_rows(found.results.summary)
+    references = {one for one, spec in found.results.specs.items() if is_reference(spec)}
     return [
         *_list_repeat_caveats(summary),
-        *_list_host_caveats(results),
-        *_list_comparison_caveats(found),
-        *_list_drift_caveats(drifted),
-        *_list_outcome_caveats(summary, [row for row in runs if row["config_id"] not in references]),
-        *_list_flag_caveats(runs),
-        *_list_environment_caveats(origin),
+        *_list_host_caveats(found.results),
+        *_list_comparison_caveats(found.best),
+        *_list_drift_caveats(found.drifts),
+        *_list_outcome_caveats(summary, [row for row in found.rows if row["config_id"] not in references]),
+        *_list_flag_caveats(found.rows),
+        *_list_environment_caveats(found.origin),
     ]
 
 
@@ -89,6 +60,7 @@ def _list_host_caveats(results: Results) -> Iterable[str]:
 
 
 def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
+    # Compared by steps are only pairs with too few runs on a side.
     units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
     if units["step"]:
         yield (

@@ -1,15 +1,24 @@
-"""Selections for the page: the rows of its tables, the facets of its filters, and the details of single runs."""
+"""Contents of the page: the rows of its tables, the facets of its filters, and the evidence of single runs."""
 
-from collections import Counter
+import json
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pydantic_core
+
 from analysis.columns import list_all_columns, list_columns
+from analysis.drawing import select_evenly
 from analysis.formats import format_cell
 from analysis.questions import describe_choice, format_ranks
-from analysis.report.evidence import Evidence, format_record
 from analysis.report.tables import ColumnHeading, TableCell, TextTable
+from analysis.results import Results
 from analysis.summary import KEY, Row, is_disturbed
+from bench.core.errors import make_printable
+from bench.core.files import open_regular, read_regular
+from bench.core.record import RunRecord
+from bench.core.store import LOG, Unreadable
 
 MOST_ROWS, MOST_FAILURES = 1000, 200
 """Rows of each table, and failures, on the page. The files next to the page hold everything."""
@@ -23,6 +32,19 @@ _LABELS = {
     "micro": "Micro-batch", "activation_checkpointing": "Activation checkpointing",
     "precision": "Precision", "machine": "Machine", "outcome": "Outcome",
 }  # fmt: skip
+TAIL_LINES = 60
+"""Lines of a log that the page shows."""
+_TAIL_BYTES = 32 * 1024
+_SERIES = 40  # numbers of a series up to which all are written
+_SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
+
+
+class Evidence(NamedTuple):
+    """Folder, record and log of one run."""
+
+    folder: Path
+    record: RunRecord | None  # None: its file is gone
+    log: str  # its last lines; empty without a log
 
 
 class Facet(NamedTuple):
@@ -75,12 +97,7 @@ def build_row_key(row: Row) -> tuple[Any, ...]:
 def select_runs(rows: Sequence[Row]) -> list[int]:
     """Return the places of the runs on the page: of too many, the first runs of each configuration, as many of each as
     there is room for."""
-    turns: Counter[Any] = Counter()
-    ordered = []
-    for place, row in enumerate(rows):
-        ordered.append((turns[build_row_key(row)], place))
-        turns[build_row_key(row)] += 1
-    return sorted(place for _, place in sorted(ordered)[:MOST_ROWS])
+    return select_evenly([(place, build_row_key(row)) for place, row in enumerate(rows)], MOST_ROWS)
 
 
 def select_failures(rows: Sequence[Row]) -> list[int]:
@@ -111,6 +128,7 @@ def build_page_table(
     `rows`: the rows of a run table or summary that `content` was made of. `all_rows`: their number without a limit.
     `opens`: whether a row opens details.
     """
+    # The files have all columns; the page groups rows by some and leaves out others, to fit a screen.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
     headings = [place for place, heading in enumerate(content.head) if heading.place == "groups"]
     groups: dict[str, list[TableRow]] = {}
@@ -135,6 +153,7 @@ def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequ
 
     `left`: the evidence of the runs. If it is too much for one page, that of failures is kept first.
     """
+    # Failures come first, since their evidence is what a reader opens.
     texts, spent = {}, 0
     for place in sorted(range(len(runs)), key=lambda place: (runs[place]["outcome"] == "ok", place)):
         record = left[place].record
@@ -163,3 +182,67 @@ def _build_run_details(row: Row, left: Evidence, texts: tuple[str, str] | None) 
 
 def _format_title(row: Row) -> str:
     return f"{row['model']}: {describe_choice(row)}, {format_ranks(row)}, {row['precision']}"
+
+
+def read_evidence(results: Results, row: int) -> Evidence:
+    """Return the evidence of a row of the run table."""
+    folder = results.get_file(row).parent
+    try:
+        record: RunRecord | None = results.record(row)
+    except (OSError, Unreadable):
+        record = None
+    return Evidence(folder, record, read_tail(folder / LOG))
+
+
+def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log without control characters; empty without a log."""
+    try:
+        size, content = _read_end(log)
+    except OSError:
+        return ""
+    text = content.decode(errors="replace").splitlines()
+    whole = text if size <= _TAIL_BYTES else text[1:]  # the first line is cut
+    return "\n".join(map(make_printable, whole[-lines:]))
+
+
+def _read_end(log: Path) -> tuple[int, bytes]:
+    """Return the size of a log and its last bytes."""
+    try:
+        with open(log, "rb", opener=open_regular) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return size, file.read()
+    except NotADirectoryError:  # it is in an archive
+        content = read_regular(log)
+        return len(content), content[-_TAIL_BYTES:]
+
+
+def format_record(record: RunRecord) -> str:
+    """Return a record as JSON for readers: each series of numbers on one line, and a long one cut."""
+    # Lists of scalars are joined to one line: a series of thousand steps would fill the page.
+    plain = _shorten_series(record.model_dump(mode="json", by_alias=True))
+    text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json with an indent
+    return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)
+
+
+def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
+    """Return the evidence of a run's outcome as named texts: texts with their line breaks, other values as JSON."""
+    texts: list[tuple[str, str]] = []
+    for label, value in record.outcome.evidence.items():
+        if isinstance(value, str):
+            texts.append((label, value))
+        elif isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
+            texts += [(f"{label} {part}", text) for part, text in value.items()]
+        else:
+            texts.append((label, json.dumps(value, indent=1, ensure_ascii=False)))
+    return texts
+
+
+def _shorten_series(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shorten_series(part) for name, part in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > _SERIES and not any(isinstance(part, dict | list) for part in value):
+        return [*value[:_SERIES], f"… {len(value) - _SERIES:,} more in record.json"]
+    return [_shorten_series(part) for part in value]

@@ -1,7 +1,7 @@
 """The page of the report: plain values for its template, which escapes text from records."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -19,6 +19,7 @@ from analysis.report.analogue import HEAD, Analogue
 from analysis.report.caveats import list_caveats
 from analysis.report.contents import (
     MOST_ROWS,
+    Evidence,
     Facet,
     PageTable,
     build_details,
@@ -26,10 +27,10 @@ from analysis.report.contents import (
     build_row_key,
     find_facets,
     find_place,
+    list_reasons,
     select_failures,
     select_runs,
 )
-from analysis.report.evidence import Evidence, list_reasons
 from analysis.report.findings import ReportFindings
 from analysis.report.texts import describe_setup, format_hover
 from analysis.summary import Row
@@ -74,13 +75,16 @@ def render_page(
     page_facets, configurations = find_facets(found.rows), found.list_configurations(MOST_ROWS)
     places = select_runs(found.rows)
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
+    # Details and tips refer to rows by their index on the page, so both are made from the same lists as the tables.
     details = build_details(configurations, runs, evidence)
     tips = Tips(configurations)
     drawn, listed = [], list_figures()
+    # Figures take most of the time, so they are the steps of the progress bar.
     for number, figure in enumerate(listed):
         follow(f"figures, {number} of {len(listed)}", number / len(listed))
         if (picture := figure.build(found.results)).panels:
-            drawn.append(render_figure(figure.name, figure.title, figure.alt, picture, tips))
+            alt = f"{figure.alt} The tables hold the numbers."
+            drawn.append(render_figure(figure.name, figure.title, alt, picture, tips))
     follow("the page", None)
     shown = [table for table in _build_tables(found, runs, configurations, page_facets) if table.groups]
     return load_template("analysis.report", "report.html.j2").render(
@@ -118,6 +122,7 @@ class Tips:
 def render_figure(name: str, title: str, alt: str, picture: Picture, describe: Describe) -> PageFigure:
     """Return a figure as the page shows it, each group of panels in rows of its own."""
     rows: dict[str, list[PagePanel]] = {}
+    # Two panels side by side get half the page each, and are drawn wider than three would be.
     halved = max(Counter(panel.group for panel in picture.panels).values()) == 2
     for place, panel in enumerate(picture.panels):
         heading = " · ".join(panel.title)
@@ -133,16 +138,18 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
     studies = sorted({row["study"] for row in found.rows})
     asking = [{"flags": ""} | (one.fastest or {}) | one.question for one in found.best]
     best = tables.build_best_table(found.best, found.rows)
+    days = sorted(day for one in left.values() if one.record and (day := one.record.circumstance.started_at[:10]))
     return {
         "studies": shorten_names(studies),
         "all_studies": studies if len(studies) > MOST_STUDIES else [],
         "questions": found.questions,
-        "measured": _find_measured_days(left.values()) if len(left) == len(found.rows) else (),
+        # of a large set, the evidence of some runs only was read
+        "measured": dict.fromkeys((days[0], days[-1])) if days and len(left) == len(found.rows) else (),
         "asked": describe_setup(found.rows),
         "protocol": describe_protocol(found.results.specs.values()),
         "answer": describe_answer(found.results),
         "best": build_page_table(best, asking, page_facets, len(asking)),
-        "doubts": list_caveats(found.results, found.best, found.drifts, found.origin),
+        "doubts": list_caveats(found),
     }
 
 
@@ -151,12 +158,6 @@ def shorten_names(names: Sequence[str]) -> list[str]:
     if len(names) <= MOST_STUDIES:
         return list(names)
     return [*names[: MOST_STUDIES - 1], f"{names[MOST_STUDIES - 1]} and {len(names) - MOST_STUDIES} more"]
-
-
-def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:
-    """Return the first and the last day of the runs, or the only one."""
-    days = sorted(day for one in left if one.record and (day := one.record.circumstance.started_at[:10]))
-    return tuple(dict.fromkeys((days[0], days[-1]))) if days else ()
 
 
 def _ran_once(found: ReportFindings) -> bool:
@@ -181,22 +182,22 @@ def _build_failures(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
     """Return the runs that did not end ok, each with the evidence of its outcome, and the files that are no records."""
+    failures = []
+    for place in select_failures(found.rows):
+        row, record = found.rows[place], left[place].record
+        failures.append({
+            "row": row,
+            "title": f"{row['model']}: {describe_choice(row | {'variant': ''})}, {format_ranks(row)}",
+            "folder": left[place].folder,
+            "facets": find_place(row, page_facets),
+            "evidence": list_reasons(record) if record else [],
+        })  # fmt: skip
     return {
-        "failures": [_build_failure(found.rows[one], left[one], page_facets) for one in select_failures(found.rows)],
+        "failures": failures,
         "failed": sum(row["outcome"] != "ok" for row in found.rows),
         "skipped": found.results.skipped,
         "unfinished": found.results.unfinished,
         "read": len(found.rows) + len(found.results.skipped),
-    }
-
-
-def _build_failure(row: Row, left: Evidence, page_facets: Sequence[Facet]) -> dict[str, Any]:
-    return {
-        "row": row,
-        "title": f"{row['model']}: {describe_choice(row | {'variant': ''})}, {format_ranks(row)}",
-        "folder": left.folder,
-        "facets": find_place(row, page_facets),
-        "evidence": list_reasons(left.record) if left.record else [],
     }
 
 

@@ -15,8 +15,9 @@ from analysis.formats import (
     format_short,
     format_significant,
     format_size,
+    name_briefly,
 )
-from analysis.questions import describe_choice, describe_series, name_question
+from analysis.questions import describe_series, name_question
 from analysis.report.texts import format_outcomes
 from analysis.scaling import IntervalEstimate
 from analysis.scaling.best import Best
@@ -45,6 +46,7 @@ _LABELS = {
     "step_s_p99": "99th percentile of steps", "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU",
     "peak_allocated_bytes": "peak allocated", "cost_per_million_tokens": "cost of a million tokens",
 }  # fmt: skip
+# Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
 _MOST_NAMED = 3
 """Rivals of one verdict that a cell names; further ones are counted, and best.csv names all."""
@@ -142,9 +144,7 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
     """Return speed-up, efficiency and serial fraction: a row per node count of every curve."""
     head = (
         *_head_curves([curve.points[0].row for curve in curves]),
-        ColumnHeading("nodes", number=True),
-        ColumnHeading("speed-up", number=True),
-        ColumnHeading("efficiency", number=True),
+        *(ColumnHeading(label, number=True) for label in ("nodes", "speed-up", "efficiency")),
         ColumnHeading("serial fraction", "Karp–Flatt", number=True),
         ColumnHeading("flags"),
     )
@@ -179,8 +179,9 @@ def _head_models(models: Sequence[str]) -> ColumnHeading:
 def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
     row, model, lean = best.fastest, best.question["model"], best.front[0] if best.front else None
     numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
+    # Busy configurations ended ok, but have no time: the reader must see that they are not ranked.
     failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
-    leanest = f"{describe_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
+    leanest = f"{_name_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
     return (
         _build_text_cell(model),
         _build_text_cell(name.removeprefix(f"{model} · ")),
@@ -209,7 +210,7 @@ def _describe_rivals(best: Best) -> str:
 
 def _name_choice(row: Row) -> str:
     """Name a configuration, and how many of its repeats are excluded: its numbers are those of the survivors."""
-    return f"{describe_choice(row)}{f' ({reason})' if (reason := row['reason']) else ''}"
+    return f"{name_briefly(row)}, micro {row['micro']}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 
 def _build_scaling_row(curve: ScalingCurve, point: CurvePoint) -> tuple[TableCell, ...]:
@@ -227,10 +228,14 @@ def _build_estimate_cell(estimate: IntervalEstimate | None) -> TableCell:
     if estimate is None:
         return _NO_NUMBER
     known = estimate.interval
-    if known is None:
-        return TableCell(format_significant(estimate.value, _DIGITS), estimate.value)
-    text, ends = format_short(estimate.value, known.low, known.high)
-    return TableCell(text, estimate.value, ends)
+    return _build_number_cell(estimate.value, known and known.low, known and known.high)
+
+
+def _build_number_cell(value: float, low: float | None, high: float | None) -> TableCell:
+    if low is None or high is None:
+        return TableCell(format_significant(value, _DIGITS), value)
+    text, ends = format_short(value, low, high)
+    return TableCell(text, value, ends)
 
 
 def _build_text_table(
@@ -260,6 +265,7 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
     """Return a column of sizes in the unit of the largest, or each in its own unit if the sizes differ widely."""
     sizes = [row[column.name] for row in rows if row[column.name]]
+    # One unit for the column makes rows comparable, unless the smallest size would have no digits left.
     power = find_unit_power(max(sizes, default=0))
     same = min(sizes, default=0) >= 1024**power / 100
     heading = ColumnHeading(_LABELS[column.name], UNITS[power] if same else "", column.meaning, number=True)
@@ -281,10 +287,7 @@ def _build_value_cell(column: Column, row: Row) -> TableCell:
         return TableCell(_name_outcome(row), None)
     if value is None or column.kind != "number":
         return TableCell(format_cell(column, value), value)
-    if low is None or high is None:
-        return TableCell(format_significant(value, _DIGITS), value)
-    text, ends = format_short(value, low, high)
-    return TableCell(text, value, ends)
+    return _build_number_cell(value, low, high)
 
 
 def _name_outcome(row: Row) -> str:
@@ -325,17 +328,15 @@ def _build_text_cell(text: str) -> TableCell:
     return TableCell(text, text or None)
 
 
-def _build_ranks_cell(row: Row) -> TableCell:
-    nodes, devices = row["nodes"], row["devices_per_node"]
-    return TableCell(f"{nodes} × {devices}", nodes * devices)
-
-
 _MADE: dict[str, _Source] = {
     "engine": (
         ColumnHeading("engine", meaning="with the settings that tell it apart"),
         lambda row: _build_text_cell(describe_series({"variant": ""} | row)),
     ),
-    "ranks": (ColumnHeading("ranks", meaning="nodes × devices of each", number=True), _build_ranks_cell),
+    "ranks": (
+        ColumnHeading("ranks", meaning="nodes × devices of each", number=True),
+        lambda row: TableCell(f"{row['nodes']} × {row['devices_per_node']}", row["nodes"] * row["devices_per_node"]),
+    ),
     "ended": (ColumnHeading("outcome", place="files"), lambda row: _build_text_cell(_name_outcome(row))),
     "run": (
         ColumnHeading("run", meaning="repeat and attempt, the name of its folder"),

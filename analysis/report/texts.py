@@ -48,10 +48,12 @@ def format_outcomes(counts: Counter[str]) -> str:
 
 def format_hover(row: Row) -> str:
     """Return the words behind a point of a figure, a row of the summary, line by line."""
+    # Reasons may hold whole tracebacks, and a tip must fit a phone's screen.
+    reason = f"{row['reason'][:_REASON_LETTERS]}{'…' * (len(row['reason']) > _REASON_LETTERS)}"
     lines = [
         f"{row['model']}: {describe_choice(row)}",
         f"{format_ranks(row)}, {row['precision']}, {row['machine']}",
-        *(_list_numbers(row) if row["n"] else [_format_failure(row)]),
+        *(_list_numbers(row) if row["n"] else [f"{format_reason(row)}{': ' if reason else ''}{reason}"]),
         *(f"{name}: {row[name]}" for name in ("flags", "notes") if row.get(name)),
         f"configuration {row['config_id']}",
     ]
@@ -85,9 +87,3 @@ def _format_estimate(row: Row, column: str) -> tuple[str, str]:
         return format_significant(value), "no interval"
     text, *ends = format_within(value, low, high)
     return text, " to ".join(ends)
-
-
-def _format_failure(row: Row) -> str:
-    reason = str(row["reason"])
-    shortened = reason[:_REASON_LETTERS] + "…" * (len(reason) > _REASON_LETTERS)
-    return f"{format_reason(row)}: {shortened}" if shortened else format_reason(row)

@@ -39,7 +39,7 @@ from analysis.scaling import (
     read_once,
     scaled,
 )
-from analysis.scaling.best import Ranking, compare_fastest, ranked
+from analysis.scaling.best import compare_fastest, ranked
 from analysis.summary import Row
 from analysis.table import group_by, list_rows
 from bench.core.formatting import format_count
@@ -223,29 +223,22 @@ def build_curve_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
 
 
 def _build_curve(track: Track, pace: Paces) -> ScalingCurve:
-    rankings = {nodes: ranked(rows, pace) for nodes, rows in track.by_nodes.items()}
-    known = {
-        nodes: [found for row in ranking.rows if (found := pace(row))] for nodes, ranking in rankings.items() if ranking
-    }
-    points = [_build_curve_point(track, nodes, ranking, known) for nodes, ranking in rankings.items()]
+    base: tuple[int, Sequence[Pace]] | None = None  # node count and paces
+    points = []
+    for nodes, rows in track.by_nodes.items():
+        ranking, micros = ranked(rows, pace), tuple(sorted({row["micro"] for row in rows}))
+        if ranking is None:
+            points.append(CurvePoint(min(rows, key=itemgetter("micro")), None, None, None, micros))
+            continue
+        known = [found for row in ranking.rows if (found := pace(row))]
+        speedup, efficiency, serial = IntervalEstimate(1.0), IntervalEstimate(1.0), None
+        if base:
+            faster, more = compare_fastest(base[1], known), nodes / base[0]
+            speedup, efficiency = scaled(faster), scaled(faster, 1 / more)
+            serial = karp_flatt(speedup, more) if track.law == "strong" else None
+        base = base or (nodes, known)
+        points.append(CurvePoint(ranking.fastest, speedup, efficiency, serial, micros, ranking.ties))
     return ScalingCurve(track.law, track.batch, track.name, tuple(points))
-
-
-def _build_curve_point(
-    track: Track, nodes: int, ranking: Ranking | None, known: Mapping[int, Sequence[Pace]]
-) -> CurvePoint:
-    rows = track.by_nodes[nodes]
-    micros = tuple(sorted({row["micro"] for row in rows}))
-    if ranking is None:
-        return CurvePoint(min(rows, key=lambda row: row["micro"]), None, None, None, micros)
-    base, serial = min(known), None
-    if nodes == base:
-        speedup = efficiency = IntervalEstimate(1.0)
-    else:
-        faster, more = compare_fastest(known[base], known[nodes]), nodes / base
-        speedup, efficiency = scaled(faster), scaled(faster, 1 / more)
-        serial = karp_flatt(speedup, more) if track.law == "strong" else None
-    return CurvePoint(ranking.fastest, speedup, efficiency, serial, micros, ranking.ties)
 
 
 def _build_point_cells(curve: ScalingCurve, point: CurvePoint) -> Row:

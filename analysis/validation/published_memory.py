@@ -12,13 +12,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 from analysis.claims.sources import read_published
-from analysis.validation import (
-    PredictionComparison,
-    PredictionPoint,
-    Verdict,
-    build_comparison,
-    compute_error_percent,
-)
+from analysis.validation import PredictionComparison, PredictionPoint, Verdict, build_comparison, compute_error_percent
 from analysis.validation.published_runs import read_parameter_count, read_shape
 from bench.core.engine_facts import Division
 from bench.core.formatting import format_count

@@ -13,7 +13,7 @@ from analysis.validation import PredictionComparison, build_comparison, build_in
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
-from bench.predict.step_time.rates import CEILING_OF_PEAK
+from bench.predict.step_time.compute import CEILING_OF_PEAK
 from bench.predict.workload import FUSED, USUAL, Software
 
 MISSED = 0.1
@@ -96,7 +96,7 @@ class PublishedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the step lies in the predicted interval."""
+        """True if the step lies in the predicted interval."""
         return self.low_s <= self.run.step_s <= self.high_s
 
     @property

@@ -5,13 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.validation import (
-    PredictionComparison,
-    PredictionPoint,
-    build_comparison,
-    build_point,
-    read_descriptions,
-)
+from analysis.validation import PredictionComparison, PredictionPoint, build_comparison, build_point, read_descriptions
 from analysis.validation.published_memory import estimate_memory, find_stage
 from bench.core.errors import UserError
 from bench.core.formatting import format_count

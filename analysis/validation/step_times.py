@@ -24,12 +24,11 @@ from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.record import RunRecord
-from bench.core.spec import RunSpec
 from bench.core.store import find_records, read_record
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
+from bench.predict.step_time.compute import read_rates
 from bench.predict.step_time.network import change_link_speed
-from bench.predict.step_time.rates import read_rates
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
 """Link rates of the recorded runs, in bytes/s."""
@@ -89,14 +88,10 @@ def _list_predicted_steps(folder: Path, machine: Machine, computing: Mapping[Pla
             predict_step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None)
         )
         predicted = by_rehearsal.step_s, by_rehearsal.low_s, by_rehearsal.high_s
-        rule_of_thumb_s = _estimate_step_s(spec, row["parameters"], machine)
+        tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
+        best = read_rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
+        rule_of_thumb_s = estimate_flops(row["parameters"], tokens) / best
         yield PredictedStep(folder.name, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
-
-
-def _estimate_step_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
-    tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
-    best = read_rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
-    return estimate_flops(parameters, tokens) / best
 
 
 def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:

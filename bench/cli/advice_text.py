@@ -117,7 +117,7 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
     tokens = f"loss {question.need.loss:g}, " if question.need else tokens
     return (
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",
-        f"asked: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
+        f"question: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
     )
 
 
@@ -135,7 +135,8 @@ def describe_next_on_front(answer: Answer) -> str:
         cheap = [choice for choice in sooner if question.compute_costs(choice)[1] <= (1 + _WORTH_IT) * cost]
         if not sooner:
             return ""
-        best = cheap[0] if cheap else sooner[-1]  # the front begins with the fastest
+        # the front begins with the fastest: the soonest point at about the same cost, else the cheapest sooner one
+        best = cheap[0] if cheap else sooner[-1]
     else:
         cheaper = [choice for choice in front if question.compute_costs(choice)[1] < (1 - CLOSE) * cost]
         if not cheaper:
@@ -146,9 +147,11 @@ def describe_next_on_front(answer: Answer) -> str:
         return ""
     where = f"Next on the Pareto front: {format_count(best.spec.nodes, 'node')} ({best.spec.engine.name})"
     change = f"{abs(100 * (best_cost / cost - 1)):.2g} % {'more' if best_cost >= cost else 'less'} {unit}"
-    if question.per_device:
-        return f"{where}, {time / best_time:.2g} times sooner at {change}."
-    return f"{where}, {best_time / time:.2g} times as long at {change}."
+    ratio = max(time / best_time, best_time / time)
+    times = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+    if not question.per_device:
+        return f"{where}, {times} times as long at {change}."
+    return f"{where}, {times} times {'sooner' if question.has_length else 'the tokens per second'} at {change}."
 
 
 def _list_facts(answer: Answer) -> list[tuple[str, str]]:

@@ -25,7 +25,15 @@ import yaml
 from pydantic import ValidationError
 
 from bench import models
-from bench.calibrate import ELSEWHERE, CalibrationRequest, Part, outcome, starting
+from bench.calibrate import (
+    ELSEWHERE,
+    CalibrationRequest,
+    Part,
+    build_machine,
+    format_calibration,
+    format_yaml,
+    starting,
+)
 from bench.calibrate.rates import list_products
 from bench.cli import options
 from bench.config import compose
@@ -68,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(path), "is there already", "give --force to overwrite it, or another --out")
     with terminal.progress(quiet=args.json) as follow:
         measured = starting.measure(request, path.parent, follow)
-    machine = outcome.build_machine(request.machine, measured, name)
+    machine = build_machine(request.machine, measured, name)
     try:
-        store.write_atomically(path, outcome.format_yaml(machine).encode())
+        store.write_atomically(path, format_yaml(machine).encode())
     except OSError as error:
         raise store.build_unwritable_error(path, error) from error
-    print(machine.model_dump_json(indent=1) if args.json else f"{outcome.format_calibration(machine)}\n{path}")
+    print(machine.model_dump_json(indent=1) if args.json else f"{format_calibration(machine)}\n{path}")
     return 0
 
 

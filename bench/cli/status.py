@@ -60,7 +60,7 @@ def _wait(folder: Path, *, quiet: bool) -> api.Status:
     with terminal.progress(quiet=quiet) as follow:
         while status.under_way or (status.stuck and time.monotonic() < stuck_since + _STUCK_S):
             stuck_since = time.monotonic() if status.under_way else stuck_since
-            follow(format_summary(status.view))
+            follow(format_progress(status.view))
             time.sleep(_WAIT_S)
             status = _read_status(folder)
     return status
@@ -85,7 +85,7 @@ def _format_text(view: StudyState, *, every: bool) -> str:
     if not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES and _is_interrupted(view):
         resume = f"zeroscale resume {shlex.quote(str(view.folder))}"
         lines.append(f"no process measures this sweep now; to run the waiting points: {resume}")
-    return "\n".join([*lines, format_summary(view, Counter(name for raised in flags.values() for name in raised))])
+    return "\n".join([*lines, format_progress(view, Counter(name for raised in flags.values() for name in raised))])
 
 
 def _is_interrupted(view: StudyState) -> bool:
@@ -138,9 +138,13 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
     )
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
     spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
+    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
+
+
+def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
+    """Return the summary of a sweep, and an estimate of the time left."""
     left = estimate_time_left(view)
-    left_text = f"; {left.describe()}" if left else ""
-    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}{left_text}"
+    return format_summary(view, flags) + (f"; {left.describe()}" if left else "")
 
 
 class TimeLeft(NamedTuple):
@@ -164,9 +168,11 @@ _LATEST = 50
 def estimate_time_left(view: StudyState) -> TimeLeft | None:
     """Estimate the time left from the median of finished points, per number of nodes, or from the plan's time limits.
 
-    As many points are assumed to run at a time as run now, and at least one. None if no point is left, or if nothing
-    is known about the time of a point.
+    As many points are assumed to run at a time as run now, and at least one. None if no point is left, if the time of
+    a point is unknown, or if the scheduler did not answer.
     """
+    if view.seen.jobs and not view.is_reached:
+        return None
     left = [one.point for one in view.statuses if one.state not in ("answered", "given up")]
     done = [one for one in view.statuses if one.final and one.outcome == "ok"][-_LATEST:]
     by_nodes: dict[int, list[float]] = {}

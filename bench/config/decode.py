@@ -22,7 +22,7 @@ from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
 from bench.core.private import mask_tokens
 from bench.core.record import Limits
-from bench.core.scheduling import JobSetup, SchedulingOptions
+from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
 
@@ -143,10 +143,6 @@ def check(composed: Request, device: str | None) -> None:
     if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
         remedy = "set launcher.mode=packed or launcher.mode=point"
         raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
-    setup = launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
-    if composed.machine.device == "cuda" and setup.device == "cpu":
-        rule = f"has GPUs, and a job of launcher={name} would ask for none"
-        raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
 
 
 def check_rank(composed: Request, device: str | None) -> None:

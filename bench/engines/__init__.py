@@ -31,7 +31,7 @@ LAYOUTS: dict[Layout, str] = {
 }
 """Fields of a spec's `parallel` in words."""
 REFERENCE = "ddp"
-"""Engine preset with whose losses those of every other preset are compared."""
+"""Engine preset whose losses are the reference for all other presets."""
 AnyOptions = TypeVar("AnyOptions", bound=BaseModel)
 
 

@@ -58,6 +58,7 @@ def complete(attempt: Path, steps: int, progress: LearningProgress) -> int:
     """Rename a checkpoint that all ranks have written, and remove this attempt's earlier ones; return its bytes."""
     unfinished = find_unfinished(attempt, steps)
     store.write_json(unfinished / _PROGRESS, progress)
+    # The rename is atomic: a checkpoint of this name is complete, whatever is killed when.
     whole = unfinished.rename(attempt / f"checkpoint-{steps}")
     for path in attempt.iterdir():
         if _NAME.fullmatch(path.name) and path != whole:

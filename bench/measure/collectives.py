@@ -102,7 +102,7 @@ class CollectiveCounter(TorchDispatchMode):
         self.payload_bytes[name] += sum(tensor.nbytes for tensor in _list_tensors(payload))
 
     def _time(self, func: Any, args: Any, kwargs: Any, complete: Callable[[Any], None]) -> Any:
-        self._wait()
+        self._wait()  # for this rank's own work, which is not time inside the collective
         begin = time.perf_counter()
         result = func(*args, **kwargs)
         complete(result)

@@ -75,6 +75,7 @@ def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
 
 def _list_enclosing(controller: str, root: Path) -> Iterator[Path]:
     """Yield the folders of this process's group for a controller, and of the groups around it."""
+    # A limit of any group around this one holds as well.
     for own in own_groups(controller, root):
         for folder in (own, *own.parents):
             if folder == root / "sys/fs":

@@ -71,7 +71,7 @@ class NvidiaDriver:
     def _find_handle(self, device: int | str) -> Any:
         if isinstance(device, int):
             return self._nvml.nvmlDeviceGetHandleByIndex(device)
-        # torch reports the UUID of a slice with the prefix of a device.
+        # Tried in this order: torch reports the UUID of a slice with the prefix of a device.
         handle = self._try(self._nvml.nvmlDeviceGetHandleByUUID, device)
         return handle or self._nvml.nvmlDeviceGetHandleByUUID(device.replace("GPU-", "MIG-", 1))
 

@@ -168,6 +168,7 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
 
     The number of cores that a rank is bound to may differ.
     """
+    # A job may bind its ranks to different numbers of cores; their steps take as long as the slowest's.
     bound = {"cores": None, "threads": None, "openmp_wait": None}
     first, *others = (one.model_copy(update=bound) for one in classes)
     for rank, other in enumerate(others, start=1):

@@ -65,6 +65,7 @@ class LeftOutOperations(TorchDispatchMode):
                 return func(*args, **kwargs)
             changed = tuple(_list_changed(func, args, kwargs))
             return None if not changed else changed if len(changed) > 1 else changed[0]
+        # Both counts together decide: a small operation may have a large result.
         shapes = _find_shapes(func, args, kwargs, elements)
         if shapes is None or elements + sum(tensor.numel() for tensor in _list_tensors(shapes)) <= SMALL:
             return func(*args, **kwargs)

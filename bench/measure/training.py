@@ -63,6 +63,7 @@ class Training:
         spec, last = self._spec, find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
         evaluated, saved = set(list_evaluations(spec)), set(list_checkpoints(spec))
+        # Blocks end at these steps, so that nothing happens inside a timed block.
         stops = sorted({warm, last} | evaluated | saved)
         if not self.steps:
             self._evaluate(trainer, series)
@@ -101,7 +102,7 @@ class Training:
             losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
         wait_for(self._device)
-        own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)
+        own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)  # (1, 2): one row per rank
         loss_sum, target_sum = trainer.peers.all_gather(own)[0].sum(dim=0).tolist()
         self.evaluations.append(
             Evaluation(

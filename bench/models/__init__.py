@@ -1,4 +1,4 @@
-"""Model families, one folder each: a folder with `shape.py` is a family, others hold what families share.
+"""Model families, one folder each: a folder with `shape.py` is a family. Other folders hold code that families share.
 
 The folder itself is a `FamilyPlugin` and imports no torch; its `build.py` is a `FamilyBuilder`.
 """
@@ -6,6 +6,8 @@ The folder itself is a `FamilyPlugin` and imports no torch; its `build.py` is a 
 import functools
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.core import plugins
 from bench.core.errors import UserError
@@ -20,32 +22,50 @@ def load(family: str) -> FamilyPlugin:
 
 
 def load_builder(family: str) -> FamilyBuilder:
-    """Return what builds models of the family named `family`, which imports torch; raise UserError if there is none."""
+    """Return the builder, which imports torch, of the family named `family`; raise UserError if there is none."""
     return plugins.load(plugins.FAMILY_BUILDER, family)
 
 
 def load_divided_builder(family: str) -> DividedFamilyBuilder:
-    """Return what builds parts of models of the family named `family`; raise UserError if it builds only whole ones."""
+    """Return the builder of parts of models of this family; raise UserError if it builds only whole models."""
     return plugins.load(plugins.DIVIDED_FAMILY_BUILDER, family)
 
 
 def find_family(config: object) -> str:
-    """Return the family of a Hugging Face config.json: the one of its model type or, if none is, the general one."""
+    """Return the family of a Hugging Face config.json: the family with its model type, else the general family."""
     kind = config.get("model_type") if isinstance(config, dict) else None
-    return next(
-        (name for name, family in plugins.list_usable(plugins.FAMILY) if kind in family.MODEL_TYPES), "hugging_face"
-    )
+    families = plugins.list_usable(plugins.FAMILY)
+    return next((name for name, family in families if kind in family.MODEL_TYPES), "hugging_face")
+
+
+def check_model_type(config: object, known: Sequence[str]) -> str:
+    """Return the model type of a Hugging Face config.json; UserError if it is not one of those `known`."""
+    if not isinstance(config, dict):
+        raise UserError("config.json", "not an object of names and values", "give the complete config.json")
+    kind = config.get("model_type")
+    if kind not in known:
+        raise UserError(f"model_type={kind}", "not of the family built here", f"give one of {', '.join(known)}")
+    return str(kind)
+
+
+def read_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a Hugging Face config.json under the names of a Shape, which `names` maps to those of
+    transformers; UserError for a missing value."""
+    if missing := [theirs for theirs in names.values() if config.get(theirs) is None]:
+        value = f"{config['model_type']} config"
+        raise UserError(value, f"lacks {', '.join(missing)}", "give the complete config.json")
+    return {ours: config[theirs] for ours, theirs in names.items()}
 
 
 def build_network(model: ModelSpec) -> Stacks | None:
-    """Return a model's network, None where its family does not describe it; UserError for an unknown family."""
+    """Return a model's network, None if its family does not describe it; UserError for an unknown family."""
     return _build_network(model.family, json.dumps(model.shape))
 
 
 def get_network(model: ModelSpec) -> Stacks:
-    """Return a model's network; UserError where its family does not describe it."""
+    """Return a model's network; UserError if its family does not describe it."""
     if (network := build_network(model)) is None:
-        rule = f"what a model of family {model.family} is made of is not known, so it cannot be divided"
+        rule = f"a model of family {model.family} is not described layer by layer, so it cannot be divided"
         raise UserError(f"model={model.name}", rule, "choose an engine without a pipeline, or another family")
     return network
 
@@ -57,7 +77,7 @@ def _build_network(family: str, plain: str) -> Stacks | None:
 
 
 def count_expected_parameters(model: ModelSpec) -> int | None:
-    """Return the parameters that a model has to have: those published, else those of its network; None: unknown."""
+    """Return the parameters that a model must have: the published number, else that of its network; None: unknown."""
     if model.parameters is not None:
         return model.parameters
     described = build_network(model)
@@ -65,5 +85,5 @@ def count_expected_parameters(model: ModelSpec) -> int | None:
 
 
 def derived_seed(seed: int, name: str) -> int:
-    """Return a generator's seed for one of the purposes of `seed`: the same in every process, unlike `hash`."""
+    """Return a generator's seed for one purpose of `seed`: the same in every process, unlike `hash`."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])

@@ -135,13 +135,11 @@ class MeasuredPoints(NamedTuple):
         return True if key in self.timed else False if key in self.out_of_memory else None
 
 
-def format_decisive(spec: RunSpec) -> str:
-    """Return the fields that decide a step's time, as text: all but names, data, seed and protocol."""
-    return json.dumps(_select_decisive(spec), sort_keys=True)
-
-
-def _select_decisive(spec: RunSpec) -> dict[str, Any]:
-    return select(spec.model_dump(mode="json", by_alias=True), "step_time")
+def format_decisive(spec: RunSpec, part: str | None = None) -> str:
+    """Return the fields that decide a step's time, as text: all but names, data, seed and protocol. With `part`, only
+    those of one part of the spec."""
+    decisive = select(spec.model_dump(mode="json", by_alias=True), "step_time")
+    return json.dumps(decisive if part is None else decisive[part], sort_keys=True)
 
 
 def collect_measured(
@@ -158,6 +156,7 @@ def collect_measured(
             points.setdefault(format_decisive(record.spec), []).append(record)
     ok = {key: _select_latest([r for r in runs if r.outcome.kind == "ok"]) for key, runs in points.items()}
     timed = {key: found for key, runs in ok.items() if (found := _time_point(runs))}
+    # a point that once ran did fit: an earlier run out of memory had another cause
     out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
     compared = [compare_with_prediction(r, PredictedRun(predict(r.spec), None)) for key in timed for r in ok[key]]
     model = identify_model(like.model.model_dump())
@@ -177,21 +176,18 @@ def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
     if record.evidence != "measured" or (record.observations and record.observations.drill) or record.outcome.paused_s:
         return False
     work = (spec.objective, spec.sequence, spec.precision) == (like.objective, like.sequence, like.precision)
-    if not work or _select_decisive(spec)["model"] != _select_decisive(like)["model"]:
-        return False
-    return record.outcome.kind in ("ok", "oom")
+    return (
+        work
+        and record.outcome.kind in ("ok", "oom")
+        and format_decisive(spec, "model") == format_decisive(like, "model")
+    )
 
 
 def _select_latest(runs: list[RunRecord]) -> list[RunRecord]:
     """Return the runs in the environment of the run that started last."""
-    if not runs:
-        return []
-    last = _get_environment_id(max(runs, key=lambda record: record.circumstance.started_at))
-    return [record for record in runs if _get_environment_id(record) == last]
-
-
-def _get_environment_id(record: RunRecord) -> str | None:
-    return record.environment.environment_id if record.environment else None
+    ids = [record.environment.environment_id if record.environment else None for record in runs]
+    last = max(range(len(runs)), key=lambda place: runs[place].circumstance.started_at, default=0)
+    return [record for record, identity in zip(runs, ids, strict=True) if identity == ids[last]]
 
 
 def _time_point(runs: list[RunRecord]) -> TimedPoint | None:

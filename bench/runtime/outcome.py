@@ -331,6 +331,7 @@ def format_now() -> str:
 
 def _replace_file(path: Path, content: bytes) -> None:
     """Replace a file, so that a reader sees either content. It is not synced: it need not survive the machine."""
+    # On the same file system, so that the rename below is atomic.
     new = path.with_name(f".{path.name}.new")
     try:
         new.write_bytes(content)

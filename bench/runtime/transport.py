@@ -147,6 +147,7 @@ class TokenListener:
         known, waiting, now = [], [], time.monotonic()
         for connection in self._unknown:
             hello = connection.hello()
+            # In constant time, so that the token cannot be guessed byte by byte.
             if hello and secrets.compare_digest(str(hello.get("token")).encode(), self.token.encode()):
                 known.append((connection, hello))
             elif hello is None and not connection.closed and now - connection.began_at < _HELLO_S:

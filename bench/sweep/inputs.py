@@ -12,6 +12,7 @@ from bench.config import compose
 from bench.config.compose import Request
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
+from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import Device
 from bench.core.study import Overrides, Pair, Study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
@@ -98,9 +99,15 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError if this machine lacks devices that a point needs."""
+    """Raise UserError for devices that are missing here, and for a job that asks for none of its machine's GPUs."""
     device = find_device(composed)
-    if launchers.load(composed.launcher).QUEUES or device is None:
+    launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
+    if launcher and isinstance(options, SchedulingOptions):
+        setup = launcher.job_setup(options)
+        if device == "cuda" and setup.device == "cpu":
+            rule = f"has GPUs, and a job of launcher={composed.launcher} would ask for none"
+            raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
+    if launcher or device is None:
         return
     needed, machine = f"devices_per_node={composed.spec.devices_per_node}", composed.machine
     local_devices, name = count_local_devices(device), read_device_name(device)

@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)  # an exception, so that a half-made testbed is taken down
+    # An exception, so that a half-made testbed is taken down.
+    sys.exit(128 + number)
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -64,8 +64,10 @@ def _write_configuration(ledger: Ledger) -> None:
     layout = ledger.layout
     values = {"folder": ledger.folder, "controller": layout.controller}
     text = Template(_TEMPLATE.read_text()).substitute(values, controller_address=layout.address(layout.controller))
-    path = ledger.folder / "slurmdbd.conf"  # next to slurm.conf, where Slurm looks for it
-    path.touch(0o600)  # slurmdbd refuses other permissions
+    # Next to slurm.conf, where Slurm looks for it.
+    path = ledger.folder / "slurmdbd.conf"
+    # slurmdbd refuses other permissions.
+    path.touch(0o600)
     path.write_text(text)
 
 

@@ -200,9 +200,11 @@ def exec(args: Namespace) -> int:
 @contextmanager
 def _opened(folder: Path) -> Iterator[Ledger]:
     """Yield a testbed's ledger, locked against other commands."""
-    read(folder)  # refuses a folder that is no testbed before it is locked
+    # Refuses a folder that is no testbed before it is locked.
+    read(folder)
     with locked(folder):
-        yield read(folder)  # again, since another command may have changed it before the lock
+        # Again, since another command may have changed it before the lock.
+        yield read(folder)
 
 
 def _check_node(node: str, nodes: list[str]) -> str:

@@ -12,9 +12,11 @@ from ledger import Ledger
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.25
-_ANSWER_S = 5.0  # sinfo by itself would retry for longer if the controller is dead
+# sinfo by itself would retry for longer if the controller is dead.
+_ANSWER_S = 5.0
 _MUNGE_S = 10.0
-_ORDERLY_S = 10.0  # slurmctld saves the state of its jobs before it ends
+# slurmctld saves the state of its jobs before it ends.
+_ORDERLY_S = 10.0
 _TAIL_LINES = 15
 
 
@@ -101,7 +103,8 @@ def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], l
     """Return once `is_ready`; raise `Problem` with the end of the logs if a watched daemon ends, or after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while True:
-        time.sleep(_POLL_S)  # before the first poll, since a daemon that cannot start ends at once
+        # Before the first poll, since a daemon that cannot start ends at once.
+        time.sleep(_POLL_S)
         dead = [daemon for daemon in watched if not is_running(ledger, daemon)]
         if not dead and is_ready():
             return

@@ -19,7 +19,8 @@ class Problem(Exception):
 
     def __init__(self, value: str, rule: str, remedy: str = "", *, detail: str = "") -> None:
         super().__init__(f"{value}: {rule}" + (f"; {remedy}" if remedy else ""))
-        self.detail = detail  # lines to print before, such as the end of a log
+        # Lines to print before, such as the end of a log.
+        self.detail = detail
 
 
 class RefusedCommand(Problem):

@@ -73,7 +73,8 @@ def create(folder: Path, layout: Layout) -> Ledger:
 def read(folder: Path) -> Ledger:
     """Return a testbed's ledger; raise `RefusedCommand` if there is none, or if another user wrote it."""
     try:
-        owner = folder.stat().st_uid  # /tmp is writable for all users, and root kills the processes on a ledger
+        # /tmp is writable for all users, and root kills the processes on a ledger.
+        owner = folder.stat().st_uid
         state = json.loads((folder / _FILE).read_text())
     except FileNotFoundError:
         raise RefusedCommand(str(folder), "no testbed here", "start one with `up`") from None
@@ -83,7 +84,8 @@ def read(folder: Path) -> Ledger:
         raise RefusedCommand(str(folder), "was made by another version of this program", "use that one")
     processes = {name: Process(**process) for name, process in state.pop("processes").items()}
     ledger = Ledger(**{**state, "folder": folder, "layout": Layout(**state["layout"]), "processes": processes})
-    if ledger.boot != _boot_id():  # other processes may have these ids now
+    # Other processes may have these ids now.
+    if ledger.boot != _boot_id():
         ledger.namespaces, ledger.interfaces, ledger.processes = [], [], {}
     return ledger
 

@@ -18,7 +18,8 @@ _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
 _UPLINK = "login"
-_LATENCY = "50ms"  # after so long in the queue a packet is dropped, and TCP slows down
+# After so long in the queue a packet is dropped, and TCP slows down.
+_LATENCY = "50ms"
 
 
 def _run(*command: str) -> str:
@@ -38,7 +39,8 @@ def refuse_existing(layout: Layout) -> None:
         raise RefusedCommand(
             ", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name"
         )
-    for overlap in ("root", "match"):  # routes inside the subnet, and routes around it
+    # Routes inside the subnet, and routes around it.
+    for overlap in ("root", "match"):
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":
                 rule = f"overlaps {route['dst']} on {route.get('dev')}"
@@ -80,7 +82,8 @@ def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
     for namespace, interface in ((node, "eth0"), (layout.controller, node)):
         device = ("qdisc", "replace", "dev", interface, "root")
         if rate == "none":
-            _run("tc", "-n", namespace, *device, "pfifo")  # `del` would fail on a link without a shape
+            # `del` would fail on a link without a shape.
+            _run("tc", "-n", namespace, *device, "pfifo")
         else:
             _run("tc", "-n", namespace, *device, "tbf", "rate", rate, "burst", burst, "latency", _LATENCY)
 

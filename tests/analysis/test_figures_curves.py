@@ -289,3 +289,9 @@ def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
     (axes,) = draw(throughput, results(busy, run())).axes
     assert reasons(axes) == {("busy", "2")}
     assert [text.get_alpha() for text in axes.texts] == [0.6]
+
+
+def test_rare_flags_of_points_are_counted_in_the_note() -> None:
+    unsteady = run(spec("zero1"), steps=steps(WINDOW, steady=False))
+    assert "Flagged points: 1 unsteady." in note(draw(throughput, results(run(spec("ddp")), unsteady)))
+    assert "Flagged" not in note(draw(throughput, results(run(spec("ddp")))))

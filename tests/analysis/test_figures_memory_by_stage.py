@@ -4,6 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, spec
 
+from analysis.drawing import choose_looks
 from analysis.figures import memory_by_stage
 from bench.core.spec import EngineSpec, RunSpec
 from bench.predict.memory import predict_memory as predicted
@@ -135,3 +136,12 @@ def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:
     (axes,) = draw(memory_by_stage, results(run(of, memory=cached))).axes
     assert marks(axes, "predicted") == pytest.approx({"zero1": predicted(of, "cuda").peak / MIB})
     assert predicted(of, "cuda").peak != predicted(of, "cpu").peak
+
+
+def test_an_engine_has_its_look_of_the_other_figures() -> None:
+    (axes,) = stages().axes
+    looks = choose_looks(["ddp", "zero0", "zero1", "zero2", "zero3"])
+    peaks = [line for line in axes.lines if line.get_zorder() == ORDER["peak"]]
+    assert {(line.get_marker(), line.get_color()) for line in peaks} == {
+        (look.marker, look.colour) for engine, look in looks.items() if engine != "zero3"
+    }

@@ -72,7 +72,7 @@ def test_runs_that_say_nothing_of_ranks_have_no_line() -> None:
 def test_too_many_lines_are_left_out_aloud() -> None:
     records = [run(spec(micro=micro), outside_collectives_s=(0.01, micro / 100)) for micro in range(1, 24)]
     drawn = draw(rank_spread, results(*records))
-    assert names(drawn.axes[0])[0].endswith("micro 23")
+    assert names(drawn.axes[0])[0].endswith("micro 23 [straggler]"), "a rare flag stands beside the name"
     assert len(names(drawn.axes[0])) == 20
     assert note(drawn).endswith("3 of 23 configurations left out, those with the smallest spread.")
 
@@ -113,7 +113,8 @@ def test_the_fastest_of_every_question_and_what_was_not_steady_are_shown() -> No
     records = [run(), run(spec("zero2"), steps=slow), run(spec("zero3"), steps=unsteady), run(spec(ranks=1))]
     drawn = draw(step_series, results(*records))
     assert titles(drawn) == [
-        "tiny · 2 ranks · zero1, micro 2", "tiny · 2 ranks · zero3, micro 2", "tiny · 1 rank · zero1, micro 2"
+        "tiny · 2 ranks · zero1, micro 2", "tiny · 2 ranks · zero3, micro 2 [unsteady]",
+        "tiny · 1 rank · zero1, micro 2",
     ]  # fmt: skip
     assert note(drawn).endswith("Shown: 3 of 4 timed runs.")
 

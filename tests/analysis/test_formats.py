@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from exact_csv import read_csv
 from records import failed, run, run_table, save, spec, steps
 
 from analysis import formats
@@ -17,7 +18,6 @@ from analysis.formats import (
     format_ratio_change,
     format_significant,
     format_size,
-    read_csv,
 )
 from analysis.table import list_rows
 from bench.cli import main

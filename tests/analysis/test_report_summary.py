@@ -8,7 +8,7 @@ from records import MIB, failed, machine, memory, results, run, scattered, spec,
 
 from analysis.questions import describe_choice
 from analysis.report.caveats import list_caveats
-from analysis.report.evidence import read_evidence
+from analysis.report.contents import read_evidence
 from analysis.report.findings import ReportFindings, compute_findings
 from analysis.report.page import render_page
 from analysis.report.tables import build_best_table
@@ -30,8 +30,7 @@ def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
 
 
 def doubted(of: Results) -> str:
-    found = compute_findings(of)
-    return " ".join(list_caveats(of, found.best, found.drifts, found.origin))
+    return " ".join(list_caveats(compute_findings(of)))
 
 
 def answer(*records: RunRecord) -> dict[str, str]:

@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from exact_csv import read_csv
 from records import MIB, failed, memory, results, run, save, scattered, spec, steps
 
 from analysis import results as reading
-from analysis.formats import LONG, format_markdown_table, format_short, read_csv, to_latex
+from analysis.formats import LONG, format_markdown_table, format_short, to_latex
 from analysis.report import contents, render_tables
-from analysis.report.contents import build_details, build_page_table, find_facets, find_place, select_runs
-from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
+from analysis.report.contents import (
+    Evidence,
+    build_details,
+    build_page_table,
+    find_facets,
+    find_place,
+    format_record,
+    read_evidence,
+    read_tail,
+    select_runs,
+)
 from analysis.report.findings import compute_findings
 from analysis.report.page import shorten_names
 from analysis.report.tables import build_best_table, build_configurations_table

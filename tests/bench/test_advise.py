@@ -1,4 +1,4 @@
-"""`zeroscale advise`: the question, the answer as text and JSON, and what cannot be asked."""
+"""`zeroscale advise`: the question, the answer as text and JSON, and refused questions."""
 
 import json
 import re
@@ -22,7 +22,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Ask for advice where no runs are kept; return the JSON."""
+    """Ask for advice without recorded runs; return the JSON."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str) -> Any:
@@ -34,7 +34,7 @@ def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Ask for what cannot be answered; return the one line that says so."""
+    """Ask a question that is refused; return its one-line error."""
     monkeypatch.chdir(tmp_path)
 
     def line(*words: str) -> str:
@@ -56,7 +56,7 @@ def test_the_answer_names_the_point_its_cost_and_its_rivals(
     assert main(["advise", *XL, "tokens=1e11", "price=2"]) == 0
     told = capsys.readouterr().out
     words = [
-        "asked: 1e+11 tokens, the fewest node-hours",
+        "question: 1e+11 tokens, the fewest node-hours",
         "micro-batch 16",
         "MFU",
         "memory",

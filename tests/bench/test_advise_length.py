@@ -18,7 +18,7 @@ Say = Callable[..., str]
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """Ask for advice where no runs are kept; return what is printed, on an error the one line of it."""
+    """Ask for advice without recorded runs; return the output, or the one-line error."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str, fails: bool = False) -> str:
@@ -53,7 +53,7 @@ def test_goodput_is_told_with_its_source_or_that_it_is_not_counted(say: Say) -> 
     assert "arXiv 2407.21783" in told and "never fails" not in told
     (row,) = [line for line in told.splitlines() if line.startswith("  goodput")]
     assert "a checkpoint every" in row and "a failure every" in row
-    assert "the failure rate of what was given" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
+    assert "the failure rate of your node_mtbf" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
 
 
 def test_deadline_counts_failures(say: Say) -> None:
@@ -86,7 +86,7 @@ def test_batch_beyond_the_critical_one_is_named_and_not_chosen(say: Say) -> None
 
 
 def test_large_batch_that_is_as_fast_per_token_loses_where_a_loss_is_asked_for(say: Say) -> None:
-    """The cheapest way to a loss has a batch far below the critical one."""
+    """The cheapest way to a loss has a batch far below the critical batch."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
     assert advise(say, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16  # an update per 16 passes
     assert advise(say, *words, "loss=3")["winner"]["global_batch"] == 8 * 8

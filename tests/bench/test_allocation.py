@@ -1,4 +1,4 @@
-"""What runs inside an allocation, here without a scheduler: one conductor, and a member beside it for a second node."""
+"""Processes inside an allocation, here without a scheduler: a leader, and an agent for a second node."""
 
 import json
 import os

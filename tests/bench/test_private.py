@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import pack
-from analysis.report.evidence import read_tail
+from analysis.report.contents import read_tail
 from bench.config import compose
 from bench.core.errors import UserError
 from bench.core.private import is_secret, mask_tokens

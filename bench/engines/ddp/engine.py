@@ -79,7 +79,8 @@ class DataParallel:
 
     def save(self, folder: Path, steps: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if dist.get_rank() == 0:  # every rank has the same state
+        # every rank has the same state; after the barrier the checkpoint is complete
+        if dist.get_rank() == 0:
             torch.save({"update": self._update.state(), "steps": steps}, folder / _STATE)
         save_random_state(folder)
         dist.barrier()

@@ -21,8 +21,8 @@ from bench.engines import trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
-from bench.engines.precision.update import on_device, set_learning_rate
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.precision.update import on_device, set_learning_rate, sum_squares
 
 _STATE = "state"
 """DeepSpeed's tag of the only checkpoint in a folder."""
@@ -53,6 +53,7 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Pass `module` to deepspeed.initialize; the process group exists."""
+    # a copy, since DeepSpeed changes the dict, and `config` reports the original
     config = build_deepspeed_config(decode_options(spec), spec)
     engine, *_ = load_deepspeed().initialize(
         model=module, model_parameters=trained(module), config=copy.deepcopy(config), dist_init_required=False
@@ -70,6 +71,7 @@ class ZeroEngine:
         self._steps = 0  # so far, over all attempts at a training
         self._summed_norm: Tensor | None = None  # of the last step, if it was one of the first
         self._scale = 1.0  # of the losses in the last step
+        # stage 0 is no ZeRO optimizer: below fp32 DeepSpeed wraps AdamW in its own class, in fp32 it uses AdamW itself
         if engine.zero_optimization_stage() == 0:
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 _forget_first_step(engine.optimizer)

@@ -1,4 +1,4 @@
-"""Facts about DeepSpeed's ZeRO: what a stage partitions, which ops it compiles, and the config that it is given."""
+"""Facts about DeepSpeed's ZeRO: the partition of states at each stage, its compiled ops, and its config."""
 
 import functools
 from typing import TYPE_CHECKING, Any

@@ -84,31 +84,23 @@ class Zero(Frozen):
     reduce_bucket_size: Positive | None = Field(
         None, description="elements; a preset's size is lowered to the parameters of a smaller model, yours is not"
     )
-    overlap_comm: bool | None = Field(
-        None, description="reduce a bucket while backward continues; stages 1 and 2 hold two buckets then"
-    )
+    overlap_comm: bool | None = Field(None, description="reduce during backward; stages 1 and 2 hold two buckets then")
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
-    use_multi_rank_bucket_allreduce: bool = Field(
-        True, description="stages 1 and 2: one all-reduce instead of a reduce per owner"
-    )
+    use_multi_rank_bucket_allreduce: bool = Field(True, description="one all-reduce, not a reduce per owner")
     round_robin_gradients: bool = False
     ignore_unused_parameters: bool = True
     compute_grad_norm: bool = True
 
     # weights, stages 1 and 2
     allgather_partitions: bool = Field(True, description="without effect in 0.19.8")
-    allgather_bucket_size: NonNegativeInt = Field(
-        500_000_000, description="without effect where torch has all_gather_into_tensor"
-    )
+    allgather_bucket_size: NonNegativeInt = Field(500_000_000, description="without effect in torch 2 and later")
     parameter_alignment: bool = False
 
     # weights, stage 3
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     stage3_param_persistence_threshold: NonNegativeInt | None = None
-    stage3_max_live_parameters: NonNegativeInt | None = Field(
-        None, description="ends prefetching; a fetch that is needed continues"
-    )
+    stage3_max_live_parameters: NonNegativeInt | None = Field(None, description="ends prefetching, not needed fetches")
     stage3_max_reuse_distance: NonNegativeInt | None = None
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
     stage3_module_granularity_threshold: int = 0
@@ -161,7 +153,7 @@ WRITTEN_OUT = frozenset({
 FITTED_TO_MODEL = ("reduce_bucket_size",)
 """Sizes that a preset sets, in elements, and that are lowered to the parameters of a smaller model.
 
-DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would be most of what a tiny model's run shows.
+DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would dominate the memory of a tiny model.
 """
 
 STAGES: dict[str, tuple[int, ...]] = {
@@ -185,9 +177,7 @@ class Bf16(Frozen):
     """Section `bf16` of a bf16 run."""
 
     immediate_grad_update: bool = Field(False, description="acts with data_types.grad_accum_dtype=fp32 at stage 1")
-    check_grad_overflow: bool = Field(
-        True, description="stages 1 and 2 read a flag from the device in every step; false waits less"
-    )
+    check_grad_overflow: bool = Field(True, description="stages 1 and 2 wait for a flag from the device in every step")
     bf16_master_weights_and_grads: bool = False
     bf16_optimizer_states: bool = False
 
@@ -211,14 +201,10 @@ class DataTypes(Frozen):
 class Options(Zero):
     """Options of conf/engine: the ZeRO section, flat, and options outside it in DeepSpeed's config."""
 
-    communication_data_type: Precision | None = Field(
-        None, description="of reduced gradients; None: the run's precision"
-    )
+    communication_data_type: Precision | None = Field(None, description="of gradients; None: the run's precision")
     prescale_gradients: bool = False
     gradient_predivide_factor: float = Field(1.0, gt=0)
-    zero_force_ds_cpu_optimizer: bool = Field(
-        True, description="with offload, refuse every optimizer except DeepSpeed's own"
-    )
+    zero_force_ds_cpu_optimizer: bool = Field(True, description="with offload, refuse all but DeepSpeed's optimizers")
     disable_python_gc: bool = False
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()
@@ -341,7 +327,7 @@ def _check_zenflow(options: Options, spec: RunSpec) -> None:
         remedy = "set engine.offload_optimizer.device=cpu and optimizer.implementation=native"
         raise UserError("engine.zenflow", rule, remedy)
     if (interval := options.zenflow.update_interval) != spec.accumulation:
-        rule = "ZenFlow uses it as the accumulation, whatever the batch says"
+        rule = "ZenFlow uses it as the accumulation, and ignores that of the batch"
         remedy = f"set it to batch.accumulation={spec.accumulation}"
         raise UserError(f"engine.zenflow.update_interval={interval}", rule, remedy)
 

@@ -46,6 +46,7 @@ class RankStages(Module):
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
         # one parameter replaces all those that the stages of this rank have under the same name
+        # by name, since `materialise` separates tied parameters
         first: dict[str, Parameter] = {}
         for stage in stages.values():
             for name, parameter in list(stage.named_parameters()):
@@ -199,14 +200,15 @@ class ScheduleExecutor:
         begin = self._neighbours.mark()
         for action in self._order:
             self._act(action)
+        # sends of the last passes are part of the step, and their buffers must not outlive it
         self._neighbours.finish()
         self._ran, losses = (begin, self._neighbours.mark()), self._losses
         self._begin_step((), ())  # frees the micro-batches before the update
         return losses
 
     def read_times_s(self) -> tuple[float, float]:
-        """Return the seconds from the first to the last action of the last step, and those of them in which this rank
-        waited for its neighbours."""
+        """Return the seconds from the first to the last action of the last step, and the seconds of waiting for
+        neighbours that they include."""
         read_s = self._neighbours.read_s
         return read_s(*self._ran) if self._ran else 0.0, sum(read_s(*span) for span in self._neighbours.waited)
 
@@ -249,10 +251,12 @@ class ScheduleExecutor:
             made = made if weight is None else made * weight
             self._losses.append(made.detach().float())
             outputs: tuple[Tensor, ...] = (made / self._size.micro_batches,)
+            # the mean over micro-batches: each loss enters it with the same gradient
             self._unit = torch.ones_like(outputs[0], requires_grad=False)
         else:
             outputs = made
             self._give(action, [tensor.detach() for tensor in outputs])
+        # the edges keep the graph; the outputs themselves may be freed once they are sent
         self._under_way[action.stage, action.micro_batch] = PassUnderWay(inputs, list(map(get_gradient_edge, outputs)))
         self._passes.append((action, begin, self._neighbours.mark()))
 

@@ -16,9 +16,8 @@ from torch.nn import Parameter
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.network import pad_elements
 from bench.core.spec import OptimizerSpec
-from bench.engines.distributed.ranks import sum_squares
 from bench.engines.distributed.slices import TensorRanks, UnslicedGradients
-from bench.engines.precision.update import build_adamw, find_clipping_factor
+from bench.engines.precision.update import build_adamw, find_clipping_factor, sum_squares
 
 
 class FlatLayout(NamedTuple):
@@ -30,6 +29,7 @@ class FlatLayout(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Sequence[Parameter], ranks: int, rank: int) -> "FlatLayout":
+        # one parameter after the other, padding at the end
         spans, begin = list[slice](), 0
         for parameter in parameters:
             spans.append(slice(begin, begin + parameter.numel()))
@@ -80,11 +80,11 @@ class WholeParameters:
     ) -> None:  # fmt: skip
         """`group`: the ranks with copies of these parameters. `counted`: places of the parameters that count in the
         norm on this rank; a parameter on several stages counts on one of them. `among`: the ranks that share each
-        matrix. `holders`: the ranks of one copy whose stages have the same parameters, all of them; each has the
-        gradient of its own stages' use."""
+        matrix. `holders`: all ranks of one copy that share these parameters; each has the gradient of its own use."""
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
         layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
+        # gradients are views too: one collective reduces all of them, and backward adds in place
         self._gradients = parameters[0].detach().new_zeros(layout.size)
         self._weights = layout.move(parameters)
         for parameter, span in zip(parameters, layout.spans, strict=True):
@@ -100,12 +100,14 @@ class WholeParameters:
             dist.reduce_scatter_tensor(own, self._gradients, group=self._group)
         if self._holders is not None:  # last, so that every holder has the same sum to the bit
             dist.all_reduce(own, group=self._holders)
+        # divided in fp32: below fp32 the division would round once more
         return own.float().div_(self._ranks)
 
     def publish(self) -> None:
         with torch.no_grad():
             own = self._weights[self._own].copy_(self.master)
             if self._ranks > 1:
+                # a copy, since the partition is a view of the gather's output
                 dist.all_gather_into_tensor(self._weights, own.clone(), group=self._group)
         self._gradients.zero_()
 
@@ -133,6 +135,7 @@ class GatheredParameters:
     def gather(self) -> None:
         """Begin to make the weights whole. Collective."""
         own = self.master.detach().to(self._whole.dtype)
+        # the storage alone gets memory again: the tensor, and the parameters as its views, were never replaced
         self._whole.untyped_storage().resize_(self._layout.size * self._whole.itemsize)
         self._coming = dist.all_gather_into_tensor(self._whole, own, group=self._group, async_op=True)
 
@@ -186,6 +189,7 @@ class DividedUpdate:
 
     def __call__(self) -> None:
         """Make one step from the gradients, and free them. Collective over all ranks."""
+        # all gradients first: the norm is that of all parameters together
         for part in self._parts:
             part.master.grad = part.take_gradient()
         norm, self.norm = self._compute_norms()
@@ -207,6 +211,7 @@ class DividedUpdate:
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]
         like = self._parts[0].master
+        # a rank may count nothing, and still takes part in the collective
         square = torch.nn.utils.get_total_norm(found).square() if found else like.new_zeros(())
         dist.all_reduce(square)
         if self._steps >= SUMMED_STEPS:

@@ -113,6 +113,7 @@ def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
         chunk = place // ranks if forward else chunks - 1 - place // ranks
         return rank + chunk * ranks, group * ranks + count % ranks
 
+    # as Megatron-LM: one forward for each later rank; with several stages two, and one group for each further stage
     forwards = [Action("forward", *locate(count, forward=True)) for count in range(total)]
     backwards = [Action("backward", *locate(count, forward=False)) for count in range(total)]
     first = min(total, following if chunks == 1 else 2 * following + (chunks - 1) * ranks)
@@ -199,6 +200,7 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
             result += [Action("gather", stage) for stage in coming if stage not in whole]
             whole, place = coming, place + 1
         result.append(action)
+        # at once, so that the whole gradients of one stage are freed before those of the next are allocated
         if action == last.get(action.stage):
             result.append(Action("reduce", action.stage))
     return (*result, *(Action("release", stage) for stage in whole))

@@ -1,8 +1,8 @@
 """Simulation of a schedule: the end of each pass, and the states that a rank holds while it works through its list.
 
-A rank holds passes whose backward is still to come, states and gradients that wait to be used or sent, stages whose
-weights are whole, and stages whose gradients are. These follow the executor's own rules: an input lives until its pass
-has gone back, and the result of a pass until it is sent.
+A rank holds passes before their backward, states and gradients that wait to be used or sent, stages with whole weights,
+and stages with whole gradients. The executor's own rules apply: an input lives until the backward of its pass, and the
+result of a pass until it is sent.
 """
 
 from collections import deque
@@ -31,6 +31,7 @@ def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPa
     places: dict[Action, int] = {}
     passes = list[LinkedPass]()
     waiting = [[action for action in order if action.computes][::-1] for order in schedule]
+    # rank by rank as far as each gets: a pass is appended after its source, whatever the ranks' order
     while any(waiting):
         before = len(passes)
         for rank, left in enumerate(waiting):
@@ -101,6 +102,7 @@ class _Walk:
                 self._kept[stage] += 1
                 self._give(action, self._waiting)
             elif kind == "backward":
+                # this pass is no longer counted as kept, and the stage's whole gradients exist from now on
                 self._kept[stage] -= 1
                 self._unreduced[stage] = 1
                 yield self._note(kind, stage)

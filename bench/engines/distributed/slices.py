@@ -36,6 +36,7 @@ class TensorRanks(NamedTuple):
 
     def enter(self, states: Tensor) -> Tensor:
         """Return the states at the begin of a region: of all tokens."""
+        # forward and backward are adjoint: a gather and a reduce-scatter, or the identity and an all-reduce
         exchanges = (_gather, _sum_scattered) if self.sequence else (_keep, _sum)
         return _Boundary.apply(states, self, *exchanges)  # type: ignore[no-any-return]
 
@@ -45,7 +46,7 @@ class TensorRanks(NamedTuple):
         return _Boundary.apply(partial, self, *exchanges)  # type: ignore[no-any-return]
 
     def keep_own_tokens(self, tokens: Tensor) -> Tensor:
-        """Return this rank's share of a tensor whose last dimension are tokens."""
+        """Return this rank's share of a tensor along its last dimension, the tokens."""
         return tokens.chunk(self.ranks, -1)[self.rank] if self.sequence else tokens
 
     def count_all_tokens(self, states: Tensor) -> int:
@@ -150,6 +151,7 @@ def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRank
     for name, owner in module.named_modules():
         if (dimension := dimensions.get(name.rpartition(".")[2])) is not None:
             for kind, parameter in list(owner.named_parameters(recurse=False)):
+                # the bias of a weight sliced by columns stays whole: `SummedLinear` adds it once, after the sum
                 if kind == "weight" or dimension == 0:
                     part = Slice(dimension, among.ranks, among.rank).cut(parameter.detach())
                     setattr(owner, kind, Parameter(torch.empty_like(part)))
@@ -196,6 +198,7 @@ class UnslicedGradients:
         gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
         if not gradients or self._among is None:
             return
+        # one collective in place of one for each small parameter
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=self._among.group)
         sizes = [gradient.numel() for gradient in gradients]
@@ -212,6 +215,7 @@ class SlicedEmbedding(Module):
         self.weight, self.among = embedding.weight, among
 
     def forward(self, tokens: Tensor) -> Tensor:
+        # (batch, length, width): zeros for tokens of other ranks, so that the sum over ranks is the embedding
         own, here = _find_own(tokens, len(self.weight), self.among)
         return self.among.leave(F.embedding(own, self.weight) * here.unsqueeze(-1))
 
@@ -257,6 +261,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         exponentials = wide.exp_()
         sums = torch.stack([exponentials.sum(1), chosen])  # (2, tokens), one collective for both
         dist.all_reduce(sums, group=among.group)
+        # (tokens,): factor of each token's loss
         counted = (labels != IGNORED).float()
         share = counted / counted.sum() if reduction == "mean" else counted
         probabilities = exponentials.div_(sums[0].unsqueeze(1))
@@ -268,5 +273,6 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, own, here, share = ctx.saved_tensors
+        # (tokens, share of the vocabulary): softmax minus one at the label, on the rank that has it
         gradient = probabilities.scatter_add(1, own.unsqueeze(1), -here.unsqueeze(1).to(probabilities.dtype))
         return gradient.mul_((share * upstream).unsqueeze(1)).to(ctx.dtype), None, None, None

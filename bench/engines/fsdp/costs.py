@@ -93,12 +93,12 @@ class FsdpRun(NamedTuple):
 
     @property
     def offloaded(self) -> bool:
-        """Whether all states lie in the host's memory, and the device is not the host."""
+        """True if all states lie in the host's memory, and the device is not the host."""
         return self.options.offload and self.device == "cuda"
 
     @property
     def accumulates_whole(self) -> bool:
-        """Whether earlier micro-steps leave gradients that are not divided."""
+        """True if earlier micro-steps leave gradients that are not divided."""
         return self.spec.accumulation > 1 and not self.options.reduce_every_micro_step
 
 
@@ -146,6 +146,7 @@ class FsdpMemory(NamedTuple):
         outside = np.where(until == OUTSIDE, root_flat, flat[until])
         gathered = root + np.where(of == OUTSIDE, outside, inside) + _keep(run)
         gathered[0] = max(gathered[0], (1 + run.gloo) * root_flat + int(_cast(run, np.array(sizes.root))))
+        # gradients of this micro-step do not exist yet
         none = np.zeros_like(of)
         return SegmentBytes(none + _count_earlier_gradients(run), none, gathered)
 

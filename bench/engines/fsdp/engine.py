@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import trained
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision.update import (
     build_adamw,
@@ -37,6 +37,7 @@ from bench.engines.precision.update import (
     on_device,
     parameter_count,
     set_learning_rate,
+    sum_squares,
     torch_dtype,
 )
 
@@ -92,6 +93,7 @@ def construction(spec: RunSpec) -> Iterator[None]:
         setattr(empty, _HERE, Shard(mesh))
         return empty
 
+    # torch's hook sees each parameter when its module registers it, before the next one is allocated
     handle = register_module_parameter_registration_hook(forget)  # type: ignore[arg-type]  # it may return another
     try:
         with on_device(spec.precision):
@@ -104,6 +106,7 @@ def construction(spec: RunSpec) -> Iterator[None]:
 def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
     """Return a context in which the `parameters` of a model that is not yet built into its engine are whole on every
     rank; rank 0's changes to them stay. Collective."""
+    # tensors are swapped, not replaced: modules keep their parameter objects, by which tied ones are recognised
     held = [(parameter, _get_shard(parameter)) for parameter in parameters]
     places = []
     for parameter, shard in held:

@@ -41,9 +41,9 @@ PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 NORM_BYTES = 4
 """Bytes of the squared gradient norm in fp32."""
 SETTLED, REPEATED = 3, 3
-"""Groups of micro-batches (one for each rank) after which a schedule repeats itself, and groups whose time stands for
-each group after them. In 300 random schedules steps were exact with equal stages, and within 1 % of the whole schedule
-with one stage up to three times as slow as another."""
+"""Numbers of groups of micro-batches; a group has one micro-batch for each rank. A schedule repeats after SETTLED
+groups, and the mean time of REPEATED more groups stands for each later one. In 300 random schedules steps were exact
+with equal stages, and within 1 % of the whole schedule with one stage up to three times as slow as another."""
 FILLED = 3
 """Groups after which no rank keeps more, in schedules whose backwards begin as early as possible."""
 
@@ -203,9 +203,11 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
 
 
 def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the peak of the optimizer's step. AdamW works on this rank's partition in fp32. Gradients that are kept
-    whole are reduced before, at whose end the partition exists in both widths, and weights are published after it; gloo
-    does both on a copy."""
+    """Return the peak of the optimizer's step. AdamW works on this rank's partition in fp32.
+
+    Gradients that are kept whole are reduced first; when that ends, the partition exists in both widths. Weights are
+    published after the step. gloo does both on a copy.
+    """
     width, alone = run.width, flat.copies == 1
     taken = FULL * sum(flat.gathered) // flat.copies
     needed, working = 0, count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
@@ -214,6 +216,7 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
         taken += 0 if alone and width == FULL else FULL * own  # alone in fp32, they are those of the flat tensor
         needed = max(needed, taken + (0 if alone else width * (own * (width < FULL) + size * run.gloo)))
     needed = max(needed, taken + working)
+    # tensor by tensor: the gradient of one is freed before its weights are published
     for size in flat.kept:
         own = size // flat.copies
         taken -= FULL * own
@@ -326,6 +329,7 @@ def simulate_ends(
             ends_s[one.rank] = end_s  # a rank's passes are in their order
         return tuple(ends_s.values())
 
+    # with alternating passes a rank's end grows linearly once SETTLED groups are through
     left_out = max(0, size.micro_batches // size.ranks - SETTLED - REPEATED)  # groups
     many = size._replace(micro_batches=size.micro_batches - left_out * size.ranks)
     ends_s = simulate(many)
@@ -339,7 +343,7 @@ def simulate_ends(
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[SimulatedPass]:
-    """Return the time of each pass of a schedule, those of a place in their order."""
+    """Return the time of each pass of a schedule. The passes of one place are in their order."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)
     found = []

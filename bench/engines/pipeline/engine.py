@@ -58,6 +58,7 @@ class PipelineEngine:
         """Divide the update among copies, as the options say; return the gathered parameters by stage."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
+        # zero3 gathers stage by stage; parameters that several stages share belong to none of them, and stay whole
         gathered = dict[int, GatheredParameters]()
         if self._options.sharding == "zero3" and dist.get_world_size(group) > 1:
             for number in list_stages(self._spec, dist.get_rank()):
@@ -108,7 +109,7 @@ class PipelineEngine:
         return found
 
     def _is_counted(self, stages: RankStages, name: str, parameter: Parameter) -> bool:
-        """Whether a parameter counts in the norm on this rank: the first of the ranks that share it counts it."""
+        """Return True if a parameter counts in the norm on this rank: the first rank that shares it counts it."""
         holders = self._list_holders(stages, name)
         first = not holders or holders[0] == self._here.pipeline
         return first and (find_slice(parameter) is not None or self._here.tensor == 0)

@@ -103,6 +103,7 @@ def limits(options: Options) -> ClusterLimits:
         # The partition is inside an option that is not parsed here: its limits are unknown.
         named = ""
     found = select_partitions(partitions, named)
+    # More devices than a node has cores for would wait in the queue forever.
     cores, cpus_per_device = find_max_cpus(found, nodes), options.cpus_per_device
     return ClusterLimits(
         max_array_size=int(array) if array.isdigit() else None,

@@ -19,6 +19,7 @@ from bench.core.private import is_secret
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Frozen, Positive, RunSpec
 
+# sbatch alone would obey these.
 _OTHER_CLUSTER = re.compile(r"--cluster|-M")
 _GPU_OPTION = re.compile(r"--(gpus|gres|tres-per)|-G")
 """Options of sbatch that ask for GPUs."""

@@ -97,6 +97,7 @@ def submit(launch: LaunchPlan) -> str:
     for path, text in launch.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     script = "".join(launch.files.values())
+    # The name identifies the job if sbatch fails after Slurm has taken it.
     found = re.search(r"^#SBATCH --job-name=(\S+)$", script, re.MULTILINE)
     assert found, "a script without a name"
     try:

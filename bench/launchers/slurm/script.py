@@ -141,7 +141,7 @@ def _build_small_command(work: Work, options: Options) -> list[list[str]]:
 def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]]:
     """Return the command that runs on every node, in parts that are a line of the script each."""
     tasks, cpus = _count_tasks(work, options)
-    # --export: a site may have told sbatch to export nothing, and srun would obey too.
+    # --export: a site may configure sbatch to export nothing, which srun would inherit.
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []

@@ -16,17 +16,16 @@ from bench.models import derived_seed
 from bench.models.gpt.decoder import CausalLanguageModel
 from bench.models.gpt.part import DIMENSIONS, EMBEDDING, DecoderPart
 from bench.models.gpt.shape import Shape
-from bench.models.modules.parts import SkippedInitialisation, draw, materialise
+from bench.models.modules import SkippedInitialisation, draw, materialise
 
 DEVIATION = 0.02
-"""Standard deviation of every matrix and embedding, `initializer_range` of transformers' GPT-2 and Llama."""
+"""Standard deviation of every matrix and embedding: `initializer_range` of transformers' GPT-2 and Llama."""
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
     """Return the uninitialised model, built inside `construction`."""
-    shape, reduction = Shape.model_validate(spec.model.shape), objectives.load(spec.objective).REDUCTION
     with construction or nullcontext(), SkippedInitialisation():
-        model = CausalLanguageModel(shape, spec.model, checkpointing=spec.activation_checkpointing, reduction=reduction)
+        model = CausalLanguageModel(Shape.model_validate(spec.model.shape), spec.model, **_list_settings(spec))
     if spec.model.compile == "blocks":
         for layer in model.model.layers:
             layer.compile()  # in place: names of parameters, and so their weights, stay
@@ -37,22 +36,21 @@ def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> nn.Module:
     """Return a part of the uninitialised model; see `bench.core.plugins.DividedFamilyBuilder`."""
-    shape, reduction = Shape.model_validate(spec.model.shape), objectives.load(spec.objective).REDUCTION
-
-    def make() -> DecoderPart:
-        return DecoderPart(
-            shape, spec.model, part, among, checkpointing=spec.activation_checkpointing, reduction=reduction
-        )
-
-    made = materialise(make, construction)
+    shape = Shape.model_validate(spec.model.shape)
+    made = materialise(lambda: DecoderPart(shape, spec.model, part, among, **_list_settings(spec)), construction)
     made.finish(spec.model.loss_chunk_tokens)
     if among is not None:
         mark_slices(made, DIMENSIONS, among)
     return made
 
 
+def _list_settings(spec: RunSpec) -> dict[str, Any]:
+    reduction = objectives.load(spec.objective).REDUCTION
+    return {"checkpointing": spec.activation_checkpointing, "reduction": reduction}
+
+
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """Return the parameters that several parts have: an embedding that is the head as well."""
+    """Return the parameters that several parts share, and these parts: an embedding that is also the head."""
     tied = not Shape.model_validate(spec.model.shape).separate_head
     return {EMBEDDING: [0, len(parts) - 1]} if tied and len(parts) > 1 else {}
 
@@ -60,11 +58,11 @@ def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight of `module` from (spec.seed, parameter name): biases are 0 and norms 1, as in transformers.
 
-    GPT-2 draws the matrix that ends a sub-layer by 1 / √(sub-layers) smaller. Every rank draws the same.
+    GPT-2 draws the last matrix of a sub-layer smaller by 1 / √(sub-layers). Every rank draws the same.
     """
     shape = Shape.model_validate(spec.model.shape)
     residual = DEVIATION * (2 * shape.layers) ** -0.5 if shape.scaled_residuals else DEVIATION
-    for name, parameter in module.named_parameters():  # shared ones appear once
+    for name, parameter in module.named_parameters():  # shared parameters appear once
         *_, owner, kind = name.split(".")
         with whole([parameter]), torch.no_grad():
             if kind == "bias" or owner.endswith("norm"):

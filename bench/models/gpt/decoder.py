@@ -1,5 +1,8 @@
-"""The decoder in torch, by traits. Modules are called as in transformers' Llama, whose weights are this one's name by
-name, and as in OPT and Phi-3 where Llama has none."""
+"""The decoder in torch, by traits.
+
+Modules have the names of transformers' Llama, so that its weights fit name by name; modules that Llama lacks have the
+names of OPT and Phi-3.
+"""
 
 import math
 from typing import NamedTuple
@@ -17,56 +20,64 @@ from bench.models.modules.chunked_loss import ChunkedHead
 
 
 def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of every position, (tokens, d_head), or (samples, 1, tokens, d_head) for positions by
-    sample. Angles are computed in fp32, whatever the precision in which a model is built."""
+    """Return cosines and sines of every position: (length, d_head), or (batch, 1, length, d_head) for positions by
+    sample. Angles are computed in fp32 in every precision of the model: bf16 cannot tell positions above 256 apart."""
     assert shape.rotary_base is not None
     even = torch.arange(0, shape.d_head, 2, dtype=torch.float32, device=places.device)
-    frequencies = 1.0 / shape.rotary_base ** (even / shape.d_head)
+    frequencies = 1.0 / shape.rotary_base ** (even / shape.d_head)  # (d_head / 2,)
     if shape.rotary_scaling:
         frequencies = _scale_frequencies(frequencies, shape.rotary_scaling)
     angles = places.unsqueeze(-1).float() * frequencies
-    angles = torch.cat([angles, angles], dim=-1)
-    angles = angles.unsqueeze(1) if places.dim() > 1 else angles
+    angles = torch.cat([angles, angles], dim=-1)  # both elements of a pair, which lie d_head / 2 apart, as in Llama
+    angles = angles.unsqueeze(1) if places.dim() > 1 else angles  # one table for all heads
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return queries or keys, (samples, heads, tokens, d_head), turned by their positions."""
+    """Return queries or keys, (batch, heads, length, d_head), rotated by their positions."""
+    # element i and i + d_head / 2 are one pair, as in Llama
     first, second = states.chunk(2, dim=-1)
     return states * cosines + torch.cat([-second, first], dim=-1) * sines
 
 
 def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Slow down what turns fewer than `low_freq_factor` times within the texts that were trained on first, leave what
-    turns more than `high_freq_factor` times, and go from one to the other in between (Llama 3.1)."""
+    """Return the frequencies of Llama 3.1, (d_head / 2,).
+
+    Dimensions with fewer than `low_freq_factor` turns within the texts of the first training are slowed down, those
+    with more than `high_freq_factor` turns stay, and frequencies between are interpolated.
+    """
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    share = ((turns - low) / (high - low)).clamp(0, 1)
+    share = ((turns - low) / (high - low)).clamp(0, 1)  # of the unscaled frequency
     return (1 - share) * frequencies / scaling.factor + share * frequencies
 
 
 class Output(NamedTuple):
-    """What an engine reads of a forward pass."""
+    """Result of a forward pass, as engines read it."""
 
     loss: Tensor
 
 
 class WideRmsNorm(nn.Module):
-    """Llama's norm: all but the product with its scale is computed in fp32."""
+    """Llama's norm: everything except the product with its scale is computed in fp32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, states: Tensor) -> Tensor:
+        # the order of casts is Llama's: bf16 losses would differ otherwise
         wide = states.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(states.dtype)
 
 
 class SelfAttention(nn.Module):
-    """Causal attention over a sample's own tokens. The rows of a fused matrix go head by head, each with its query, key
-    and value, so that the heads of a tensor-parallel rank are a run of rows."""
+    """Causal attention over a sample's own tokens.
+
+    The rows of a fused matrix go head by head, each with its query, key and value: the heads of a tensor-parallel rank
+    are then consecutive rows.
+    """
 
     def __init__(self, shape: Shape, model: ModelSpec) -> None:
         super().__init__()
@@ -87,12 +98,14 @@ class SelfAttention(nn.Module):
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         attend = self.written_out if self.eager else self.by_kernel
+        # (batch, heads, length, d_head) becomes (batch, length, heads × d_head)
         attended: Tensor = self.o_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
         return attended
 
     def projected(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (samples, heads, tokens, d_head) each."""
+        """Return queries, keys and values, (batch, heads, length, d_head) each."""
         if self.fused:
+            # (batch, length, 3 × heads × d_head) becomes three of (batch, length, heads, d_head)
             query, key, value = self.qkv_proj(states).unflatten(-1, (self.heads, 3, self.d_head)).unbind(-2)
             return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         query, key, value = (
@@ -102,31 +115,34 @@ class SelfAttention(nn.Module):
         return query, key, value
 
     def written_out(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention as products and a softmax; `mask` is added to the scores."""
+        """Return attention by products and a softmax; `mask`, (length, length) or broadcast, is added to the scores."""
         key, value = self.repeated(key), self.repeated(value)
-        scores = torch.matmul(query, key.transpose(2, 3)) * self.d_head**-0.5
+        scores = torch.matmul(query, key.transpose(2, 3)) * self.d_head**-0.5  # (batch, heads, length, length)
         scores = scores if mask is None else scores + mask
         weights = F.dropout(F.softmax(scores, dim=-1), self.dropout, self.training)
         return torch.matmul(weights, value)
 
     def by_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention by torch's kernel; `mask` is true where a token is seen. Those of a GPU that take groups take no
-        mask and no fp32: elsewhere keys and values are repeated, or torch would write the scores out."""
+        """Return attention by torch's kernel; `mask` is true where a token is seen.
+
+        GPU kernels with grouped heads support neither a mask nor fp32. In those cases keys and values are repeated:
+        otherwise torch would choose a kernel that holds all scores in memory.
+        """
         takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
         if self.groups > 1 and not takes_groups:
             key, value = self.repeated(key), self.repeated(value)
-        dropout = self.dropout if self.training else 0.0  # torch's kernel asks for no mode
+        dropout = self.dropout if self.training else 0.0  # the function ignores training mode
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout, is_causal=mask is None, enable_gqa=self.groups > 1 and takes_groups
         )
 
     def repeated(self, of_groups: Tensor) -> Tensor:
-        """Return keys or values once for each head that shares them."""
+        """Return keys or values, (batch, heads, length, d_head), once for each head that shares them."""
         return of_groups if self.groups == 1 else of_groups.repeat_interleave(self.groups, dim=1)
 
 
 class FeedForward(nn.Module):
-    """Two matrices with an activation between them, or three where it is gated."""
+    """Two matrices with an activation between them, or three in the gated form."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -140,6 +156,7 @@ class FeedForward(nn.Module):
         self.down_proj: nn.Module = nn.Linear(shape.inner, shape.width, bias=shape.biases)
 
     def forward(self, states: Tensor) -> Tensor:
+        # single expressions: a local variable would keep a tensor (batch, length, inner) that backward does not need
         made: Tensor
         if self.gated:
             made = self.down_proj(self.activated(self.gate_proj(states)) * self.up_proj(states))
@@ -154,7 +171,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each with a norm before it and a residual sum behind it."""
+    """Attention and an MLP, each with a norm before it and a residual sum after it."""
 
     def __init__(self, shape: Shape, model: ModelSpec) -> None:
         super().__init__()
@@ -175,7 +192,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape, self.eager, self.dropout = shape, model.attention == "eager", model.dropout
         self.checkpointing = checkpointing
-        self.among: TensorRanks | None = None  # those who share each matrix with this rank
+        self.among: TensorRanks | None = None  # the ranks that share each matrix with this rank
         self.embed_tokens: nn.Module = nn.Embedding(shape.vocab, shape.width)
         if shape.rotary_base is None:
             self.embed_positions: nn.Module = nn.Embedding(shape.positions, shape.width)
@@ -183,20 +200,24 @@ class Decoder(nn.Module):
         self.norm = _norm(shape)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Return the last states. `position_ids`, (samples, tokens), begin anew with each document of a sample: a token
-        then sees its own document alone."""
+        """Return the last states, (batch, length, width), of tokens (batch, length).
+
+        `position_ids`, (batch, length), restart at 0 with each document of a sample: a token then sees only its own
+        document.
+        """
         states = self.run_layers(self.embed(input_ids, position_ids), position_ids)
         return self.norm(states)  # type: ignore[no-any-return]
 
     def embed(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
-        """Return the states before the first layer."""
+        """Return the states before the first layer, (batch, length, width)."""
         states = self.embed_tokens(input_ids)
         if self.shape.rotary_base is None:
             states = states + self.embed_positions(_find_places(input_ids.shape[1], input_ids, position_ids))
         return F.dropout(states, self.dropout, self.training)
 
     def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
-        """Return the states behind the last of `layers`."""
+        """Return the states after the last of `layers`."""
+        # masks and rotations are for all tokens: attention sees them all, also with sequence parallelism
         tokens = states.shape[1] if self.among is None else self.among.count_all_tokens(states)
         rotation, mask = None, self.mask(tokens, position_ids, states)
         if self.shape.rotary_base is not None:
@@ -209,12 +230,12 @@ class Decoder(nn.Module):
         return states
 
     def mask(self, tokens: int, position_ids: Tensor | None, states: Tensor) -> Tensor | None:
-        """Return what the attention takes as a mask: None where its kernel knows causality by itself."""
+        """Return the mask, (length, length) or (batch, 1, length, length); None: the kernel's causality suffices."""
         if position_ids is None and not self.eager:
             return None
         seen = torch.ones(tokens, tokens, dtype=torch.bool, device=states.device).tril()
         if position_ids is not None:
-            document = (position_ids == 0).cumsum(-1)
+            document = (position_ids == 0).cumsum(-1)  # (batch, length): number of each token's document
             seen = (seen & (document.unsqueeze(-1) == document.unsqueeze(-2))).unsqueeze(1)
         if not self.eager:
             return seen
@@ -229,6 +250,7 @@ class CausalLanguageModel(nn.Module):
         self.reduction = reduction
         self.model = Decoder(shape, model, checkpointing=checkpointing)
         self.lm_head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=False)
+        # tied before any engine sees the module, so that it counts and updates one parameter
         if not shape.separate_head:
             self.lm_head.weight = self.model.embed_tokens.weight  # type: ignore[assignment]
         if model.loss_chunk_tokens:
@@ -239,20 +261,20 @@ class CausalLanguageModel(nn.Module):
         return Output(self.loss(self.model(input_ids, position_ids), labels))
 
     def loss(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the last states."""
-        following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        """Return the loss, 0-d, of the last states."""
+        following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]  # each state predicts the next token
         if isinstance(self.lm_head, ChunkedHead):
             return self.lm_head(states, following)  # type: ignore[no-any-return]
         return self.compute_loss(states, following)
 
     def compute_loss(self, states: Tensor, following: Tensor) -> Tensor:
-        """Return the loss of states by the label that follows each of them."""
-        logits = self.lm_head(states).float().flatten(0, 1)
+        """Return the loss of states, from the label that follows each of them."""
+        logits = self.lm_head(states).float().flatten(0, 1)  # (batch × length, vocabulary)
         return F.cross_entropy(logits, following.flatten(), reduction=self.reduction, ignore_index=IGNORED)
 
 
 def _find_places(tokens: int, like: Tensor, position_ids: Tensor | None) -> Tensor:
-    """Return the positions of so many tokens, on the device of `like`, where nothing else is said of them."""
+    """Return the given positions, or else (length,) positions from 0 on the device of `like`."""
     return torch.arange(tokens, device=like.device) if position_ids is None else position_ids
 
 

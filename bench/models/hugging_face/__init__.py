@@ -1,4 +1,4 @@
-"""Any architecture that transformers trains as a language model, by its config.json: measured, and not predicted."""
+"""Any architecture that transformers trains as a language model, by its config.json: measured, not predicted."""
 
 from bench.models.hugging_face.shape import (
     MODEL_TYPES,

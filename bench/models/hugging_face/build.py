@@ -1,6 +1,6 @@
-"""Builds what transformers makes of a config, with weights that follow from the seed and their names alone."""
+"""Models as transformers builds them from a config, with weights that follow only from the seed and their names."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,22 +9,26 @@ from torch.nn import Module, Parameter
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from bench.core.plugins import Whole
 from bench.core.spec import ModelSpec, RunSpec
 from bench.models import derived_seed
 from bench.models.hugging_face.shape import Shape
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> Module:
-    """Return the uninitialised model, built inside `construction`. ValueError for what transformers does not know."""
+    """Return the uninitialised model, built inside `construction`. ValueError for a config unknown to transformers."""
     shape = Shape.model_validate(spec.model.shape)
     config = _build_config(shape, spec.model)
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
-    found = _import_model_class(kind, config)  # imported before `construction` is entered
+    if type(config) not in kind._model_mapping:
+        raise ValueError(f"transformers does not train model_type={config.model_type} with {kind.__name__}")
+    # imported before `construction` is entered: under deepspeed.zero.Init an import of a model class raises
+    found: type[PreTrainedModel] = kind._model_mapping[type(config)]
     if spec.model.attention == "sdpa" and not found._supports_sdpa:
         raise ValueError(f"transformers has no model.attention=sdpa for model_type={shape.model_type}; set it to eager")
-    with construction or nullcontext(), no_init_weights():  # `initialise` does it, with whole weights
+    with construction or nullcontext(), no_init_weights():  # `initialise` draws whole weights
         model: Any = kind.from_config(config, attn_implementation=spec.model.attention)
-    model.tie_weights()  # left out with the initialisation
+    model.tie_weights()  # no_init_weights skips it too
     if spec.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"transformers has no activation checkpointing for model_type={shape.model_type}")
@@ -34,16 +38,12 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     return trained
 
 
-def initialise(
-    module: Module,
-    spec: RunSpec,
-    whole: Callable[[Sequence[Parameter]], AbstractContextManager[Any]] = nullcontext,
-) -> None:
+def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight from (spec.seed, name of its module), as transformers initialises that architecture.
 
-    A module is drawn together with its leaves, whose weights its rule may set anew, as GPT-2's does with residual
-    projections: in the run's precision, on their device, the same on every rank. Raises ValueError for a parameter that
-    transformers does not initialise.
+    A module is drawn together with its leaves, because its rule may set their weights again, as GPT-2's does with
+    residual projections. Weights are drawn in the run's precision, on their device, the same on every rank. Raises
+    ValueError for a parameter that transformers does not initialise.
     """
     drawn: dict[Parameter, str] = {}
     for parameter in module.parameters():
@@ -53,13 +53,14 @@ def initialise(
             parameter: f"{name}.{own}"
             for name, member in members.items()
             for own, parameter in member.named_parameters(recurse=False)
-            if parameter not in drawn  # one that two modules share is the first one's
+            if parameter not in drawn  # a parameter that two modules share is drawn with the first one
         }
         drawn |= fresh
         with whole(list(fresh)), torch.no_grad():
             for parameter in fresh:
                 _mark_kept(parameter, False)
-                parameter.fill_(torch.nan)
+                parameter.fill_(torch.nan)  # marks weights that no rule sets
+            # one seed for each module: the order in which modules are drawn does not matter
             for name, member in members.items():
                 torch.manual_seed(derived_seed(spec.seed, name))
                 model._init_weights(member)
@@ -71,13 +72,13 @@ def initialise(
 
 
 def _mark_kept(parameter: Parameter, keeps: bool) -> None:
-    """Tell transformers' rules whether to leave a parameter as it is."""
+    """Mark a parameter for transformers' rules, which leave marked parameters unchanged."""
     parameter._is_hf_initialized = keeps  # type: ignore[attr-defined]
 
 
 def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
-    """Yield, the deepest ones first, each module that has others in it with its leaves by name, and the model whose
-    rules initialise them."""
+    """Yield each module that contains others, the deepest first: the model whose rules initialise it, and the module
+    with its leaves by name."""
     models: dict[str, Any] = {}
     groups: list[tuple[Any, dict[str, Module]]] = []
     for name, parent in module.named_modules():  # a parent comes before its children
@@ -93,7 +94,7 @@ def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
 
 
 def _build_config(shape: Shape, model: ModelSpec) -> Any:
-    """Return the config; ValueError for a model type, or a name of a value, that transformers does not know."""
+    """Return the config; ValueError for a model type, or a key, that is unknown to transformers."""
     values = shape.model_dump(exclude={"model_type"})
     config = AutoConfig.for_model(shape.model_type, **values)
     known = {*AutoConfig.for_model(shape.model_type).to_dict(), *config.attribute_map}
@@ -104,11 +105,3 @@ def _build_config(shape: Shape, model: ModelSpec) -> Any:
             setattr(config, name, model.dropout)
     config.use_cache = False
     return config
-
-
-def _import_model_class(kind: Any, config: Any) -> type[PreTrainedModel]:
-    """Import the class that will be built; ValueError if the architecture is not trained as such a language model."""
-    if type(config) not in kind._model_mapping:
-        raise ValueError(f"transformers does not train model_type={config.model_type} with {kind.__name__}")
-    found: type[PreTrainedModel] = kind._model_mapping[type(config)]
-    return found

@@ -1,4 +1,4 @@
-"""The sizes of an architecture that transformers knows: values of its config; what is not given is as in its class."""
+"""The sizes of an architecture of transformers: values of its config. Defaults are those of the config class."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ MODEL_TYPES: tuple[str, ...] = ()
 _NO_SIZES = frozenset(
     {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version", "use_cache"}
 )
-"""Keys of a config.json that say nothing of a network whose weights are random."""
+"""Keys of a config.json without effect on a network with random weights."""
 
 
 class Shape(Frozen):
-    """A config of transformers: its `model_type`, and the values of that class of configs."""
+    """A config of transformers: its `model_type`, and the values of that config class."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
@@ -29,7 +29,7 @@ class Shape(Frozen):
 def from_hugging_face(config: dict[str, Any]) -> Shape:
     """Return the Shape of a Hugging Face config.json; raise UserError for one without a model type or vocabulary.
 
-    Dropout and precision belong to the spec, and weights are always random: what says something of them is left out.
+    Dropout and precision belong to the spec, and weights are always random, so their keys are ignored.
     """
     missing = [key for key in ("model_type", "vocab_size") if not isinstance(config, dict) or not config.get(key)]
     if missing:
@@ -40,7 +40,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
 
 
 def check(shape: Shape, spec: RunSpec) -> None:
-    """Raise UserError for what is our own and no architecture of transformers has."""
+    """Raise UserError for options of this project that transformers lacks."""
     model, family = spec.model, f"family {spec.model.family}"
     ours = {
         f"model.loss_chunk_tokens={model.loss_chunk_tokens}": model.loss_chunk_tokens is not None,
@@ -55,16 +55,15 @@ def check(shape: Shape, spec: RunSpec) -> None:
         if isinstance(positions, int) and length > positions:
             raise UserError(f"sequence.{kind}={length}", f"the model has {positions} positions", "give fewer tokens")
     if any(kind.positions for kind in objectives.load(spec.objective).KINDS):
-        rule = "not every model of transformers keeps documents apart"
+        rule = "not every model of transformers separates documents"
         raise UserError(f"objective={spec.objective}", rule, "choose objective=causal_lm")
-    reduction = objectives.load(spec.objective).REDUCTION
-    if reduction != "mean":
+    if (reduction := objectives.load(spec.objective).REDUCTION) != "mean":
         rule = f"its loss is a {reduction} over tokens, and transformers takes their mean"
         raise UserError(f"objective={spec.objective}", rule, "choose another objective, or another family")
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:
-    """Return the kinds of tokens that a sample holds."""
+    """Return the kinds of tokens in a sample."""
     return ("encoder", "decoder") if shape.is_encoder_decoder else ("tokens",)
 
 
@@ -74,5 +73,5 @@ def vocabulary(shape: Shape) -> int:
 
 
 def stacks(shape: Shape) -> Stacks | None:
-    """Return nothing: what transformers makes of a config is known only once it is built."""
+    """Return None: the network of a config is known only once transformers has built it."""
     return None

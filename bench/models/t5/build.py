@@ -1,6 +1,6 @@
-"""T5 as transformers builds it, the variants of it that may be faster, and its weights."""
+"""T5 as transformers builds it, its faster variants, and its weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,17 +9,18 @@ from transformers import T5Config, T5ForConditionalGeneration, UMT5Config, UMT5F
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from bench.core.network import Part
+from bench.core.plugins import Whole
 from bench.core.spec import ModelSpec, RunSpec
 from bench.engines.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
+from bench.models.modules import SkippedInitialisation, draw, materialise
 from bench.models.modules.chunked_loss import ChunkedHead
-from bench.models.modules.parts import SkippedInitialisation, draw, materialise
 from bench.models.t5.part import BIAS_TABLE, DIMENSIONS, EMBEDDING, STACKS, T5Part
 from bench.models.t5.shape import NAMES, Shape
 
 
 class ChunkedLoss:
-    """A T5 or umT5 for training alone: its head, a ChunkedHead, makes the loss, and there are no logits."""
+    """A T5 or umT5 only for training: its head, a ChunkedHead, computes the loss, and there are no logits."""
 
     config: Any
     encoder: Any
@@ -31,6 +32,7 @@ class ChunkedLoss:
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> Seq2SeqLMOutput:
+        # both (batch, length of the kind, d_model)
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         decoded = self.decoder(
             input_ids=self._shift_right(labels),
@@ -43,11 +45,11 @@ class ChunkedLoss:
 
 
 class WithChunkedLoss(ChunkedLoss, T5ForConditionalGeneration):  # type: ignore[misc]
-    """A T5 with it."""
+    """A T5 with a chunked loss."""
 
 
 class Umt5WithChunkedLoss(ChunkedLoss, UMT5ForConditionalGeneration):  # type: ignore[misc]
-    """A umT5 with it."""
+    """A umT5 with a chunked loss."""
 
 
 KINDS: dict[tuple[bool, bool], Any] = {
@@ -56,19 +58,22 @@ KINDS: dict[tuple[bool, bool], Any] = {
     (True, False): UMT5ForConditionalGeneration,
     (True, True): Umt5WithChunkedLoss,
 }
-"""What is built, by whether there is a position bias in every layer and whether the loss is chunked."""
+"""Classes to build, by two questions: a position bias in every layer? a chunked loss?"""
+
+
+_FLEX = "flex_attention_with_position_bias"
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
     """Return an uninitialised T5ForConditionalGeneration, or UMT5's, in fp32, built inside `construction`.
 
-    `construction` decides where the weights live: an engine's context, or `torch.device("meta")`.
+    `construction` decides the place of the weights: an engine's context, or `torch.device("meta")`.
     """
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():
         model = kind(_build_config(shape, spec.model))
-    if shape.separate_head:  # nothing is tied then: share what T5 always shares, as transformers does it
+    if shape.separate_head:  # transformers ties nothing then; the embedding is shared in every T5
         for stack in (model.encoder, model.decoder):
             stack.embed_tokens.weight = model.shared.weight
     if spec.model.loss_chunk_tokens:
@@ -86,10 +91,9 @@ def build_part(
 ) -> torch.nn.Module:
     """Return a part of the uninitialised model; see `bench.core.plugins.DividedFamilyBuilder`."""
     shape = Shape.model_validate(spec.model.shape)
-    kind = KINDS[shape.bias_per_layer, False]
 
     def make() -> T5Part:
-        whole = kind(_build_config(shape, spec.model))
+        whole = KINDS[shape.bias_per_layer, False](_build_config(shape, spec.model))
         if spec.activation_checkpointing:
             _enable_checkpointing(whole)
         return T5Part(whole, part, shape, among)
@@ -102,15 +106,15 @@ def build_part(
 
 
 def _enable_checkpointing(model: Any) -> None:
-    """Have every block run again in backward."""
-    # the second name is the older one, deprecated where the first exists
+    """Recompute every block in backward."""
+    # the second name is older, and deprecated where the first exists
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
 
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """Return the parameters that several parts have: tables of position biases that all blocks of a stack use, and an
-    embedding that is the head as well."""
+    """Return the parameters that several parts share, and these parts: tables of position biases that all blocks of a
+    stack use, and an embedding that is also the head."""
     shape = Shape.model_validate(spec.model.shape)
     layers = shape.encoder_layers, shape.decoder_layers
     shared = {} if shape.separate_head else {EMBEDDING: [0, len(parts) - 1]}
@@ -126,36 +130,55 @@ def _build_config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
         **{theirs: getattr(shape, ours) for ours, theirs in NAMES.items()},
         feed_forward_proj=f"gated-{shape.activation}" if shape.gated else shape.activation,
         dropout_rate=model.dropout,
-        attn_implementation=_name_attention(model),
+        attn_implementation=_register_flex_attention() if model.attention == "flex" else model.attention,
         decoder_start_token_id=0,
         use_cache=False,
     )
-    # T5Config ties whatever it is told. Said afterwards it holds: no later tie_weights() ties the head again.
+    # T5Config ignores these arguments and ties. Set afterwards they hold: no later tie_weights() ties the head again.
     config.tie_word_embeddings = not shape.separate_head
     config.scale_decoder_outputs = not shape.separate_head
     return config
 
 
-def _name_attention(model: ModelSpec) -> str:
-    """Return transformers' name for the attention."""
-    if model.attention != "flex":
-        return model.attention
-    from bench.models.modules import flex_attention
+def _register_flex_attention() -> str:
+    """Register an attention by torch's flex_attention, which adds the position bias inside its kernel; return its name.
 
-    return flex_attention.NAME
+    transformers has such an attention too, but indexes the bias, which is equal for all samples, by the number of the
+    sample (5.23, integrations/flex_attention.py, score_mod): from the second sample on that is past its end.
+    """
+    # imported only for models that use it
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.flex_attention import compile_friendly_flex_attention
+    from transformers.masking_utils import flex_attention_mask
+
+    def attend(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
+        scaling: float | None = None, position_bias: torch.Tensor | None = None, **_: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        # query, key and value: (batch, heads, length, d_kv); attention_mask: a BlockMask or None
+        assert position_bias is not None  # T5 has it in every layer, in some as zeros
+        bias = position_bias[0]  # (heads, queries, keys)
+
+        def add_bias(score: Any, sample: Any, head: Any, row: Any, column: Any) -> Any:
+            return score + bias[head, row, column]
+
+        attended: Any = compile_friendly_flex_attention(
+            query, key, value, training=module.training, score_mod=add_bias, block_mask=attention_mask, scale=scaling
+        )
+        return attended.transpose(1, 2).contiguous(), None  # (batch, queries, heads, d_kv)
+
+    AttentionInterface.register(_FLEX, attend)
+    AttentionMaskInterface.register(_FLEX, flex_attention_mask)
+    return _FLEX
 
 
-def initialise(
-    module: torch.nn.Module,
-    spec: RunSpec,
-    whole: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager[Any]] = nullcontext,
-) -> None:
+def initialise(module: torch.nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight of `module` from (spec.seed, parameter name), with T5's own standard deviations.
 
     Every rank draws the same. Raises ValueError for a parameter that no rule covers.
     """
     deviations = _list_standard_deviations(Shape.model_validate(spec.model.shape))
-    for name, parameter in module.named_parameters():  # shared ones appear once
+    for name, parameter in module.named_parameters():  # shared parameters appear once
         owner = name.split(".")[-2]
         if owner not in deviations:
             raise ValueError(f"{name}: T5 has no rule to initialise it; known are {', '.join(deviations)}")
@@ -168,15 +191,15 @@ def initialise(
 
 
 def _list_standard_deviations(shape: Shape) -> dict[str, float | None]:
-    """Standard deviation of a weight by the module that owns it; None for a scale, which starts at one.
+    """Return the standard deviation of a weight by the module that owns it; None for a scale, which starts at one.
 
-    They are those of Mesh TensorFlow's T5 in transformers, `T5PreTrainedModel._init_weights`.
+    From Mesh TensorFlow's T5, as in transformers' `T5PreTrainedModel._init_weights`.
     """
     from_model, from_inner, from_ff = shape.d_model**-0.5, shape.d_inner**-0.5, shape.d_ff**-0.5
     return {
         "shared": 1.0,
         "lm_head": 1.0,
-        "q": (shape.d_model * shape.d_kv) ** -0.5,  # in place of scaling the scores by d_kv^-1/2
+        "q": (shape.d_model * shape.d_kv) ** -0.5,  # instead of scaling the scores by d_kv^-1/2
         "k": from_model,
         "v": from_model,
         "o": from_inner,

@@ -1,22 +1,22 @@
-"""Sizes of a T5, and the network that they make."""
+"""Sizes of a T5, and its network."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from bench import objectives
+from bench import models, objectives
 from bench.core.errors import UserError
 from bench.core.network import Attention, Mlp, Stack, Stacks
 from bench.core.spec import Frozen, Positive, RunSpec
 
 Activation = Literal["relu", "gelu_new", "silu"]
 Layers = Annotated[int, Field(gt=0, le=10_000)]
-"""Far more than anybody trains: predictions go through them one by one."""
+"""The limit is far above any trained model: predictions go through layers one by one."""
 
 
 class Shape(Frozen):
-    """The sizes of a T5. `heads` × `d_kv` need not be `d_model`."""
+    """The sizes of a T5. `heads` × `d_kv` may differ from `d_model`."""
 
     d_model: Positive
     d_kv: Positive = Field(description="per head")
@@ -27,14 +27,10 @@ class Shape(Frozen):
     vocab: Positive
     gated: bool = Field(description="a third feed-forward matrix, as in v1.1 and mT5")
     activation: Activation
-    separate_head: bool = Field(
-        description="false: the head is the embedding, its input scaled by d_model^-1/2, as in the first T5"
-    )
+    separate_head: bool = Field(description="false: the embedding; its input is scaled by d_model^-1/2, as in T5 v1.0")
     relative_attention_buckets: Positive = 32
     relative_attention_max_distance: Positive = Field(128, description="tokens")
-    bias_per_layer: bool = Field(
-        False, description="a table of position biases in every layer, as in umT5, not in the first alone"
-    )
+    bias_per_layer: bool = Field(False, description="position biases in every layer, as in umT5; false: in the first")
 
     @property
     def d_inner(self) -> int:
@@ -42,21 +38,16 @@ class Shape(Frozen):
         return self.heads * self.d_kv
 
     @model_validator(mode="after")
-    def _head_of_its_own(self) -> Self:
+    def _check(self) -> Self:
         if self.bias_per_layer and not self.separate_head:
             raise ValueError("bias_per_layer=true with separate_head=false: no umT5 is tied; set separate_head=true")
-        return self
-
-    @model_validator(mode="after")
-    def _buckets_cover_distances(self) -> Self:
         buckets, distance = self.relative_attention_buckets, self.relative_attention_max_distance
-        if buckets < 4:  # the encoder halves them for the direction, and again for exact and logarithmic ones
+        if buckets < 4:  # the encoder halves them by direction, and again into exact and logarithmic buckets
             raise ValueError(f"relative_attention_buckets={buckets} is below 4; give at least 4")
-        if distance <= buckets // 2:  # nearer ones have a bucket each, and there would be nothing left to cover
-            raise ValueError(
-                f"relative_attention_max_distance={distance} is not above half of relative_attention_buckets="
-                f"{buckets}; raise the first or lower the second"
-            )
+        if distance <= buckets // 2:  # nearer distances have a bucket each, and none would be left for the others
+            value = f"relative_attention_max_distance={distance}"
+            rule = f"is not above half of relative_attention_buckets={buckets}"
+            raise ValueError(f"{value} {rule}; raise the first or lower the second")
         return self
 
 
@@ -79,35 +70,30 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
 
     Only sizes are read: dropout and precision belong to the spec, and weights are always random.
     """
-    if not isinstance(config, dict):
-        raise UserError("config.json", "not an object of names and values", "give the complete config.json")
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise UserError(
-            f"model_type={kind}", "not of the T5 family built here", f"give one of {', '.join(MODEL_TYPES)}"
-        )
-    sizes = {ours: config[theirs] for ours, theirs in NAMES.items() if config.get(theirs) is not None}
-    sizes = {"decoder_layers": sizes.get("encoder_layers"), **sizes}  # transformers' default
-    missing = [NAMES[ours] for ours in NAMES if ours not in sizes and Shape.model_fields[ours].is_required()]
-    if missing:
-        raise UserError(f"{kind} config", f"lacks {', '.join(missing)}", "give the complete config.json")
+    kind = models.check_model_type(config, MODEL_TYPES)
+    fields = Shape.model_fields
+    needed = {
+        ours: theirs
+        for ours, theirs in NAMES.items()
+        if (fields[ours].is_required() and ours != "decoder_layers") or config.get(theirs) is not None
+    }
     form = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
     *gate, activation = str(form).split("-")
     activation = "gelu_new" if form == "gated-gelu" else activation  # as transformers reads it
+    sizes = models.read_sizes(config, needed)
+    sizes = {"decoder_layers": sizes["encoder_layers"], **sizes}  # transformers' default
     if gate not in ([], ["gated"]) or activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
         raise UserError(f"feed_forward_proj={form}", "unknown", f"choose from {known}, plain or after gated-")
     # transformers 5 writes tie_word_embeddings=true into every file, whatever the model has. Every mT5 and umT5
-    # has a head of its own; for a T5, scale_decoder_outputs then keeps what the file it was read from had said.
+    # has a separate head; for a T5, scale_decoder_outputs keeps the value of the file that it was read from.
     untied = False in (config.get("tie_word_embeddings"), config.get("scale_decoder_outputs"))
-    separate = kind != "t5" or untied
-    form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": separate}
-    form_and_head["bias_per_layer"] = kind == "umt5"
-    return Shape.model_validate(sizes | form_and_head)
+    form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": kind != "t5" or untied}
+    return Shape.model_validate(sizes | form_and_head | {"bias_per_layer": kind == "umt5"})
 
 
 def check(shape: Shape, spec: RunSpec) -> None:
-    """Raise UserError for an objective whose loss is no mean: transformers' T5 knows no other."""
+    """Raise UserError for an objective whose loss is not a mean: transformers' T5 computes no other loss."""
     reduction = objectives.load(spec.objective).REDUCTION
     if reduction != "mean":
         rule = f"its loss is a {reduction} over tokens, and a T5's is their mean"
@@ -115,7 +101,7 @@ def check(shape: Shape, spec: RunSpec) -> None:
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:
-    """Return the kinds of tokens that a sample holds."""
+    """Return the kinds of tokens in a sample."""
     return "encoder", "decoder"
 
 
@@ -132,6 +118,8 @@ def stacks(shape: Shape) -> Stacks:
     mlp = Mlp(shape.d_ff, shape.activation, gated=shape.gated, inner_dropout=True)
     encoder = Stack("encoder", "encoder", shape.encoder_layers, (own, mlp))
     decoder = Stack("decoder", "decoder", shape.decoder_layers, (replace(own, causal=True), cross, mlp))
+    # embeddings that transformers builds and discards: each stack's own, before it is shared, and a tied head
+    discarded = (2 if shape.separate_head else 3) * shape.vocab * shape.d_model
     return Stacks(
         vocab=shape.vocab,
         width=shape.d_model,
@@ -140,6 +128,5 @@ def stacks(shape: Shape) -> Stacks:
         norm="rms",
         final_dropout=True,
         clamps_fp16=True,
-        # each stack's own embedding, before it is shared, and a head that is tied
-        discarded=(2 if shape.separate_head else 3) * shape.vocab * shape.d_model,
+        discarded=discarded,
     )

@@ -48,14 +48,14 @@ class AdviceQuestion(NamedTuple):
 
     @property
     def per_device(self) -> bool:
-        """Whether the cheapest choice is the best; else the fastest is."""
+        """True if the cheapest choice is the best; else the fastest is."""
         if self.best:
             return self.best == "cheapest"
         return self.deadline_h is not None or self.node_hours is None
 
     @property
     def has_length(self) -> bool:
-        """Whether the length of the training is known."""
+        """True if the length of the training is known."""
         return self.tokens is not None or self.need is not None
 
     @property
@@ -89,6 +89,7 @@ class AdviceQuestion(NamedTuple):
     def predict_hours(self, choice: Choice) -> HoursInterval | None:
         """Return the hours of the training with their interval, which includes the range of failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
+        # the fast end of the interval has the fewest failures
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
         found = [
             self._compute_hours(choice, seconds, share)
@@ -214,14 +215,22 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     told apart is advised, which is the lower stage or the measured point. Among choices within CLOSE of the first, the
     order is: fewest nodes, measured, largest micro-batch.
     """
-    ranked = sorted((_rank_choice(choice, question) for choice in choices), key=lambda one: one.order)
+    ranked = []
+    for choice in choices:
+        price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
+        ranked.append(_RankedChoice(choice, (rate_doubt(choice, question), price)))
+    ranked.sort(key=lambda one: one.order)
+    # lower doubt first: what may not fit, or may miss a limit, is advised only if nothing else is there
     first = _find_best(ranked)
     winner, (doubt, takes_s) = first.choice, first.order
     more = [one for one in ranked if doubt < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]
     on_same_nodes = [one for one in ranked if one.choice.spec.nodes == winner.spec.nodes]
-    engines = _find_best_of_each(ranked, _get_engine_name) | _find_best_of_each(on_same_nodes, _get_engine_name)
-    engines[_get_engine_name(winner)] = first
-    nodes = _find_best_of_each(ranked, _get_nodes) | {_get_nodes(winner): first}
+    engines = {
+        name: one
+        for some in (ranked, on_same_nodes)
+        for name, one in _find_best_of_each(some, lambda choice: choice.spec.engine.name).items()
+    } | {winner.spec.engine.name: first}
+    nodes = _find_best_of_each(ranked, lambda choice: choice.spec.nodes) | {winner.spec.nodes: first}
     return Advice(
         question,
         winner,
@@ -229,11 +238,6 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
         [nodes[count].choice for count in sorted(nodes)],
         _find_thriftiest(more).choice if more else None,
     )
-
-
-def _rank_choice(choice: Choice, question: AdviceQuestion) -> _RankedChoice:
-    price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
-    return _RankedChoice(choice, (rate_doubt(choice, question), price))
 
 
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
@@ -250,14 +254,6 @@ def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
         return spec.nodes, one.choice.estimate.evidence != "measured", -spec.batch.micro
 
     return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=order)
-
-
-def _get_engine_name(choice: Choice) -> str:
-    return choice.spec.engine.name
-
-
-def _get_nodes(choice: Choice) -> int:
-    return choice.spec.nodes
 
 
 def _find_best_of_each(ranked: list[_RankedChoice], kind: Callable[[Choice], Kind]) -> dict[Kind, _RankedChoice]:

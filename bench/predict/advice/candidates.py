@@ -185,6 +185,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
     """Add the candidates that differ only in their batch. Memory grows with the micro-batch: the search ends at the
     first that does not fit, and the largest that surely fits lies between two that were tried."""
     before, smallest, sure, unsure = len(found.candidates), None, 0, 0
+    # the largest global batch bounds the micro-batch as well
     largest = min(LARGEST_MICRO_BATCH, axes.most_samples // start.data_parallel)
     for micro in axes.micro or list_micro_batches(largest):
         tried = _list_with_micro(start, micro, axes, room)
@@ -198,6 +199,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
             smallest = smallest or tried[0]
             if not axes.micro:
                 break
+    # a user's list of micro-batches is kept as it is
     if not axes.micro and sure + 1 < unsure:
         found.candidates.extend(_find_largest(start, sure, unsure, axes, room))
     if len(found.candidates) > before:
@@ -239,15 +241,11 @@ def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits)
         if 0 < number <= most and axes.global_batch in (None, number * samples)
     ]
     if start.parallel != Parallel():
-        specs = [spec for spec in specs if _is_worthwhile(spec) and can_run(spec, room.device)]
+        # several micro-batches pass through the stages of a rank, and not more than are searched
+        fewest = 2 if start.parallel.stages_per_rank > 1 else 1
+        specs = [s for s in specs if fewest <= s.accumulation <= MOST_MICRO_BATCHES and can_run(s, room.device)]
     found = []
     for spec in specs:
         needed, seen = predict_memory(spec, room.device, room.bytes), room.seen(spec)
         found.append(Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen))
     return found
-
-
-def _is_worthwhile(spec: RunSpec) -> bool:
-    """Return whether several micro-batches pass through the stages of a rank, and not more than are searched."""
-    layered = spec.parallel.stages_per_rank > 1 and spec.accumulation == 1
-    return not layered and spec.accumulation <= MOST_MICRO_BATCHES

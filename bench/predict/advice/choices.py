@@ -72,7 +72,7 @@ class Choice(NamedTuple):
 
     @property
     def has_host_work(self) -> bool:
-        """Whether the engine works on the host between passes, which takes time that no rate contains."""
+        """True if the engine works on the host between passes, which takes time that no rate contains."""
         return engines.facts(self.spec).works_on_host
 
     def step_s(self, rate: float, *, overlapping: bool = True) -> float:

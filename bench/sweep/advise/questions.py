@@ -59,9 +59,13 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"), words.get("best"))
     _check_length(words)
     exact = dict(shared).pop("batch.global", None)
+    checkpointing = tuple(lists.get("activation_checkpointing", (False, True)))
+    for value in checkpointing:
+        if not isinstance(value, bool):
+            raise UserError(f"activation_checkpointing={value}", "must be true or false", "remove it to try both")
     axes = Axes(
         nodes=_parse_counts("nodes", lists) or NODES,
-        checkpointing=tuple(_check_flag(value) for value in lists.get("activation_checkpointing", (False, True))),
+        checkpointing=checkpointing,
         micro=_parse_counts("batch.micro", lists),
         accumulation=_parse_counts("batch.accumulation", lists),
         global_batch=None if exact is None else _check_count("batch.global", exact),
@@ -215,10 +219,4 @@ def _parse_counts(key: str, lists: dict[str, list[Any]]) -> tuple[int, ...] | No
 def _check_count(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{key}={value}", "not a whole number above 0", "remove it to search all")
-    return value
-
-
-def _check_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"activation_checkpointing={value}", "must be true or false", "remove it to try both")
     return value

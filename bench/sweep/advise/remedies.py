@@ -77,6 +77,7 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
     if found:
         return found
     engines_tried: list[Change] = [(), *dividing]
+    # no single change is enough: try combinations with the least memory that a batch can have
     least: Change = (*_CHECKPOINTED, ("batch.micro", 1))
     kinds = (
         [(*engine, *least) for engine in engines_tried],

@@ -87,6 +87,7 @@ def _compose_requests(
     found: dict[str, Request] = {}
     first_error: UserError | None = None
     for engine in query.engines:
+        # a launcher that queues asks for no devices here; micro-batch 1 is only the start of the search
         pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
         try:
             request = compose.compose_request(pairs, config_dir)

@@ -1,4 +1,4 @@
-"""`zeroscale calibrate` with real processes, and errors before any process starts."""
+"""`zeroscale calibrate` with real processes, and its errors before it starts any."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ number=0
 while [ $number -lt $nodes ]; do SLURM_PROCID=$number "$@" & number=$((number + 1)); done
 wait
 """
-"""What Slurm's does, with every node on this machine."""
+"""A stand-in for Slurm's srun, with every node on this machine."""
 
 
 @pytest.fixture

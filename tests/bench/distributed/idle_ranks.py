@@ -1,5 +1,6 @@
 """Ranks of a pipeline whose passes sleep: `python idle_ranks.py OUT SCHEDULE RANKS STAGES MICRO`. They are forked, meet
-in a file beside OUT, and each writes OUT-<rank>.json: seconds from first to last action, and those of them waited."""
+in a file next to OUT, and each writes OUT-<rank>.json: seconds from first to last action, and the waiting part of them.
+"""
 
 import json
 import os

@@ -1,5 +1,6 @@
-"""Two ranks that do the same by our code and by torch's: `python oracle_ranks.py OUT`. They are forked, meet in a file
-beside OUT, and each writes OUT-<rank>.pt: what both gave, by what was done."""
+"""Two ranks that compute the same with our code and with torch's: `python oracle_ranks.py OUT`. They are forked, meet
+in a file next to OUT, and each writes OUT-<rank>.pt: both results, by name of the comparison.
+"""
 
 import os
 import sys
@@ -38,10 +39,10 @@ RANKS, MICRO_BATCHES, SAMPLES, TOKENS, WIDTH, INNER, VOCABULARY = 2, 4, 3, 6, 8,
 SCHEDULES: dict[ScheduleName, tuple[Any, int]] = {
     "gpipe": (ScheduleGPipe, 1), "1f1b": (Schedule1F1B, 1), "interleaved": (ScheduleInterleaved1F1B, 2),
 }  # fmt: skip
-"""torch's, and the stages on each rank."""
+"""torch's schedules, and the number of stages on each rank."""
 REDUCTIONS = ("mean", "sum")
 Both = dict[str, tuple[Tensor, Tensor]]
-"""By name, of ours and of torch's."""
+"""Results by name, ours and torch's."""
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ class Layer(nn.Module):
 
 
 class Stage(nn.Module):
-    """A layer as our executor calls stages."""
+    """A layer in the form in which our executor calls stages."""
 
     def __init__(self, layer: Layer, *, last: bool) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class Stage(nn.Module):
 
 
 def run_schedule(name: ScheduleName, rank: int) -> Both:
-    """Losses of micro-batches and gradients of this rank's stages."""
+    """Return losses of micro-batches and gradients of this rank's stages."""
     kind, stages = SCHEDULES[name]
     size = PipelineSize(RANKS, stages, MICRO_BATCHES)
     torch.manual_seed(1)
@@ -124,7 +125,7 @@ def run_schedule(name: ScheduleName, rank: int) -> Both:
 
 
 def take_gradients(layers: dict[int, Layer]) -> dict[str, Tensor]:
-    """Return the gradients, and leave none."""
+    """Return the gradients and remove them."""
     taken = {
         f"{stage}.{name}": parameter.grad.clone()
         for stage, layer in layers.items()
@@ -146,7 +147,7 @@ class FeedForward(nn.Module):
 
 
 def run_region(among: TensorRanks, mesh: DeviceMesh) -> Both:
-    """A feed-forward: its first matrix by rows, its second one by columns, its last bias whole."""
+    """Compare a feed-forward layer: its first matrix sliced by rows, its second one by columns, its last bias whole."""
     torch.manual_seed(2)
     whole, states, upstream = FeedForward(), *torch.randn(2, SAMPLES, TOKENS, WIDTH)
     states, upstream = (tensor.transpose(1, 2) for tensor in (states, upstream))  # `keep_own_tokens` cuts the last
@@ -211,7 +212,7 @@ def run_backward(run: Callable[[Tensor], Tensor], states: Tensor, upstream: Tens
 
 
 def list_gradients(module: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's part of each parameter's gradient; where all have it whole, the sum."""
+    """Return this rank's part of each parameter's gradient; the sum for parameters that all ranks have whole."""
     return {name: take_own(parameter.grad, parameter) for name, parameter in module.named_parameters()}
 
 

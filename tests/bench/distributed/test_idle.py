@@ -1,4 +1,4 @@
-"""Idle time as real ranks measure it, beside the simulated bubble: passes sleep, so that no core is needed for them."""
+"""Idle time measured by real ranks, compared with the simulated bubble. Passes sleep, so they need no core."""
 
 import json
 import os
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timed, pytest.mark.timeout(120)
 def test_measured_idle_time_is_the_simulated_bubble(
     tmp_path: Path, name: ScheduleName, size: PipelineSize, bubble: float
 ) -> None:
-    """The bubble is (p - 1) / (v m + p - 1) of a step. Waiting for neighbours is one part of it; the other one is what
-    comes behind a rank's last pass, until the last rank has made its own."""
+    """The bubble is (p - 1) / (v m + p - 1) of a step. One part of it is waiting for neighbours; the other part lies
+    between a rank's last pass and the last pass of all ranks."""
     script = Path(__file__).with_name("idle_ranks.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "seen"), name, *map(str, size)],

@@ -1,16 +1,16 @@
-"""Squares of gradients are summed as if in exact arithmetic."""
+"""Squares of gradients are summed as in exact arithmetic."""
 
 import math
 
 import pytest
 import torch
 
-from bench.engines.distributed.ranks import sum_squares
+from bench.engines.precision.update import sum_squares
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_tensor_is_summed_where_torch_is_off(dtype: torch.dtype) -> None:
-    """Equal elements, so that the sum is known; with one thread torch 2.13 is 1.1 % off for 2^25 of them in fp32."""
+    """Equal elements make the sum known. With one thread torch 2.13 is 1.1 % off for 2^25 fp32 elements."""
     elements, value = 2**25, 2.0**-10 * (1 + 2.0**-7)
     gradient = torch.full((elements,), value, dtype=dtype)
     assert math.sqrt(sum_squares([gradient]).item()) == pytest.approx(value * math.sqrt(elements), rel=1e-12)

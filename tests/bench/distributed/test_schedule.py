@@ -1,4 +1,4 @@
-"""Schedules against torch's own, against closed forms, and to their end where every transfer is waited for."""
+"""Schedules compared with torch's and with closed forms, and followed to their end with every transfer waited for."""
 
 import itertools
 from collections import Counter
@@ -30,16 +30,16 @@ CASES = [
     if find_obstacle(name, size) is None
 ]
 FULL = [(name, size) for name, size in CASES if size.ranks > 1 and size.micro_batches % size.ranks == 0]
-"""Those with enough micro-batches for all ranks."""
+"""Cases with enough micro-batches for all ranks."""
 
 
 def simulate(name: ScheduleName, size: PipelineSize, hop_s: float = 0.0) -> SimulatedStep:
-    """Every stage takes 1 s forward and 2 s back."""
+    """Simulate stages of 1 s forward and 2 s backward."""
     return simulate_schedule(build_schedule(name, size), size, [1.0] * size.stages, [2.0] * size.stages, hop_s)
 
 
 def bubble(step: SimulatedStep) -> float:
-    """Idle over busy seconds of a rank: all ranks are equally busy."""
+    """Return idle over busy seconds of a rank: all ranks are equally busy."""
     return (step.total_s - step.busy_s[0]) / step.busy_s[0]
 
 
@@ -48,7 +48,7 @@ def bubble(step: SimulatedStep) -> float:
 
 @pytest.fixture(scope="module")
 def pipelining() -> Any:
-    """torch's schedules, among ranks of which only this one is there."""
+    """torch's schedules, in a process group in which only this rank exists."""
     import torch.distributed as dist
     from torch.distributed.pipelining import schedules
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -63,7 +63,7 @@ def order_of_torch(pipelining: Any, name: str, size: PipelineSize) -> list[list[
     from torch.distributed.pipelining import PipelineStage
 
     class Stage(PipelineStage):
-        """One that is on the first of several ranks, though the group has one."""
+        """A stage on the first of several ranks, although the group has one rank."""
 
         def __init__(self, index: int) -> None:
             layer, device = torch.nn.Linear(1, 1), torch.device("cpu")
@@ -111,7 +111,7 @@ def test_the_first_rank_of_1f1b_computes_in_the_order_of_torch(pipelining: Any, 
 
 
 def test_1f1b_as_its_paper_draws_it() -> None:
-    """arXiv 2006.09503, figure 3, of four workers; here with four micro-batches."""
+    """arXiv 2006.09503, figure 3, with four workers; here with four micro-batches."""
 
     def read(text: str, rank: int) -> list[Action]:
         kinds = {"F": "forward", "B": "backward"}
@@ -140,8 +140,8 @@ def test_no_rank_waits_in_vain_even_where_both_ends_of_a_transfer_wait() -> None
 
 
 def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None:
-    """Go through all lists: a send ends only while its receive is what the other rank is at, and a pass needs what it
-    takes up to be there. That is stricter than any library."""
+    """Go through all lists. A send ends only while the other rank is at its receive, and a pass needs its input to have
+    arrived. This is stricter than any library."""
     left, here = [list(order[::-1]) for order in schedule], set[Action]()
     while any(left):
         moved = False
@@ -176,7 +176,7 @@ def peer_of(action: Action, size: PipelineSize) -> int:
 
 
 def list_transfers(order: Order, other: int, size: PipelineSize) -> list[Action]:
-    """Return the transfers of a rank to and from another."""
+    """Return the transfers of a rank to and from another rank."""
     return [action for action in order if not action.computes and peer_of(action, size) == other]
 
 
@@ -273,7 +273,7 @@ def test_what_1f1b_keeps_does_not_grow_with_micro_batches() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "breadth_first"])
 def test_a_receive_is_posted_only_for_what_soon_is_used(name: ScheduleName) -> None:
-    """Buffers that are received and not taken up are few, however many micro-batches there are."""
+    """Few received buffers are unused at a time, with any number of micro-batches."""
     size = PipelineSize(4, 1, 64)
     for order in build_schedule(name, size):
         posted = most = 0
@@ -359,7 +359,7 @@ def test_gradients_of_a_stage_are_reduced_once_behind_its_last_backward(name: Sc
 
 
 def test_layered_accumulation_gathers_by_stage_and_not_by_micro_batch() -> None:
-    """Twelve blocks with embedding and head, eight micro-batches: what depth-first accumulation gathers 200 times."""
+    """Twelve blocks with embedding and head, eight micro-batches: depth-first accumulation would gather 200 times."""
     few, many = (
         sum(action.kind == "gather" for action in add_gathers(build_schedule("breadth_first", size)[0]))
         for size in (PipelineSize(1, 12, 8), PipelineSize(1, 12, 64))

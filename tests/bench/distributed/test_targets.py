@@ -1,4 +1,4 @@
-"""The loss of a step divided by its target tokens is that of all its samples at once, however they are divided."""
+"""The loss of a step divided by its target tokens equals that of all its samples at once, however they are divided."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -23,7 +23,7 @@ OPTIONS = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "static_graph":
 
 @pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
-    """This process is a group of one rank."""
+    """Make this process a group of one rank."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -43,7 +43,7 @@ def spec(micro: int, **more: Any) -> RunSpec:
 def micro_batches(
     of: RunSpec, step: int, *, padded: bool = True, without: Sequence[int] = ()
 ) -> list[dict[str, torch.Tensor]]:
-    """Samples with 1 to 6 target tokens, some `without` any, the same for every micro-batch size."""
+    """Return samples with 1 to 6 target tokens, those in `without` with none, the same for every micro-batch size."""
     generator = torch.Generator().manual_seed(step)
     inputs, labels = (torch.randint(2, 128, (SAMPLES, length), generator=generator) for length in (12, 6))
     for sample in range(SAMPLES if padded else 0):
@@ -54,7 +54,7 @@ def micro_batches(
 
 
 def train(of: RunSpec, **samples: Any) -> list[float]:
-    """Losses and gradient norms of three steps."""
+    """Return losses and gradient norms of three steps."""
     module = t5.build(of)
     t5.initialise(module, of)
     engine, found = build_ddp(module, of), list[float]()
@@ -76,7 +76,7 @@ def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
 
 @pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
 def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, int]) -> None:
-    """In one micro-batch torch's own mean leaves such samples out; one of them alone has a mean of 0 / 0."""
+    """In one micro-batch torch's own mean ignores such samples; the mean of a single one is 0 / 0."""
     model = {**spec(1).model.model_dump(mode="json", by_alias=True), **chunked}
     whole = train(spec(SAMPLES), without=(0, 2, 3, 7))
     for micro in (1, 2):
@@ -84,7 +84,7 @@ def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, i
 
 
 def test_weights_are_those_worked_out_by_hand() -> None:
-    """Of 4 targets the first of three micro-batches has 3, the second none, the third one."""
+    """Of 4 targets the first of three micro-batches has 3, the second none, the third 1."""
     first, second, third = (torch.full((1, 6), -100) for _ in range(3))
     first[0, :3], third[0, 1] = 5, 7
     batches = [{"labels": labels} for labels in (first, second, third)]

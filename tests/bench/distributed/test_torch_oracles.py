@@ -1,4 +1,4 @@
-"""Our executor beside torch's schedules, and our slices beside DTensor: the same numbers on two real ranks."""
+"""Our executor compared with torch's schedules, and our slices with DTensor: the same numbers on two real ranks."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ NEAR = 2e-6
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Both]]:
-    """What each rank got, by what was done."""
+    """Results of each rank, by name of the comparison."""
     folder, script = tmp_path_factory.mktemp("ranks"), Path(__file__).with_name("oracle_ranks.py")
     done = subprocess.run(
         [sys.executable, str(script), str(folder / "seen")],

@@ -1,5 +1,6 @@
-"""One rank that trains jobs, saves each and goes on; or, where a job was saved, loads it and goes on from there:
-`python checkpoint_ranks.py JOBS OUT`, with torchrun's variables set. The checkpoints lie beside JOBS."""
+"""One rank that trains jobs, saves each and continues, or resumes a saved job from its checkpoint: `python
+checkpoint_ranks.py JOBS OUT`, with torchrun's variables set. The checkpoints lie next to JOBS.
+"""
 
 import json
 import os
@@ -15,7 +16,7 @@ from bench import engines, models
 from bench.core.spec import RunSpec
 
 STEPS = 3
-"""Before the checkpoint, and after it."""
+"""Steps before the checkpoint, and after it."""
 
 
 def main() -> None:

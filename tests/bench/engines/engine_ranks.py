@@ -1,8 +1,8 @@
-"""One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set. The
-ranks meet in a file beside OUT: a port that was free may be taken when they come to it.
+"""One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set.
 
-JOBS is a JSON object from label to RunSpec; OUT-<rank>.json gets what each one did, of a label that begins with MEMORY
-its bytes. With PRETENDED set the rank's collectives are those of a rehearsal, and no other rank is there.
+The ranks meet in a file next to OUT, since a free port may be taken until they use it. JOBS is a JSON object from label
+to RunSpec. OUT-<rank>.json gets the observations of each job; for a label that begins with MEMORY, its bytes. With
+PRETENDED set, the rank's collectives are those of a rehearsal, and there is no other rank.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ STEPS = 4
 MEMORY = "memory: "
 CPU = torch.device("cpu")
 FROZEN = "frozen"
-"""The name of a model of which only the decoder is trained."""
+"""Name of a model of which only the decoder is trained."""
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def train(spec: RunSpec) -> dict[str, Any]:
 
 
 def list_measuring(engine: Any) -> list[str]:
-    """Return what of DeepSpeed itself measures or prints beside the steps."""
+    """Return the settings by which DeepSpeed itself would measure or print during the steps."""
     from deepspeed.comm.comm import comms_logger
 
     parts = {
@@ -103,7 +103,7 @@ def list_measuring(engine: Any) -> list[str]:
 
 
 def take_memory(spec: RunSpec) -> dict[str, int]:
-    """Return the live tensor bytes at the peak of building, between two steps, and at the peak of the third one."""
+    """Return the live tensor bytes at the peak of building, between two steps, and at the peak of the third step."""
     gc.collect()
     before = memory.read_live_bytes(CPU)
     memory.reset_peak(CPU)
@@ -136,7 +136,7 @@ def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[
 
 
 def micro_batches(spec: RunSpec, step: int) -> list[dict[str, Tensor]]:
-    """Random tokens that differ by rank, step and micro-step, and are the same for every engine."""
+    """Return random tokens that differ by rank, step and micro-step, and are the same for every engine."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + int(os.environ["RANK"]))

@@ -1,5 +1,6 @@
-"""Ranks forked from one process that has imported what they need: `python forked_ranks.py SCRIPT JOBS OUT RANK...`,
-with torchrun's variables set except those of a rank. Ends with 1 where a rank did not end well."""
+"""Ranks forked from one process that has done their imports: `python forked_ranks.py SCRIPT JOBS OUT RANK...`, with
+torchrun's variables set except those of a rank. The exit code is 1 if a rank failed.
+"""
 
 import gc
 import importlib

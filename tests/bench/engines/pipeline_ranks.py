@@ -1,7 +1,7 @@
-"""Ranks that train jobs, most in a pipeline: `python pipeline_ranks.py JOBS OUT`. They are forked once all is imported,
-as many as a job's spec has, and meet in files beside OUT.
+"""Ranks that train jobs, most in a pipeline: `python pipeline_ranks.py JOBS OUT`.
 
-JOBS is a JSON object from label to RunSpec. OUT-<rank>.pt gets by label what a rank saw, weights by name included.
+The ranks of a job's spec are forked once everything is imported, and meet in files next to OUT. JOBS is a JSON object
+from label to RunSpec. OUT-<rank>.pt gets a rank's observations by label, weights by name included.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from bench.measure.collectives import CollectiveCounter
 
 STEPS = 5
 EVALUATED, HELD_OUT = (0, 3), 99
-"""The steps before which an engine evaluates, if it can, and the step whose micro-batches it evaluates on."""
+"""Steps before which an engine evaluates, if it can, and the step whose micro-batches it evaluates."""
 WITHOUT_TARGETS = {(0, 1, 0), (1, 1, 2), (0, 3, 3)}
-"""Data-parallel rank, step and micro-step of the micro-batches without any target token, of data that pad."""
+"""Data-parallel rank, step and micro-step of the micro-batches without any target token, in padded data."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
 
 
 def train(spec: RunSpec, rank: int) -> dict[str, Any]:
-    """Train; where the engine evaluates, train once more without evaluations, and name what they have changed."""
+    """Train. If the engine evaluates, train once more without evaluations, and list the differences."""
     seen = train_once(spec, rank, evaluates="evaluate" in engines.facts(spec).members)
     seen["changed"] = []
     if seen["evaluations"]:
@@ -112,7 +112,7 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
 
 
 def build_module(spec: RunSpec, rank: int) -> Any:
-    """This rank's stages, or the whole model of an engine that does not cut it."""
+    """Return this rank's stages, or the whole model of an engine that does not divide it."""
     backend, cut = engines.load_builder(spec.engine.backend), engines.facts(spec).cut
     if cut is None:
         return models.load_builder(spec.model.family).build(spec, backend.construction(spec))
@@ -121,7 +121,7 @@ def build_module(spec: RunSpec, rank: int) -> Any:
 
 
 def read_weights(engine: PipelineEngine, module: Any) -> dict[str, Tensor]:
-    """The weights of this rank's stages."""
+    """Return the weights of this rank's stages."""
     for gathered in engine.gathered.values():
         gathered.gather()
         gathered.wait()
@@ -136,7 +136,7 @@ def copy_weights(module: Any) -> dict[str, Tensor]:
 
 
 def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]]:
-    """Random tokens that differ by data-parallel rank, step and micro-step, some of the labels and inputs left out."""
+    """Return random tokens by data-parallel rank, step and micro-step; some labels and inputs are ignored."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + data)

@@ -17,11 +17,11 @@ from bench.engines.distributed.slices import Slice
 from bench.engines.precision.update import on_device
 
 Ranks = list[dict[str, Any]]
-"""What each rank of a job saw."""
+"""Observations of each rank of a job."""
 
 
 def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
-    """Train jobs by label, each on as many ranks as its spec has; RuntimeError with their output if a rank fails."""
+    """Train jobs by label, each on the ranks of its spec; RuntimeError with their output if a rank fails."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in jobs.items()}
     (folder / "jobs.json").write_text(json.dumps(plain))
     script = Path(__file__).with_name("pipeline_ranks.py")
@@ -38,8 +38,8 @@ def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
 
 
 def train_alone(job: RunSpec) -> dict[str, Any]:
-    """Return what one process sees that has the whole model and all samples: plain torch, AdamW in fp32. Dropout is
-    drawn for the samples of each rank from that rank's seed."""
+    """Return the observations of one process with the whole model and all samples: plain torch, AdamW in fp32. Dropout
+    for the samples of each rank is drawn from that rank's seed."""
     family = models.load_builder(job.model.family)
     module = family.build(job, on_device(job.precision))
     family.initialise(module, job)
@@ -84,7 +84,7 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
 
 
 def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[float]:
-    """Return the loss of each held-out micro-batch of a rank's."""
+    """Return the loss of each held-out micro-batch of a rank."""
     module.eval()
     with torch.no_grad():
         losses = [float(module(**batch).loss) for batch in micro_batches(job, HELD_OUT, data)]
@@ -93,7 +93,7 @@ def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[flo
 
 
 def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:
-    """Return how much each micro-batch's mean loss counts in that of the step: alike, or by its target tokens."""
+    """Return the weight of each micro-batch's mean loss in that of the step: equal, or by its target tokens."""
     if not objectives.weighs_targets(job):
         return [1 / len(batches)] * len(batches)
     first = int("decoder" not in job.sequence)  # nothing predicts the first token of a decoder-only model
@@ -109,13 +109,14 @@ def average_losses(ranks: Ranks) -> list[float]:
 
 
 def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
-    """Return what a rank has of a whole parameter."""
+    """Return a rank's part of a whole parameter."""
     part = rank["slices"].get(name)
     return Slice(*part).cut(whole) if part else whole
 
 
 def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
-    """Return the parameters whose first weights are on some rank not to the bit those of one process, or on none."""
+    """Return the parameters whose first weights differ, on some rank, from those of one process in any bit, or that no
+    rank has."""
     met = {name for rank in ranks for name in rank["begun"]}
     otherwise = {
         name
@@ -127,7 +128,7 @@ def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
 
 
 def list_held_unequal(ranks: Ranks) -> list[str]:
-    """Return the parameters that several ranks hold, whole or the same slice, and not equal to the bit at the end."""
+    """Return the parameters that several ranks hold, whole or as one slice, and that differ in any bit at the end."""
     held: dict[Any, list[Tensor]] = {}
     for rank in ranks:
         for name, weight in rank["weights"].items():
@@ -136,7 +137,7 @@ def list_held_unequal(ranks: Ranks) -> list[str]:
 
 
 class Differences(NamedTuple):
-    """Of a run from the same training in one process, relative; of a weight to the largest of its elements."""
+    """Relative deviations of a run from the same training in one process; of a weight, to its largest element."""
 
     losses: float
     norms: float
@@ -146,7 +147,7 @@ class Differences(NamedTuple):
 
 
 def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
-    """Return how far losses, norms and weights are off at most, and which bits."""
+    """Return the largest deviations of losses, norms and weights, and the values that differ in any bit."""
     alone = train_alone(job)
     losses = max(abs(here / there - 1) for here, there in zip(average_losses(ranks), alone["losses"], strict=True))
     norms = max(

@@ -1,4 +1,4 @@
-"""Tiny models in a pipeline: what its tests run, and what they only build."""
+"""Tiny models in a pipeline, for tests that run them and tests that only build them."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def spec(
     model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
     by_tokens: bool = False, sharding: str = "zero1", preset: str = "pipeline", **fields: Any,
 ) -> RunSpec:  # fmt: skip
-    """A tiny model in a pipeline, or whole in another engine, with clipping that clips, weight decay and
+    """Return a tiny model in a pipeline, or whole in another engine, with effective clipping, weight decay and
     accumulation."""
     shape = SHAPES[model]
     encodes = "encoder_layers" in shape
@@ -56,7 +56,7 @@ def spec(
 
 
 def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
-    """Return a spec with data that pad, so that the number of target tokens varies."""
+    """Return a spec with padded data, so that the number of target tokens varies."""
     data = {"name": "text", "source": "text", "options": {"packing": False}}
     plain = job.model_dump(mode="json", by_alias=True)
     return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})

@@ -1,6 +1,8 @@
-"""One rank after another of pipelines, alone in this process, with collectives that are only pretended:
-`python rehearsed_memory.py JOBS`. JOBS is a JSON object from label to RunSpec; prints one from label to what the first
-rank in each place held, in bytes: at the peak of its initialisation, at the peak of a step, and between steps.
+"""One rank after another of pipelines, alone in this process, with rehearsed collectives: `python rehearsed_memory.py
+JOBS`.
+
+JOBS is a JSON object from label to RunSpec. The output is an object from label to the bytes of the first rank in each
+place: at the peak of its initialisation, at the peak of a step, and between steps.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Checkpoints of every engine that writes them are taken up to the bit."""
+"""Every engine that writes checkpoints resumes from them to the bit."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def test_a_fresh_process_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
-    """Dropout is drawn anew in every step, so the random state counts."""
+    """Dropout is drawn anew in every step, so the random state matters."""
     first = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "first")
     second = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "second")
     for saved, loaded in zip(first, second, strict=True):

@@ -1,4 +1,6 @@
-"""What engines say of their costs: it agrees with what they divide, anybody's is predicted, and silence is told."""
+"""Costs that engines predict: they agree with the division of states, any engine's are used, and missing ones are
+reported.
+"""
 
 import re
 from pathlib import Path
@@ -30,13 +32,13 @@ def memory(spec, model, device, room, rehearsed): return costs.DdpMemory(spec, m
 def step(spec, model, device): return costs.predict_step(spec, model)
 def facts(spec): return EngineFacts(label="Toy", memory=memory, step=step)
 """
-WHY = "engine.backend=toy: no prediction: it does not say what memory it needs; measure it"
+WHY = "engine.backend=toy: no prediction of its memory; measure it"
 ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
 
 
 @pytest.fixture
 def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
-    """Return the words that ask for the engine."""
+    """Return the words that choose the engine."""
     install("zeroscale.engine", "toy = their_engine", SILENT)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
@@ -80,7 +82,7 @@ def test_nothing_is_predicted_of_it_and_the_reason_is_said(toy: tuple[str, ...])
     ):
         with pytest.raises(NoPrediction, match=re.escape(WHY)):
             predicted()
-    with pytest.raises(NoPrediction, match=r"toy: no prediction: it does not say what it adds to a step"):
+    with pytest.raises(NoPrediction, match=r"toy: no prediction of its costs of a step"):
         predict_step_time(toy_spec(), machine)
     assert predict_forecast(toy_spec(), machine, "cuda") == Forecast()
 

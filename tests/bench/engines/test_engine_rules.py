@@ -1,4 +1,4 @@
-"""What an engine cannot do is said before it starts."""
+"""A spec that an engine cannot run is refused before it starts."""
 
 import subprocess
 import sys
@@ -129,7 +129,7 @@ def test_planning_with_an_engine_loads_no_torch() -> None:
 
 
 class Tells:
-    """An engine that tells how long it was idle, and nothing else."""
+    """An engine that reports its idle time, and has no other member."""
 
     def idle_s(self) -> float:
         return 0.0

@@ -1,5 +1,6 @@
-"""Dropout is drawn from each rank's seed, and an evaluation between steps has none, draws nothing and changes nothing:
-real ranks over gloo beside one process."""
+"""Dropout is drawn from each rank's seed. An evaluation between steps has none, draws nothing and changes nothing: real
+ranks over gloo compared with one process.
+"""
 
 from pathlib import Path
 

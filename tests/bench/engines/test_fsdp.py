@@ -1,5 +1,6 @@
-"""FSDP2 on four ranks: hybrid shards and neighbours train as ddp does, they move and hold what is predicted, and one of
-them alone holds as much in a rehearsal."""
+"""FSDP2 on four ranks: hybrid shards and neighbours train as ddp does. Their transfers and memory are as predicted, and
+a rehearsed rank holds the same.
+"""
 
 from typing import Any
 
@@ -41,7 +42,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
-    """Calls and payload bytes of a step by kind."""
+    """Return calls and payload bytes of a step by kind."""
     found: dict[str, tuple[int, int]] = {}
     for transfer in predict_engine_step(spec, "cpu").transfers:
         calls, payload = found.get(transfer.kind, (0, 0))
@@ -52,13 +53,13 @@ def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """What each rank saw of every job."""
+    """Observations of each rank of every job."""
     return start_ranks("engine_ranks.py", JOBS | HELD, RANKS, tmp_path_factory.mktemp("four"))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one rank took in a rehearsal."""
+    """Bytes of one rank in a rehearsal."""
     return start_ranks("engine_ranks.py", HELD, RANKS, tmp_path_factory.mktemp("alone"), REHEARSED)[0]
 
 
@@ -90,7 +91,7 @@ def test_collectives_are_those_that_are_predicted(seen: Seen, label: str) -> Non
 
 
 def test_every_block_is_gathered_twice_in_a_micro_step_and_the_rest_once(seen: Seen) -> None:
-    """By hand: two micro-steps, two blocks in each stack, fp32. Of 32 numbers a token, heads of 8 × 4, MLPs of 64."""
+    """By hand: two micro-steps, two blocks in each stack, fp32. A token has 32 numbers, heads 8 × 4, MLPs 64."""
     attention, mlp, table = 4 * 32 * 32 + 32, 3 * 32 * 64 + 32, 128 * 32
     blocks = 2 * (attention + mlp) + 2 * (2 * attention + mlp) + 2 * 32 * 4  # the position bias of each stack
     outside = 2 * table + 2 * 32

@@ -1,4 +1,4 @@
-"""What FSDP2 cannot do is said before it starts; what it says of itself."""
+"""A spec that FSDP2 cannot run is refused before it starts; its facts."""
 
 from typing import Any
 

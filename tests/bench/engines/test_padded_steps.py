@@ -1,5 +1,6 @@
-"""A step of padded samples trains as in one process whose loss is a mean over all target tokens: real ranks over gloo,
-with another number of target tokens in every micro-batch."""
+"""A step of padded samples trains as one process whose loss is a mean over all target tokens: real ranks over gloo,
+with a different number of target tokens in every micro-batch.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def padded(*fields: Any, loss_mean: str = "tokens", **more: Any) -> RunSpec:
-    """A spec of pipeline_specs.py whose data pad."""
+    """Return a spec of pipeline_specs.py with padded data."""
     return pad(build_spec(*fields, **more), loss_mean)
 
 

@@ -73,13 +73,13 @@ Seen = dict[str, Ranks]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """What each rank saw, by job."""
+    """Observations of each rank, by job."""
     return run_jobs(JOBS, tmp_path_factory.mktemp("ranks"))
 
 
 @functools.cache
 def alone(label: str) -> dict[str, Any]:
-    """What one process sees."""
+    """Observations of one process."""
     return train_alone(JOBS[label])
 
 
@@ -124,7 +124,7 @@ def test_the_last_part_alone_has_a_loss_and_ranks_tell_how_long_they_waited(seen
 
 
 def list_holders(job: RunSpec, name: str) -> tuple[int, ...]:
-    """The places of a pipeline that have a parameter; none of one that a single place has."""
+    """Return the places of a pipeline that share a parameter; none if it is in one place."""
     stages = models.load_builder(job.model.family).find_shared(job, parts_of(job)).get(name, ())
     places = sorted({stage % job.parallel.pipeline for stage in stages})
     return tuple(places) if len(places) > 1 else ()
@@ -159,7 +159,7 @@ SLICED = [label for label, job in JOBS.items() if job.parallel.tensor == job.wor
 def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradients_reduced_once(
     seen: Seen, label: str
 ) -> None:
-    """But for stages at the turn, which stay whole, and what several stages have, which is never divided."""
+    """Exceptions: stages at the turn stay whole, and parameters that several stages share are never divided."""
     job, ranks = JOBS[label], seen[label]
     family = models.load_divided_builder(job.model.family)
     shared, parts = family.find_shared(job, parts_of(job)), parts_of(job)
@@ -181,8 +181,8 @@ def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradien
 
 @pytest.mark.parametrize("label", SLICED)
 def test_what_sliced_sub_layers_exchange_is_what_the_closed_form_says(seen: Seen, label: str) -> None:
-    """A sub-layer sums what leaves it and the gradient of what enters it, as do embedding and head; attention over
-    another stack sums a gradient more. With sequence parallelism each sum is a reduce-scatter and an all-gather."""
+    """A sub-layer sums its output and the gradient of its input, as embedding and head do; attention over another stack
+    sums one gradient more. With sequence parallelism each sum is a reduce-scatter and an all-gather."""
     job, width = JOBS[label], 2 if JOBS[label].precision == "bf16" else 4
     shape, lengths = job.model.shape, list(job.sequence.values())
     if job.model.family == "t5":

@@ -1,4 +1,4 @@
-"""What is said of a pipeline without running one: its parts are the model, and what it cannot do is one line."""
+"""Facts about a pipeline without running one: its parts make up the model, and a refusal is one line."""
 
 from typing import Any
 
@@ -96,7 +96,8 @@ def test_slices_that_would_not_be_equal_are_refused(model: str, ranks: int, rule
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_slices_of_every_rank_are_the_whole_model(model: str, by_tokens: bool) -> None:
-    """Built as each of two ranks, cut in three: names are the model's, slices lie side by side, numbers are as said."""
+    """Built as each of two ranks, divided in three: names are the model's, slices fit together, numbers are as
+    announced."""
     job = spec(model, "1f1b", 3, tensor=2, by_tokens=by_tokens)
     family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
     assert network

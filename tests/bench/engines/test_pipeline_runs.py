@@ -1,4 +1,4 @@
-"""Pipelines as a user runs them: what a record says, its rehearsal beside it, and what a wrong first word meets."""
+"""Pipelines as a user runs them: the record, its rehearsal, and the answer to a wrong first command."""
 
 import json
 import os
@@ -59,8 +59,8 @@ def find_one(folder: Path) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real pipeline of four ranks and the reference, both in one allocation: its ranks need not import anew. Beside
-    them rehearsals of all its ranks and of one of a thousand."""
+    """A real pipeline of four ranks and the reference, both in one allocation, so that its ranks need not import again.
+    Also rehearsals of all its ranks and of one rank of a thousand."""
     made = tmp_path_factory.mktemp("pipelines")
     points = [requested(*words, quick=QUICK) for words in (LAYOUT, ("engine=ddp", "batch.global=16"))]
     allocation = Allocation(made / "real" / "adhoc", points)
@@ -114,7 +114,7 @@ def test_every_rank_tells_how_long_it_was_idle_and_the_answer_says_it(real: RunR
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_a_record_says_when_each_pass_of_a_step_was_made(real: RunRecord) -> None:
-    """Of the first rank in each place: what its schedule orders, one behind the other."""
+    """Of the first rank in each place: its passes are in the order of its schedule, one after the other."""
     observed = real.observations
     assert observed and observed.passes
     orders = build_computation("breadth_first", PipelineSize(2, 2, 4))

@@ -1,4 +1,4 @@
-"""Loss scaling, and where and in which type models are built."""
+"""Loss scaling, and the place and type in which models are built."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Collectives of a step, held against those that were counted in recorded runs over gloo."""
+"""Predicted collectives of a step, compared with those counted in recorded runs over gloo."""
 
 from collections import Counter
 from pathlib import Path
@@ -16,7 +16,7 @@ PADDING = 5e-5
 
 
 def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
-    """Calls and payload bytes of a step by kind."""
+    """Return calls and payload bytes of a step by kind."""
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
     for transfer in predict_engine_step(spec, "cpu").transfers:

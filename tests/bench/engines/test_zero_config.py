@@ -16,7 +16,7 @@ PRESETS = sorted(path.stem for path in CONF.glob("*.yaml"))
 
 
 def preset(name: str, **fields: Any) -> RunSpec:
-    """A run of conf/engine/<name>.yaml, its options normalised as the configuration does it."""
+    """Return a run of conf/engine/<name>.yaml, with its options normalised as the configuration does."""
     plain = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     assert plain.pop("name") == name
     backend = plain.pop("backend")
@@ -43,7 +43,7 @@ def test_there_is_a_preset_for_ddp_and_every_stage() -> None:
 
 _LOOPED = {"parallel": {"pipeline": 2, "stages_per_rank": 2}, "batch": {"micro": 1, "accumulation": 4}}
 PLACED = {"pipeline": {"parallel": {"pipeline": 2}}, "interleaved": _LOOPED, "modular": _LOOPED, "lga": _LOOPED}
-"""What presets of a pipeline need beside them."""
+"""Further fields that presets of a pipeline need."""
 
 
 @pytest.mark.parametrize("name", PRESETS)

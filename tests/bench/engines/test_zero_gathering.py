@@ -1,6 +1,7 @@
 """Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements.
-
-Backward has a stop more than weights: the first module, which forward enters nowhere, and which has no weight here."""
+Backward has one stop more than there are weights: the first module, which forward never enters and which has no weight
+here.
+"""
 
 from bench.core.engine_costs import ModelSizes
 from bench.core.network import EqualTensors, WeightModule, list_modules, list_tensors

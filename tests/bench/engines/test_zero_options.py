@@ -1,4 +1,4 @@
-"""Our options are DeepSpeed's: a DeepSpeed upgrade that adds, renames or changes one is noticed here."""
+"""Our options are DeepSpeed's: an upgrade of DeepSpeed that adds, renames or changes one fails here."""
 
 import typing
 from types import UnionType
@@ -28,7 +28,7 @@ each = pytest.mark.parametrize(("mine", "theirs", "left_out"), PAIRS, ids=lambda
 
 
 def fields(model: Any, left_out: set[str]) -> dict[str, Any]:
-    """DeepSpeed's fields by the name that a config.json uses, deprecated ones left out."""
+    """Return DeepSpeed's fields by their name in a config.json, without deprecated ones."""
     return {
         field.alias or name: field
         for name, field in model.model_fields.items()
@@ -37,7 +37,7 @@ def fields(model: Any, left_out: set[str]) -> dict[str, Any]:
 
 
 def plain(default: Any) -> Any:
-    """A default as JSON knows it."""
+    """Return a default as JSON represents it."""
     if isinstance(default, BaseModel):
         default = default.model_dump(mode="json")
     if isinstance(default, dict):
@@ -48,7 +48,7 @@ def plain(default: Any) -> Any:
 
 
 def kinds(annotation: Any) -> set[str]:
-    """The plain types that an annotation lets in: sections are dicts, enumerations are their values' type."""
+    """Return the plain types that an annotation allows: sections are dicts, enumerations the type of their values."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return {type(value).__name__ for value in typing.get_args(annotation)}

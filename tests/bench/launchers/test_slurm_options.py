@@ -11,6 +11,7 @@ from bench.cli import main
 from bench.config import compose
 from bench.core.errors import UserError
 from bench.launchers.slurm import Options, check
+from bench.sweep import inputs
 
 CONF = compose.find_conf_folder() / "launcher"
 
@@ -61,17 +62,17 @@ def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> N
     asked = ["machine=h200", "devices_per_node=8", "launcher=slurm"]
     without = compose.compose_request(compose.parse_single(asked))
     with pytest.raises(UserError) as refused:
-        compose.check(without, "cuda")
+        inputs.check_devices(without)
     assert str(refused.value) == (
         "machine=h200: has GPUs, and a job of launcher=slurm would ask for none; set launcher.gpus=--gres=gpu:{devices}"
     )
-    compose.check(compose.compose_request(compose.parse_single([*asked, *words])), "cuda")
+    inputs.check_devices(compose.compose_request(compose.parse_single([*asked, *words])))
 
 
 def test_a_job_on_a_machine_without_gpus_need_not() -> None:
     for machine in ("cpu", "auto"):
         asked = [f"machine={machine}", "devices_per_node=2", "launcher=slurm"]
-        compose.check(compose.compose_request(compose.parse_single(asked)), None)
+        inputs.check_devices(compose.compose_request(compose.parse_single(asked)))
 
 
 def test_a_dry_run_of_such_a_job_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The family, the objective and the source on the pages of docs/extend, held against torch and transformers."""
+"""The family, the objective and the source on the pages of docs/extend, compared with torch and transformers."""
 
 import importlib
 import sys
@@ -28,7 +28,7 @@ ADDED = ((models, "decoder"), (objectives, "continuation"), (data, "counting"))
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What was added can be imported here."""
+    """Make the added plug-ins importable."""
     root = tmp_path_factory.mktemp("pages")
     write(root, "family", "objective", "data")
     with pytest.MonkeyPatch.context() as patch:
@@ -46,12 +46,12 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def gpt(inside: None) -> Any:
-    """What builds the page's family."""
+    """The builder of the page's family."""
     return importlib.import_module("bench.models.decoder.build")
 
 
 def small(**more: Any) -> RunSpec:
-    """A spec of a model in which no two sizes are the same."""
+    """Return a spec of a model in which no two sizes are equal."""
     return RunSpec.model_validate({
         "model": {"name": "small", "family": "decoder", "shape": SIZES}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "objective": "causal_lm", "sequence": {"tokens": TOKENS},
@@ -102,8 +102,8 @@ def test_its_evaluation_drops_nothing_and_draws_nothing(gpt: Any) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing: bool) -> None:
-    """With attention written out: a fused kernel computes its scores again in backward, which model FLOPs leave out,
-    and torch does not count the one of a CPU at all."""
+    """With eager attention: a fused kernel recomputes its scores in backward, which model FLOPs do not count, and torch
+    does not count the CPU's kernel at all."""
     spec = small(activation_checkpointing=checkpointing)
     model, described = gpt.build(spec), models.build_network(spec.model)
     gpt.initialise(model, spec)

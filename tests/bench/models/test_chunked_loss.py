@@ -1,4 +1,4 @@
-"""A chunked loss is the plain one: same loss, same gradients, same FLOPs, and far less memory."""
+"""A chunked loss equals the plain one: same loss, same gradients, same FLOPs, and far less memory."""
 
 from typing import Any
 

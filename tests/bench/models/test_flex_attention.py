@@ -1,4 +1,4 @@
-"""flex_attention computes T5's attention: here as torch writes it out, since its kernels need a GPU to train."""
+"""flex_attention computes T5's attention. Here it runs uncompiled, since its kernels need a GPU to train."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """Have torch forget what it compiled: its stand-ins would be among the tensors that a later test counts."""
+    """Make torch forget what it compiled: a later test would count its fake tensors."""
     yield
     torch._dynamo.reset()
 
@@ -22,7 +22,7 @@ def forgotten() -> Iterator[None]:
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_every_sample_of_a_batch_gets_the_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With transformers' own, the second sample is an IndexError here, and reads past the bias on a GPU."""
+    """With transformers' own function the second sample is an IndexError here, and reads past the bias on a GPU."""
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
     tokens = torch.arange(36).reshape(3, 12) % 96
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Advice from choices: what comes into question, what is best for which question, and what cannot be told apart."""
+"""Advice from choices: candidates, the best choice for each question, and choices that cannot be told apart."""
 
 import functools
 import statistics
@@ -48,7 +48,7 @@ def choice(
     engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
-    """A choice whose step has these parts; what it computes may take `rate` times as long."""
+    """Return a choice whose step has these parts; computing may take `rate` times as long."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
     changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())
@@ -225,7 +225,7 @@ def test_why_names_the_parts_that_take_longer() -> None:
 
 
 def recorded(engine: str, **changes: Any) -> RunRecord:
-    """A real run of the smoke study on this kind of machine: two processes, micro-batch 4."""
+    """Return a real run of the smoke study: two processes, micro-batch 4."""
     for path in store.find_records([RUNS]):
         record = store.read_record(path)
         found = record.spec
@@ -236,13 +236,13 @@ def recorded(engine: str, **changes: Any) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def here() -> Any:
-    """The machine of the recorded runs, with the rates that a prediction needs."""
+    """Return the machine of the recorded runs, with the rates that a prediction needs."""
     rates = {"peak_tflops": {"fp32": 0.1}, "memory_bytes_per_s": 1e10, "intra_node_bytes_per_s": 1e9}
     return recorded("zero2").circumstance.machine.model_copy(update=rates)
 
 
 def chosen(record: RunRecord, here: Any, *others: RunRecord) -> Choice:
-    """What is believed of a record's point where `others` were measured."""
+    """Return the estimate of a record's point if `others` were measured."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, here, "cpu")

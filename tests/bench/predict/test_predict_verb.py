@@ -1,4 +1,4 @@
-"""`zeroscale predict`: a table by term for one point, a line each for several, the same as JSON."""
+"""`zeroscale predict`: a table by term for one point, two lines each for several, and the same as JSON."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_predicting_imports_no_training_library() -> None:
 
 
 def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.CaptureFixture[str]) -> None:
-    """14 bytes of a checkpoint per parameter at the rate of storage, and failures as often as Llama 3's."""
+    """A checkpoint has 14 bytes per parameter, written at the rate of storage; failures have Llama 3's rate."""
     words = ["predict", "model=gpt2_xl", "engine=zero1", "machine=h100", "devices_per_node=8", "nodes=16"]
     assert main([*words, "--storage", "2e9", "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)

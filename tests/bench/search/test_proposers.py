@@ -1,4 +1,4 @@
-"""What a search asks for next, on grids whose every run is known."""
+"""Proposals of a search on grids with known results."""
 
 import importlib
 import math

@@ -1,4 +1,4 @@
-"""What a study's file may ask of a search, and what is told in one line."""
+"""The `search` section of a study's file, and its error messages of one line."""
 
 import json
 from collections.abc import Mapping
@@ -92,12 +92,15 @@ def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:
         plan(tmp_path, ask(), exclude=["batch.micro > 0"])
 
 
+ON_CLUSTER = {"machine": "h100", "launcher": "slurm", "launcher.exclusive": True, "model": "mt5_xxl"}
+
+
 @pytest.mark.parametrize(
     ("base", "constraints", "told"),
     [
         ({}, {"peak_bytes": {"at_most": 1000}}, r"^search.constraints.peak_bytes: at most 1000, and each of its 2 "
          r"points is predicted to need more, the least [\d.]+e\+07; loosen it, or change the space$"),
-        ({"machine": "h100", "launcher": "slurm", "model": "mt5_xxl"}, {}, r"^search.space: each of its 2 points is "
+        (ON_CLUSTER, {}, r"^search.space: each of its 2 points is "
          r"predicted far above the memory of a device of h100; change the space, or the machine$"),
     ],
 )  # fmt: skip
@@ -109,7 +112,8 @@ def test_a_space_of_which_nothing_is_within_reach_is_refused(
     with pytest.raises(UserError, match=told):
         plan(tmp_path, asked, base=own)
     asked = ask(space={"batch.micro": [1, 2]}, constraints={"peak_bytes": {"at_most": 1e9}})
-    assert plan(tmp_path, asked, base=own | {"machine": "cpu", "launcher": "local", "model": "tiny"})
+    local = {key: value for key, value in own.items() if not key.startswith("launcher")}
+    assert plan(tmp_path, asked, base=local | {"machine": "cpu", "model": "tiny"})
 
 
 def test_a_study_without_a_search_is_told(tmp_path: Path) -> None:

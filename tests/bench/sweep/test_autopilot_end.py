@@ -1,4 +1,4 @@
-"""What the autopilot leaves at its end, and that nothing of it can do harm."""
+"""Report, summary and notification at the end of the autopilot; their failures change nothing else."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study with an answer and a failure, its report made by nobody: that has its own tests, and takes its time."""
+    """A study with an answer and a failure. Its report is not written: that takes long, and has its own tests."""
     folder = tmp_path / "my study"
     definition.write(folder, sweep([point(FOUR), point(EIGHT)]))
     attempt(folder, FOUR, "ok")

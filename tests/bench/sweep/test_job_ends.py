@@ -23,7 +23,7 @@ NOW = datetime.now(UTC).timestamp()
 
 
 def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
-    """Have a packed job with all points of a sweep, which printed `log`."""
+    """Make a packed job with all points of a sweep and the output `log`."""
     points = tuple(made.requested(one, 0) for one in made.points)
     job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
     jobs.write_handle(jobs.write(folder, job), str(number))
@@ -44,7 +44,7 @@ def look(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState],
 
 
 def told_later(folder: Path, made: SweepDefinition) -> list[PointStatus]:
-    """Return where points stand once the scheduler has forgotten everything."""
+    """Return the states of points after the scheduler has forgotten all jobs."""
     return look(folder, made, {}).statuses
 
 

@@ -18,7 +18,7 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study with two points, a job for each; Slurm knows of nothing, takes everything and numbers it."""
+    """A study with two points, one job each. The simulated Slurm knows no job, and accepts and numbers all."""
     made = sweep([point(spec(batch__micro=micro)) for micro in (4, 8)])
     folder = tmp_path / "study"
     definition.write(folder, made.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}}))
@@ -32,7 +32,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(folder: Path, program: str, shell: str) -> None:
-    """Have a program do what `shell` says, in which `number` counts its calls."""
+    """Replace a program by a `shell` script, in which `number` counts its calls."""
     calls = folder / f"{program}.calls"
     calls.write_text("")
     count = f"echo >> {calls}\nnumber=$(wc -l < {calls})"
@@ -58,7 +58,7 @@ echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
 
 
 def test_an_array_that_is_too_long_is_halved_and_the_autopilot_has_a_place(study: Path, tmp_path: Path) -> None:
-    """The limit of three jobs is known to the scheduler alone."""
+    """Only the scheduler knows the limit of three jobs."""
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
     play(tmp_path, "sbatch", COUNTS)

@@ -10,7 +10,7 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench.cli import main
-from bench.cli.status import format_summary
+from bench.cli.status import format_progress
 from bench.core import store
 from bench.core.record import OutcomeKind
 from bench.launchers.slurm.states import SQUEUE_FORMAT
@@ -33,11 +33,12 @@ def test_status_shows_what_is_not_ok_and_succeeds_once_all_are_answered(tmp_path
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
     told = zeroscale("status", str(tmp_path), "--all")
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "2"]
+    assert "  flags: short\n" in told.stdout and "2 points: 1 ok (1 short), 1 waiting" in told.stdout
     attempt(tmp_path, eight, "oom")
     told = zeroscale("status", str(tmp_path), "--json")
     assert told.returncode == 0
-    states = [(found["state"], found["outcome"]) for found in json.loads(told.stdout)["points"]]
-    assert states == [("answered", "ok"), ("answered", "oom")]
+    states = [(found["state"], found["outcome"], found["flags"]) for found in json.loads(told.stdout)["points"]]
+    assert states == [("answered", "ok", ["short"]), ("answered", "oom", None)]
 
 
 @pytest.mark.processes
@@ -61,8 +62,7 @@ _COLUMNS = [column.split(":") for column in SQUEUE_FORMAT.split(",")]
 def put_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING", **columns: object
 ) -> Path:
-    """Have `squeue`, played by a script, say that a job was put back into the queue once; return where `scancel` notes
-    its arguments."""
+    """Replace `squeue` by a script that reports a requeued job; return the file with the arguments of `scancel`."""
     values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name, **columns}
     row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
     cancelled = folder / "cancelled"
@@ -110,7 +110,7 @@ def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last
 
 
 def waiting(folder: Path) -> Path:
-    """Return a study with one point in a job that the scheduler has taken."""
+    """Return a study with one point in a submitted job."""
     study, made = folder / "study", sweep([point(spec())])
     definition.write(study, made)
     points = (made.requested(made.points[0], 0),)
@@ -152,7 +152,7 @@ def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
 
 
 def summarise(folder: Path) -> str:
-    return format_summary(read_state(folder, ask=False))
+    return format_progress(read_state(folder, ask=False))
 
 
 def test_the_time_left_is_estimated_from_the_limits_in_the_plan_until_a_point_has_finished(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
-    """How long that takes is for the benchmark."""
+    """The benchmark measures the time."""
     made = spec()
     points = [point(made).model_copy(update={"config_id": f"{number:010x}"}) for number in range(10_000)]
     definition.write(tmp_path, sweep(points))
@@ -228,7 +228,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
-    """An earlier version wrote an infinite limit, which JSON has none for, as null."""
+    """An earlier version wrote an infinite limit as null."""
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     [good] = (tmp_path / "sweeps").glob("*.json")
@@ -240,7 +240,7 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Pat
     }.items():
         (tmp_path / "sweeps" / f"{name}.json").write_text(text)
     told = zeroscale("status", str(tmp_path))
-    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok")
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
     lines = told.stderr.splitlines()
     assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
     assert "limits.hang_s: input should be a valid number" in told.stderr

@@ -165,6 +165,7 @@ class ZeroMemory(NamedTuple):
             return live | fixed | {"working memory": max(norm, infinite, updating)}
         norm = DOUBLE * min(run.model.largest, run.partition)
         flat = run.width * run.partition + (FULL * run.partition if run.width < FULL else 0)
+        # two moments: gradients are flattened to fp32; then AdamW steps, when the gradients' own tensors are freed
         flattening = live | fixed | {"working memory": max(flat, norm)}
         stepping = live | {"gradients": 0, "working memory": FULL * run.partition + _count_adamw_bytes(run)}
         return max(flattening, stepping, key=sum_bytes)
@@ -180,7 +181,7 @@ class ZeroMemory(NamedTuple):
         if run.weights_tier:
             offloaded |= _offload_weights(run, run.weights_tier)
         # Where the device cannot hold the weights twice, stages 1 and 2 build them twice in the host: tensor by tensor,
-        # and as one flat tensor. Both are freed before anything is offloaded; counted is what exceeds that.
+        # and as one flat tensor. Both are freed before anything is offloaded; only the excess over that is counted.
         twice = run.width * (run.model.elements + run.partition * run.ranks)
         beyond = twice - _sum_ranges(*offloaded.values())[1]
         if run.flattens_on_host is not False and beyond > 0:
@@ -253,6 +254,7 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     # is reduced in the segment that backward reaches next.
     flushes: NDArray[np.bool_] = (done // run.bucket > (done - work.parameters) // run.bucket) & (oversize == 0)
     flushes[:-1] |= oversize[1:] > 0
+    # (segments,): backward goes from the last segment to the first, so sums run from the end
     begun = np.cumsum(flushes[::-1])[::-1] > 0
     own = _find_own_averaged(run, done, fresh)
     kept = _count_kept_gradients(run)  # at stage 1 they lie whole in their parameters until they are reduced
@@ -295,7 +297,7 @@ def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
-    """Return the peaks of forward and backward on one of `ranks`; `gloo` packs for itself what it reduces."""
+    """Return the peaks of forward and backward on one of `ranks`; `gloo` copies packed gradients once more."""
     sizes = np.array([size.elements for size in model.tensors])
     padded = np.array([pad_elements(size.elements, ranks) for size in model.tensors])
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]

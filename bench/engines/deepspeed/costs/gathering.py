@@ -12,12 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.core.engine_costs import ModelSizes
+from bench.core.engine_costs import Array, ModelSizes
 from bench.core.network import EqualTensors, WeightModule
-
-Array = NDArray[np.int64]
 
 
 class GatheringLimits(NamedTuple):
@@ -132,6 +129,7 @@ class WeightCoordinator:
             self._wait(weight)
             if self._last_fetched_for[weight] < self._step:
                 self._take()
+        # prefetching: the queue holds all further uses, and weights that are whole or on their way are skipped
         ahead: list[int] = []
         elements, room = 0, min(self._limits.live - self._available, self._limits.prefetch)
         while elements < room and (taken := self._take()) is not None:
@@ -164,6 +162,7 @@ class WeightCoordinator:
             self._whole.add(weight)
             self._alone.add(weight)
             return
+        # the first use unpacks all members; the flat tensor stays until the last of them is used
         if len(pack.left) == len(pack.members):
             self._whole.update(pack.members)
             self.exact += sum(self._elements[member] for member in pack.members)
@@ -177,6 +176,7 @@ class WeightCoordinator:
         weight, step = self._order[self._step], self._step + 1
         again = self._next_use[self._step]
         self._step = step
+        # persistent weights are never released, nor weights that a later fetch has already counted on
         if not allowed or weight is None or weight in self._persistent or self._last_fetched_for[weight] > step:
             return
         if again is not None and self._passed[again] - self._passed[step] < self._limits.reuse:

@@ -79,7 +79,7 @@ class ZeroRun(NamedTuple):
 
     @property
     def flattens_on_host(self) -> bool | None:
-        """Whether stages 1 and 2 copy the weights into one flat tensor in the host's memory. DeepSpeed does so where
+        """True if stages 1 and 2 copy the weights into one flat tensor in the host's memory. DeepSpeed does so where
         the device's free memory cannot hold the second copy. None: it depends on where CUDA_BASE_BYTES lie."""
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
@@ -168,7 +168,7 @@ def _list_partitioned(run: ZeroRun) -> list[Transfer]:
 
 
 def _overlaps(run: ZeroRun) -> bool:
-    """Whether a bucket is reduced while backward continues."""
+    """Return True if a bucket is reduced while backward continues."""
     return bool(run.options.overlap_comm) and run.device == "cuda"
 
 

@@ -1,1 +1,1 @@
-"""Whether every engine trains as one process does: a covering set of layouts, schedules, families and precisions."""
+"""Comparison of every engine with one process: a covering set of layouts, schedules, families and precisions."""

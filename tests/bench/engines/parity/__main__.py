@@ -1,11 +1,12 @@
-"""Trains a covering set of tiny runs, up to 8 ranks over gloo, and the same in one process: `make parity`.
+"""Train a covering set of tiny runs, up to 8 ranks over gloo, and the same in one process: `make parity`.
 
-A line for each run with how far losses, gradient norms and weights of five clipped steps are off, relative to the
-largest, and the losses of evaluations between them; exit code 1 where fp32 is off by more than 1e-6, with sliced
-matrices 1e-5. What bf16 is off is shown, and bounded by 5 %. To the bit, first weights have to be those of the one
-process, at the end what several ranks hold has to be equal, and all of it what it is without evaluations. Dropout is
-drawn from the seed of each rank, there and in the one process; an evaluation has none and draws nothing. Of samples
-that pad, some micro-batches have no target token.
+A line for each run shows the largest relative deviations of losses, gradient norms and weights of five clipped steps,
+and of the losses of evaluations between them. The exit code is 1 if fp32 deviates by more than 1e-6, with sliced
+matrices by more than 1e-5. The deviation of bf16 is shown and bounded by 5 %.
+
+Equal to the bit must be: first weights and those of the one process; at the end, values that several ranks hold; and
+all of it and the same training without evaluations. Dropout is drawn from the seed of each rank, there and in the one
+process; an evaluation has none and draws nothing. Of padded samples, some micro-batches have no target token.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_differences(case: Case, ranks: Ranks) -> bool:
-    """Print how far a run is off; return whether that is too far."""
+    """Print the deviations of a run; return whether one is too large."""
     differences = compare_to_one_process(case.build_spec(), ranks)
     limit = 5e-2 if case.precision == "bf16" else 1e-6 if case.slices == "whole" else 1e-5
     *shares, unequal = differences

@@ -1,4 +1,4 @@
-"""A covering set: few cases in which every two values of different fields meet, where any case has both."""
+"""Covering sets: few cases in which every two values of different fields meet, if any case has both."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ PLACEMENTS = {
     "breadth-first, 1 × 2 stages": ("breadth_first", 1, 2), "breadth-first, 1 × 6 stages": ("breadth_first", 1, 6),
     "breadth-first, 2 × 2 stages": ("breadth_first", 2, 2), "breadth-first, 2 × 3 stages": ("breadth_first", 2, 3),
 }  # fmt: skip
-"""By words: schedule, ranks of the pipeline, stages on each."""
+"""Layouts in words: schedule, ranks of the pipeline, stages on each."""
 SLICES = {"whole": (1, False), "2": (2, False), "2 by tokens": (2, True), "4": (4, False)}
 MOST_RANKS = 8
 
@@ -41,7 +41,8 @@ class Case(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is such a run, and it is not another one's: with one copy nothing is divided among copies."""
+        """Return whether a run exists and is not the same as another one: with one copy nothing is divided among
+        copies."""
         whole = self.placement == "whole"
         divided = self.sharding == "zero3"
         fits = 1 < self.ranks <= MOST_RANKS and not (self.family == "llama" and self.slices == "4")
@@ -64,7 +65,7 @@ class Case(NamedTuple):
 
 
 def list_cases() -> list[Case]:
-    """Return all that are possible."""
+    """Return all possible cases."""
     fields = (
         ("pipeline", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"), PLACEMENTS, (1, 2, 4), SLICES,
         ("zero1", "zero3"), SHAPES, ("fp32", "bf16"), ("full", "padded"),
@@ -74,7 +75,7 @@ def list_cases() -> list[Case]:
 
 
 def choose_cases(seed: int, tried: int = 400) -> list[Case]:
-    """Return a covering set, by a seed: each case is the one of `tried` random ones that brings most pairs together."""
+    """Return a covering set, by a seed. Each case is the one of `tried` random cases that adds most pairs."""
     dice, cases = random.Random(seed), list_cases()
     left = {pair for case in cases for pair in list_pairs(case)}
     chosen = list[Case]()
