@@ -291,7 +291,7 @@ def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
         ),
         (("sequence.encoder=100000000",), [" GB of this machine, for all ranks: does not fit;"]),
         (
-            ("machine.memory_bytes=1e8", "batch.micro=64"),
+            ("machine.memory_bytes=1e8", "batch.micro=16"),
             ["predicted memory: ", " GB of 0.1 GB of the device: does not fit; "],
         ),
     ],
