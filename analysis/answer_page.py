@@ -1,4 +1,4 @@
-"""The pages of `zeroscale predict` and `zeroscale advise`, drawn with the report's figures."""
+"""The pages of `zeroscale predict` and `zeroscale advise`, with figures like those of the report."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +38,8 @@ _BAR_IN, _LETTERS_PER_IN = 0.42, 16.5
 
 
 class StackedBar(NamedTuple):
-    """A total by its parts, with its interval and the memory of the device. `words` follow its value, or replace it
-    where it is unknown."""
+    """A total by its parts, with its predicted range and the limit of the device. `words` follow its value, or replace
+    it if it is unknown."""
 
     label: str
     parts: Mapping[str, float]
@@ -50,7 +50,7 @@ class StackedBar(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table. Columns from index `numbers` on hold numbers; a row whose last cell is `marked` is highlighted."""
+    """A table. Columns from index `numbers` on hold numbers; rows whose last cell is `marked` are highlighted."""
 
     title: str
     head: Sequence[str]
@@ -60,7 +60,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure of the page; its title is also its description in words."""
+    """A figure of the page; its title describes it in words."""
 
     name: str
     title: str
@@ -68,7 +68,7 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the page."""
+    """A section of the page."""
 
     name: str
     title: str
@@ -79,17 +79,17 @@ class Section(NamedTuple):
 
 
 class CostPoint(NamedTuple):
-    """A choice with its time and cost: likely, in the best case, and in the worst case."""
+    """A choice with its time and cost: expected, in the best and in the worst case."""
 
     choice: "Choice"
-    doubt: int  # by `rate_doubt`
+    doubt: int  # rated by `rate_doubt`
     at: tuple[float, float]
     low: tuple[float, float]
     high: tuple[float, float]
 
 
 def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAnswer") -> str:
-    """Return the page of predictions as HTML; `answer` has the texts of the verb and its command."""
+    """Return the page of predictions as HTML. `answer`: the text of the verb for one point, and its command."""
     points = [_list_facts(one.point.composed.spec, one.point.composed.machine.name) for one in found]
     differing = [name for name in points[0] if len({point[name] for point in points}) > 1]
     labels = [f"{place}: {', '.join(one[name] for name in differing)}" for place, one in enumerate(points, start=1)]
@@ -108,7 +108,7 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
 
 
 def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> str:
-    """Return the page of advice as HTML; `text` is the answer in words, `command` repeats it."""
+    """Return the page of advice as HTML. `text`: the answer in words; `command`: the command that gave it."""
     points, (time, cost) = list_points(answer)
     winner = next(point for point in points if point.choice is answer.advice.winner)
     front = find_front((point for point in points if point.doubt <= winner.doubt), attrgetter("at"))
@@ -139,8 +139,7 @@ def _render(title: str, lead: Sequence[str], sections: Sequence[Section], comman
 
 
 def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return the bars of memory in GB: of one point a bar for each phase and one for the device, of several only the
-    latter."""
+    """Return bars of memory in GB: every phase and the whole device for one point, only the latter for several."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         room = one.point.composed.machine.memory_bytes
@@ -162,7 +161,7 @@ def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> l
 
 
 def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return the bars of step times in seconds; of one point also a bar of overlapped communication."""
+    """Return bars of a step in seconds; for one point also the communication that it overlaps."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         named, time = "a step" if len(found) == 1 else label, one.time
@@ -177,7 +176,7 @@ def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> lis
 
 
 def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
-    """Return a figure with the bars below each other; no figure if no bar has a value."""
+    """Return the figure of horizontal bars, or none if all are unknown."""
     keys = choose_keys(dict.fromkeys(part for bar in bars for part, amount in bar.parts.items() if amount))
     space = Space(_BAR_IN * len(bars) + 0.1, 0.12, 0.12)
     draw = partial(draw_bars, bars=bars, keys=keys, unit=unit)
@@ -190,7 +189,7 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
 
 
 def choose_keys(names: Iterable[str]) -> list[Key]:
-    """Return the legend keys of parts: every colour once plain, then hatched."""
+    """Return the looks of parts: every colour first plain, then hatched."""
     looks = [(colour, hatch) for hatch in (None, "/////", "...") for colour in COLOURS]
     style: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.3}
     pairs = zip(names, looks, strict=False)
@@ -198,7 +197,7 @@ def choose_keys(names: Iterable[str]) -> list[Key]:
 
 
 def draw_bars(axes: Axes, bars: Sequence[StackedBar], keys: Sequence[Key], unit: str) -> None:
-    """Draw bars with their labels and values above each."""
+    """Draw bars, each with its label and value above."""
     across, room = axes.get_yaxis_transform(), get_room_in(axes) * _LETTERS_PER_IN
     for y, bar in enumerate(bars):
         total = sum(bar.parts.values())
@@ -240,8 +239,7 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
 def _list_tables(
     found: "Sequence[Prediction]", points: Sequence[dict[str, str]], differing: Sequence[str]
 ) -> Iterable[Table]:
-    """Yield the exact values: of one point bytes by term and phase and seconds by part; of several points one row
-    each."""
+    """Yield tables of exact values: bytes and seconds by part for one point, or a row for each of several points."""
     if len(found) > 1:
         head = ("", "config", *differing, "fits", "bound by", *VALUES)
         rows = []
@@ -266,7 +264,7 @@ VALUES = ("GB per device", "s of communication", "s waited for it", "s idle", "s
 
 
 def list_values(one: "Prediction") -> list[str]:
-    """Return the predicted values of a point in the order of VALUES; empty where unknown."""
+    """Return the predictions for a point in the order of VALUES; empty if unknown."""
     memory = "–".join(dict.fromkeys(number(size / _GB) for size in one.memory.device)) if one.memory else ""
     if (time := one.time) is None:
         return [memory, *[""] * (len(VALUES) - 1)]
@@ -276,8 +274,8 @@ def list_values(one: "Prediction") -> list[str]:
 
 
 def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
-    """Return all choices with their time and cost, the cheapest first, and the units of both: of the whole training if
-    its length is known, else of a million tokens."""
+    """Return every choice, the cheapest first, and the units of time and cost: of the whole training if its length is
+    given, else of a million tokens."""
     question, price, winner = answer.query.question, answer.query.price, answer.advice.winner
     hours = question.hours(winner, winner.estimate.step_s) if question.has_length else None
     time, seconds = next((unit, size) for unit, size, least_h in _TIME_UNITS if (hours or 0.0) >= least_h)
@@ -287,9 +285,9 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
         cost, size = ("cost of a million tokens", size) if price else ("device-seconds per million tokens", 1.0)
     points = []
     for choice in answer.choices:
-        each = question.hours(choice, 1.0) if question.has_length else None  # for each second of a step
+        each = question.hours(choice, 1.0) if question.has_length else None  # hours per second of a step
         steps = 1e6 / choice.time.tokens if each is None else 3600 * each
-        if math.isfinite(steps):  # infinite where failures leave no time to train
+        if math.isfinite(steps):  # infinite if failures leave no time to train
             scale, guess = (steps / seconds, steps * choice.spec.world_size / size), choice.estimate
             ends = [(scale[0] * s, scale[1] * s) for s in (guess.step_s, guess.low_s, guess.high_s)]
             points.append(CostPoint(choice, rate_doubt(choice, question), ends[0], ends[1], ends[2]))
@@ -345,7 +343,7 @@ def draw_costs(
 
 
 def _scale_axes(axes: Axes, points: Sequence[CostPoint]) -> None:
-    """Make an axis logarithmic where its values differ widely, with plain numbers as labels."""
+    """Make an axis logarithmic if its values differ widely, with plain numbers as labels."""
     for place, (axis, scale) in enumerate(((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale))):
         values = [point.at[place] for point in points]
         if max(values) > _LOG * min(values):
@@ -369,7 +367,7 @@ def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[st
 
 
 def _list_facts(spec: "RunSpec", machine: str) -> dict[str, str]:
-    """Return the facts that may differ between points, by the name of a column."""
+    """Return the facts that identify a point, by the name of their column."""
     return {
         "model": spec.model.name, "engine": spec.engine.name, "precision": spec.precision,
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",

@@ -79,7 +79,9 @@ def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
     """Yield the same sweeps as plans for a cluster, and one tiny point that is measured."""
     for step in list_steps("h200", runs, reports):
         if step.words[0] == "sweep":
-            yield step._replace(words=(*step.words, "launcher=slurm", "--dry-run"))
+            yield step._replace(
+                words=(*step.words, "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run")
+            )
     yield Step(CLI, ("sweep", *TINY, *SHORT, "devices_per_node=1", "machine=cpu", "--results", str(runs)))
 
 

@@ -1,11 +1,11 @@
-"""Which rows of a summary share a panel of a figure, and in which order."""
+"""Groups of rows of the summary, one per panel of a figure, in the order of the panels."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.formats import shorten_keys
 from analysis.questions import (
     QUESTION,
     Question,
@@ -20,13 +20,11 @@ from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
 
-_KEY = re.compile(r"\b(?:[a-z_]+\.)+(?=[a-z_]+=)")
-
 
 class QuestionGroup(NamedTuple):
-    """Rows of a summary that belong into one panel; `question` is what they share.
+    """Rows of a summary that belong to one panel, and the question that they share.
 
-    Where they are on several nodes its `nodes` are None. `held` says in words what else is equal, not its own column.
+    For rows on several node counts its `nodes` are None. Its `held` names in words what else is equal.
     """
 
     question: Question
@@ -34,13 +32,15 @@ class QuestionGroup(NamedTuple):
 
 
 def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return the rows that compete with each other, a group per question."""
+    """Return the rows that compete with each other: a group per question."""
     return [_build_fixed_group(question, rows, "accumulation") for question, rows in group_rows(summary)]
 
 
 def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return the rows of one micro-batch on any nodes, a group per work that is equal: that of a step (strong scaling)
-    or that of a device (weak), whichever needs fewer groups."""
+    """Return the rows of one micro-batch on any node count, grouped by equal work.
+
+    Equal is the work of a step (strong scaling) or of a device (weak scaling), whichever needs fewer groups.
+    """
     groups = []
     for question, rows in _regroup(
         (({**question, "nodes": None}, rows) for question, rows in group_rows(summary)), ["micro"]
@@ -52,13 +52,13 @@ def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
 
 
 def build_question(row: Row) -> Question:
-    """Return the question that a row of a table or a summary answers."""
+    """Return the question that a row of the run table or summary answers."""
     known = add_lengths(row)
     return {part: known[part] for part in QUESTION}
 
 
 def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
-    """Return of runs, rows of the run table, what they answer and what is chosen in them."""
+    """Return for runs, by their places in the run table, the names of question and configuration."""
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
@@ -67,14 +67,14 @@ def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, st
 
 
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
-    """Say how many of `number` are not drawn, and which."""
+    """Write how many of `number` things are not drawn, and which; empty if all are."""
     return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
 
 
 def _regroup(
     groups: Iterable[tuple[Question, Sequence[Row]]], parts: Sequence[str]
 ) -> list[tuple[Question, list[Row]]]:
-    """Return rows by question and `parts`, which become part of it."""
+    """Return rows by question and `parts`, which are added to the question."""
     found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
     for question, rows in groups:
         for row in rows:
@@ -84,7 +84,7 @@ def _regroup(
 
 
 def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *named: str) -> QuestionGroup:
-    """Say in the title what is equal in all rows, so that a curve's name need not."""
+    """Return a group whose title names what is equal in all rows, so that the names of curves can leave it out."""
     (first, *others) = {row[part] for row in rows}
     if others:
         return QuestionGroup({**question, "held": " · ".join(named)}, rows)
@@ -97,7 +97,7 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Name a group: what it asks, and what is held equal in it."""
+    """Return the words of a group's title: its question, and what is equal in it."""
     if question["nodes"] is not None:
         asks = name_question(question, all_questions)
     else:
@@ -107,14 +107,9 @@ def describe_question(question: Question, all_questions: Sequence[Question]) -> 
     return [word for word in f"{asks} · {question['held']}".split(" · ") if word]
 
 
-def shorten_keys(text: str) -> str:
-    """Return a text that names keys of the config by their last part: tensor=2 for parallel.tensor=2."""
-    return _KEY.sub("", text)
-
-
 def name_series(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each row's series in a panel: its accumulation only where rows would have one name without it,
-    and of what tells configurations apart the last part of each key."""
+    """Return the name of each row's series in a panel, with short keys. The accumulation is named only where rows would
+    have the same name without it."""
     short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
     long = [shorten_keys(describe_series(row)) for row in rows]
     several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}
@@ -122,8 +117,7 @@ def name_series(rows: Sequence[Row]) -> list[str]:
 
 
 def sort_groups(groups: Sequence[QuestionGroup]) -> list[QuestionGroup]:
-    """Return groups in the order of a figure's panels: models apart, small ones first, then precisions and the rest,
-    with ranks and micro-batches counting upwards."""
+    """Return groups in the order of a figure's panels: by size of the model, precision, ranks and micro-batch."""
     sizes: dict[str, int] = {}
     for row in (row for group in groups for row in group.rows):
         sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)

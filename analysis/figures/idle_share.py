@@ -1,4 +1,4 @@
-"""Idle share, the bubble of a pipeline: what its ranks wait for each other, measured, beside what its schedule says."""
+"""Idle share of a pipeline, its bubble: measured, and predicted from its schedule."""
 
 import statistics
 
@@ -14,25 +14,24 @@ from bench.predict.step_time.pipeline import predict_idle_share
 
 TITLE = "Idle share by micro-batches"
 ALT = (
-    "The part of a step in which a rank of a pipeline waits for others, against the micro-batches of a step: a curve "
-    "per engine as measured, and a dashed one as its schedule says. The tables hold the numbers."
+    "The share of a step in which a rank of a pipeline waits for other ranks, against the micro-batches of a step: a "
+    "curve per engine as measured, and a dashed one predicted from its schedule. The tables hold the numbers."
 )
 PLACE = 7
 
 QUANTITY = PlottedQuantity(
-    "idle_share", "idle, part of a step", interval=False, across="micro_batches",
+    "idle_share", "idle, share of a step", interval=False, across="micro_batches",
     across_label="micro-batches of a step", predicted=True,
 )  # fmt: skip
 _NOTE = (
-    "Measured: mean over ranks, of untimed steps, over the median step. Hollow, dashed: the engine's own schedule "
-    "played through, where stages take as long as their FLOPs and transfers no time; of the passes alone, without "
-    "the update."
+    "Measured: idle time in untimed steps, mean over ranks, over the median step. Hollow, dashed: a simulation of the "
+    "engine's schedule in which a stage's time is proportional to its FLOPs and transfers take no time; it has the "
+    "passes only, without the update."
 )
 
 
 def picture(results: Results) -> Picture:
-    """Return the idle share of every configuration whose layers are on several ranks, a panel per question, micro-batch
-    and degree of the pipeline; nothing where no run tells how long its ranks waited."""
+    """Return the idle share of every pipeline, with a panel per question, micro-batch and degree of the pipeline."""
     return build_picture(results, group_rows(results), QUANTITY, _NOTE)
 
 
@@ -52,25 +51,22 @@ def group_rows(results: Results) -> list[QuestionGroup]:
 
 
 def _measure_idle_share(results: Results, row: Row) -> float | None:
-    """Return the median over the runs of a configuration; None where none tells it."""
+    """Return the median over the runs of a configuration; None if no run recorded it."""
     known = results.table["idle_share"].iloc[results.behind(row)].dropna() if row["n"] else ()
     return statistics.median(known) if len(known) else None
 
 
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:
-    """Return a row whose name does not say again what is beside it: micro-batches and the pipeline's degree."""
+    """Return a row with both shares. Its name omits pipeline degree and accumulation, which title and axis have."""
+    try:
+        predicted = predict_idle_share(spec)
+    except (UserError, ValueError):  # this version does not know the family, shape or option
+        predicted = None
     named = [part for part in row["variant"].split(", ") if not part.startswith("parallel.pipeline=")]
     return row | {
         "micro_batches": spec.accumulation,
         "accumulation": 1,
         "variant": ", ".join(named),
         "idle_share": measured,
-        "predicted_idle_share": _predict(spec),
+        "predicted_idle_share": predicted,
     }
-
-
-def _predict(spec: RunSpec) -> float | None:
-    try:
-        return predict_idle_share(spec)
-    except (UserError, ValueError):  # a family, a shape or an option that this version does not know
-        return None

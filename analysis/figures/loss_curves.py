@@ -1,4 +1,4 @@
-"""The held-out loss of trainings: against the tokens that they have seen, and against the time of their steps."""
+"""Held-out loss of training runs, against tokens seen and against the time of their steps."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,28 +7,31 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.drawing import Key, Look, Panel, Picture, groups, mark
+from analysis.formats import shorten_keys
+from analysis.questions import describe_variants
 from analysis.results import Results
-from analysis.variants import describe_variants
-from bench.core.record import Evaluation, RunRecord
+from bench.core.record import RunRecord
 from bench.core.spec import RunSpec, config_id
 
 TITLE = "Held-out loss against tokens and time"
 ALT = (
-    "Loss on held-out text against the tokens that a training has seen, and against the seconds of its steps: a curve "
-    "per run, a mark per evaluation. The tables hold the loss at the end."
+    "Loss on held-out text against the tokens seen in training, and against the seconds of its steps: a curve per run, "
+    "a mark per evaluation. The tables hold the loss at the end."
 )
 PLACE = 10
 
 _NOTE = (
-    "Runs that differ in their seed alone look the same. Marks: evaluations, each on the same samples. Time is of "
-    "optimizer steps alone."
+    "Runs that differ only in their seed look the same. Marks: evaluations, all on the same samples. Time: optimizer "
+    "steps only."
 )
 _MOST = 12  # curves
 
 
 def picture(results: Results) -> Picture:
-    """Return the runs that came furthest, against tokens and against time; those that differ in their seed alone look
-    the same. Nothing where no run was trained to its end."""
+    """Return the runs with the lowest losses, against tokens and against time; nothing if no run trained to its end.
+
+    Runs that differ only in their seed share a look.
+    """
     if "validation_loss" not in results.table:
         return Picture()
     shown, number = _select_best(results.table)
@@ -54,7 +57,7 @@ def _draw_runs(
     for label, record in runs:
         known = [
             (one.trained_s if over_time else one.step * record.spec.tokens_per_step / 1e6, one.loss)
-            for one in _list_evaluations(record)
+            for one in (record.observations and record.observations.evaluations) or ()
             if one.loss is not None and one.trained_s is not None
         ]
         style = looks[label].style_marks() | {"linestyle": "-", "linewidth": 0.8, "markersize": 3}
@@ -64,16 +67,12 @@ def _draw_runs(
 
 
 def _select_best(table: pd.DataFrame) -> tuple[list[int], int]:
-    """Return the rows of the run table with the lowest losses, at most _MOST, and how many have one."""
+    """Return the rows of the run table with the lowest losses, at most _MOST, and the number of rows with a loss."""
     losses = table["validation_loss"].reset_index(drop=True).dropna().sort_values(kind="stable")
     return [int(place) for place in losses.index[:_MOST]], len(losses)
 
 
-def _list_evaluations(record: RunRecord) -> tuple[Evaluation, ...]:
-    return (record.observations.evaluations if record.observations else None) or ()
-
-
 def _describe(specs: Mapping[str, RunSpec]) -> dict[str, str]:
-    """Return what tells configurations apart, by config_id."""
-    variants = {key: groups.shorten_keys(text) for key, text in describe_variants(specs).items()}
+    """Return a name for each configuration by config_id: its engine and what tells it apart."""
+    variants = {key: shorten_keys(text) for key, text in describe_variants(specs).items()}
     return {key: " · ".join(filter(None, (spec.engine.name, variants.get(key)))) for key, spec in specs.items()}

@@ -1,4 +1,4 @@
-"""Memory against micro-batch, a curve per engine: the peak of live tensor bytes over steady steps on the worst rank."""
+"""Memory against micro-batch: the peak of live tensor bytes over steady steps, on the rank with most."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture

@@ -15,19 +15,19 @@ from analysis.searches import MeasuredSearch, SearchTrial
 
 TITLE = "The search"
 ALT = (
-    "A point per trial and a line for the best so far, against trials and node-hours; the part of the variance that a "
+    "A point per trial and a line for the best so far, against trials and node-hours; the share of the variance that a "
     "field explains; the trials against each field; seconds per sample against peak memory and node-seconds."
 )
 PLACE = 20
 
 TRIAL, BEST = Look(0), Look(4)
 _NOTE = (
-    "Trials without an answer, or beyond a constraint, are not drawn. What mattered: the part of the variance of the "
+    "Trials without an answer, or beyond a constraint, are not drawn. Importance: the share of the variance of the "
     "objective's logarithm that a field explains alone, by a Gaussian process through the trials (fANOVA), with bars "
-    "for 95 % of the functions that the trials allow; fields together explain the rest. Time against memory and cost: "
-    "the nearer to the lower left, the better, whatever the constraints."
+    "for 95 % of the posterior; interactions of fields explain the rest. Time against memory and cost: nearer to the "
+    "lower left is better, under any constraints."
 )
-_MOST = 3  # searches of a figure
+_MOST = 3  # searches of the figure
 _TRIAL, _SO_FAR, _FRONT = "a trial", "best so far", "not beaten in both"
 
 Pairs = Sequence[tuple[float, float]]
@@ -52,7 +52,7 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
     if search.importances:
         names = [one.field for one in search.importances]
         draw = partial(_draw_importances, found=search.importances)
-        yield _build_panel(search, draw, "what mattered", "part of the variance", names)
+        yield _build_panel(search, draw, "importance", "share of the variance", names)
     for field in search.fields:
         shown = [one for one in answered if field in one.values]
         levels = list_levels([one.values[field] for one in shown])
@@ -82,7 +82,7 @@ def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) ->
 
 
 def find_front(pairs: Pairs) -> list[tuple[float, float]]:
-    """Return the pairs than which no other is smaller in one and as small in the other, by the first."""
+    """Return the Pareto front of pairs, sorted by the first number: smaller is better in both."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(pairs):
         if not front or y < front[-1][1]:
@@ -91,7 +91,7 @@ def find_front(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def list_levels(column: Sequence[Any]) -> dict[str, int]:
-    """Return the place of each value: numbers by size, and others as they come."""
+    """Return the place of each value along an axis: numbers by size, other values in their order."""
     numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
     others = dict.fromkeys(_format_level(value) for value in column)
     return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}

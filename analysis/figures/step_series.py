@@ -1,4 +1,4 @@
-"""The steps of runs in their order, with the cut between warm-up and window."""
+"""Step times of runs in their order, with the cut between warm-up and window."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ ALT = (
 PLACE = 9
 
 _NOTE = (
-    "For as many questions as there is room, a run of the fastest configuration, and runs whose steps were not steady "
-    "as the window opened. A step's time is the slowest rank's. Triangles: warm-up steps beyond the scale, and the "
-    "slowest of them."
+    "A run of the fastest configuration of each question, and runs whose steps were not steady at the begin of the "
+    "window, as far as there is room. A step's time is that of the slowest rank. Triangles: warm-up steps beyond the "
+    "scale, with the time of the slowest."
 )
 _MOST = 12  # panels
-_DOTTED = 200  # steps that are drawn with a dot each, at most
-_UNSTEADY = _MOST // 2  # panels that unsteady runs may take from the fastest
+_DOTTED = 200  # steps up to which each has a dot; more would look like a band, and make a large file
+_UNSTEADY = _MOST // 2  # panels that unsteady runs may take before the fastest ones
 STEP: Any = {"color": COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
 WARM: Any = {"color": COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
 _BEYOND: Any = {"color": COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
@@ -44,7 +44,7 @@ _KEYS = (
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per step against the step's number, a panel per run; nothing where no run was timed."""
+    """Return seconds per step against the step's number, with a panel per run."""
     if not results.table["step_s"].notna().any():
         return Picture()
     chosen, omitted = _select_runs(results)
@@ -59,8 +59,9 @@ def picture(results: Results) -> Picture:
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:
-    """Return rows of the run table in its order, at most _MOST, and a sentence about those that are left out."""
-    timed = _find_timed_rows(results)
+    """Return places in the run table, at most _MOST and in its order, and a sentence about omitted runs."""
+    # Drills and runs on foreign hosts are no measurements.
+    timed = results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
     flagged = timed & results.table["flags"].str.contains("unsteady")
     unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
     fastest = filter(None, (_select_fastest(group.rows) for group in groups.group_by_question(results.summary)))
@@ -71,13 +72,8 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
     return sorted(shown), f"Shown: {len(shown)} of {timed.sum()} timed runs."
 
 
-def _find_timed_rows(results: Results) -> "pd.Series[bool]":
-    """Which rows of the run table were timed, what is no measurement left out."""
-    return results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
-
-
 def _select_fastest(rows: Sequence[Row]) -> Row | None:
-    timed = (row for row in rows if row["n"] and row["step_s"] is not None)  # a rehearsal has no step times
+    timed = (row for row in rows if row["n"] and row["step_s"] is not None)  # a rehearsal has none
     return max(timed, key=lambda row: row["tokens_per_s"] or 0.0, default=None)
 
 
@@ -96,7 +92,7 @@ def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     if pd.notna(row["step_s_low"]):
         band = axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
         mark(band, _KEYS[-1].label)
-    dots = {"marker": "none"} if len(step_s) > _DOTTED else {}  # so many would be a band, and a large file
+    dots = {"marker": "none"} if len(step_s) > _DOTTED else {}
     mark(axes.plot(window, timed, zorder=2, **(STEP | dots))[0], "window")
     mark(axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN), "median")
     axes.axvline(cut - 0.5, **_CUT)

@@ -1,4 +1,4 @@
-"""Step time against nodes, a curve per engine, a panel per work that is held equal."""
+"""Step time against nodes, with a panel per equal work."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
@@ -6,7 +6,7 @@ from analysis.results import Results
 
 TITLE = "Step time by stage and nodes"
 ALT = (
-    "Median step time against nodes, a curve per engine, a panel per micro-batch and work held equal. The tables hold "
+    "Median step time against nodes, a curve per engine, a panel per micro-batch and equal work. The tables hold "
     "the numbers."
 )
 PLACE = 2
@@ -15,5 +15,5 @@ _QUANTITY = PlottedQuantity("step_s", "s per step, median", across="nodes", acro
 
 
 def picture(results: Results) -> Picture:
-    """Return the median time of an optimizer step in seconds, with its interval where one is known."""
+    """Return the median seconds of an optimizer step, with intervals where known."""
     return build_picture(results, groups.group_by_micro(results.summary), _QUANTITY)

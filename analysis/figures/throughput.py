@@ -1,4 +1,4 @@
-"""Throughput against micro-batch, a curve per engine, until memory ends it."""
+"""Throughput against micro-batch, up to the micro-batch that runs out of memory."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
@@ -12,5 +12,5 @@ _QUANTITY = PlottedQuantity("tokens_per_s", "tokens/s, padding included", thousa
 
 
 def picture(results: Results) -> Picture:
-    """Return tokens/s over all ranks, all kinds with padding, with intervals where they are known."""
+    """Return tokens/s of all ranks, of every kind and with padding, with intervals where known."""
     return build_picture(results, groups.group_by_question(results.summary), _QUANTITY)

@@ -1,7 +1,7 @@
-"""Weak scaling: efficiency against nodes, where the work per device stays the same on any number of nodes."""
+"""Weak scaling: efficiency against nodes at constant work per device."""
 
 from analysis.drawing import Picture
-from analysis.drawing.efficiency import build_efficiency
+from analysis.drawing.curves import build_efficiency
 from analysis.results import Results
 
 TITLE = "Weak scaling"
@@ -13,5 +13,5 @@ PLACE = 6
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per sample and device at the smallest node count over those at each, with intervals."""
+    """Return the efficiency: seconds per sample and device at the smallest node count over those at each node count."""
     return build_efficiency(results, "weak")

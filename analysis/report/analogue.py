@@ -1,4 +1,4 @@
-"""The report's section on the study's claims: what became of each, and every caveat that a reader must know."""
+"""The report's section on the study's claims: the verdict on each, and its caveats."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -16,12 +16,12 @@ CSV, MARKDOWN = "claims.csv", "claims.md"
 
 
 class Analogue(NamedTuple):
-    """The section in plain values, for the page and for Markdown."""
+    """The section as plain values, for the page and for Markdown."""
 
     what: str
     caveats: tuple[str, ...]
-    findings: tuple[tuple[Claim, str, str, str], ...]  # claim, where, verdict, the counts behind it
-    comparisons: tuple[tuple[str, ...], ...]  # in the columns of HEAD
+    findings: tuple[tuple[Claim, str, str, str], ...]  # claim, place, verdict, counts of comparisons
+    comparisons: tuple[tuple[str, ...], ...]  # cells under HEAD
 
 
 HEAD = (
@@ -31,8 +31,8 @@ HEAD = (
 
 
 def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> Analogue | None:
-    """Return the section, or None for a set of runs in which nothing of the study's claims was compared; `notes` say
-    of a machine, by its name, what it is."""
+    """Return the section, or None if no claim of the study could be compared. `notes`: descriptions of machines by
+    name."""
     if not found:
         return None
     compared = [comparison for finding in found for comparison in finding.comparisons]
@@ -47,7 +47,7 @@ def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> A
 
 
 def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None) -> dict[str, bytes]:
-    """Return the tables that stand beside the page, by path."""
+    """Return the section's files next to the page, by path."""
     if section is None:
         return {}
     return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _render_markdown(section).encode()}
@@ -55,7 +55,9 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
 
 def _describe_models(compared: Sequence[ClaimComparison]) -> str:
     rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
-    built_last = {row["model"]: row for row in sorted(rows, key=lambda row: row["n"])}  # its parameters were counted
+    built_last = {
+        row["model"]: row for row in sorted(rows, key=lambda row: row["n"])
+    }  # the last one ran, so its parameters were counted
     models = [f"{model} ({_format_parameters(row)} parameters)" for model, row in built_last.items()]
     machines = dict.fromkeys(row["machine"] for row in rows)
     return (
@@ -68,22 +70,22 @@ def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
     kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
     if "within the run" in kinds:
         yield (
-            "What rests on one run each (n = 1) has an effect and an interval from the steps of these two runs, which "
-            "say nothing of two others."
+            "A comparison of single runs (n = 1) is indicative only: its interval comes from the steps of these two "
+            "runs."
         )
     if "range of repeats" in kinds:
-        yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
+        yield "The range of fewer than 6 repeats is not a 95 % interval; it is shown with its own level."
     yield (
-        f"{len(compared)} comparisons, corrected for their number claim by claim; for C1 and C2 a single one that "
-        f"became slower by {100 * stats.INTEREST:g} % or more decides, and a smaller difference decides nothing alone."
+        f"{len(compared)} comparisons, corrected for their number within each claim. For C1 and C2 a single slowdown "
+        f"of {100 * stats.INTEREST:g} % or more decides; a smaller one decides nothing alone."
     )
     nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
     if any(before["global_batch"] != after["global_batch"] for before, after in nodes):
         yield (
-            "Where nodes are added to the same work per device, a step does more work on more nodes: no more steps per "
-            "second can be expected, and C1 says little there."
+            "With the same work per device, a step does more work on more nodes. No more steps per second can be "
+            "expected then, so C1 says little."
         )
-    yield "Why it is so (C1: communication overhead) is not decided here."
+    yield "The cause (C1: communication overhead) is not tested."
 
 
 def _format_comparison(finding: ClaimFinding, comparison: ClaimComparison) -> tuple[str, ...]:
@@ -104,11 +106,11 @@ def _format_step_time(row: Row) -> str:
     if row["step_s"] is None:
         return str(row["outcome"]).replace("_", " ")
     value, low, high = row["step_s"], row["step_s_low"], row["step_s_high"]
+    n = ", ".join([f"n\u00a0=\u00a0{row['n']}", *row["flags"].split()])
     if low is None:
-        return f"{format_significant(value)} ({MISSING}, n\u00a0=\u00a0{row['n']})"
+        return f"{format_significant(value)} ({MISSING}, {n})"
     text, *ends = format_within(value, low, high)
-    level = f"{100 * row['interval_level']:.0f}\u00a0%"
-    return f"{text} ({' to '.join(ends)}, {level}, n\u00a0=\u00a0{row['n']})"
+    return f"{text} ({' to '.join(ends)}, {100 * row['interval_level']:.0f}\u00a0%, {n})"
 
 
 def _format_counts(finding: ClaimFinding) -> str:
@@ -147,5 +149,5 @@ def _render_markdown(section: Analogue) -> str:
 
 
 def _render_markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return a Markdown table; all that stands in it are names, numbers and words of ours."""
+    """Return the lines of a Markdown table. Its cells are names, numbers and our own words, so nothing is escaped."""
     return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]

@@ -1,8 +1,7 @@
-"""The evidence of single runs as text: the record, the end of the log, and what a failure was decided from."""
+"""Evidence of single runs as text: the record, the end of the log, and the reasons of an outcome."""
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,26 +10,27 @@ import pydantic_core
 from analysis.results import Results
 from bench.core.errors import make_printable
 from bench.core.files import open_regular, read_regular
+from bench.core.private import mask_tokens
 from bench.core.record import RunRecord
 from bench.core.store import LOG, Unreadable
 
 TAIL_LINES = 60
 
 _TAIL_BYTES = 32 * 1024
-_SERIES = 40  # numbers of a series that are written out
+_SERIES = 40  # numbers of a series up to which all are written
 _SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
 
 
 class Evidence(NamedTuple):
-    """What one run left behind."""
+    """Folder, record and log of one run."""
 
     folder: Path
-    record: RunRecord | None  # None: its file is not there any more
-    log: str  # the last lines; empty where there is none
+    record: RunRecord | None  # None: its file is gone
+    log: str  # its last lines; empty without a log
 
 
 def read_evidence(results: Results, row: int) -> Evidence:
-    """Return what the run of a row of the table left behind."""
+    """Return the evidence of a row of the run table."""
     folder = results.get_file(row).parent
     try:
         record: RunRecord | None = results.record(row)
@@ -40,12 +40,12 @@ def read_evidence(results: Results, row: int) -> Evidence:
 
 
 def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log without what steers a terminal; empty where there is none."""
+    """Return the last lines of a log without control characters; empty without a log."""
     try:
         size, content = _read_end(log)
     except OSError:
         return ""
-    text = content.decode(errors="replace").splitlines()
+    text = mask_tokens(content).decode(errors="replace").splitlines()
     whole = text if size <= _TAIL_BYTES else text[1:]
     return "\n".join(map(make_printable, whole[-lines:]))
 
@@ -57,30 +57,29 @@ def _read_end(log: Path) -> tuple[int, bytes]:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             return size, file.read()
-    except NotADirectoryError:  # it lies in an archive
+    except NotADirectoryError:  # it is in an archive
         content = read_regular(log)
         return len(content), content[-_TAIL_BYTES:]
 
 
 def format_record(record: RunRecord) -> str:
-    """Return a record as JSON to read: a series of numbers on one line, and of a long one its beginning."""
+    """Return a record as JSON for readers: each series of numbers on one line, and a long one cut."""
     plain = _shorten_series(record.model_dump(mode="json", by_alias=True))
-    text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json's own, where it indents
+    text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json with an indent
     return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)
 
 
 def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
-    """Return the evidence of a run's outcome as named texts: a traceback with its own lines, else JSON."""
-    return [text for label, value in record.outcome.evidence.items() for text in _format_evidence(label, value)]
-
-
-def _format_evidence(label: str, value: Any) -> Iterable[tuple[str, str]]:
-    if isinstance(value, str):
-        yield label, value
-    elif isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
-        yield from ((f"{label} {part}", text) for part, text in value.items())
-    else:
-        yield label, json.dumps(value, indent=1, ensure_ascii=False)
+    """Return the evidence of a run's outcome as named texts: texts with their line breaks, other values as JSON."""
+    texts: list[tuple[str, str]] = []
+    for label, value in record.outcome.evidence.items():
+        if isinstance(value, str):
+            texts.append((label, value))
+        elif isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
+            texts += [(f"{label} {part}", text) for part, text in value.items()]
+        else:
+            texts.append((label, json.dumps(value, indent=1, ensure_ascii=False)))
+    return texts
 
 
 def _shorten_series(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where the runs of a set come from: by environment class, what ran there and what differs between the classes."""
+"""Provenance of a set of runs: the facts of each environment class, and the differences between classes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,16 +9,16 @@ from analysis.results import Results
 from bench.core.machine import Machine
 from bench.core.record import Environment
 
-_MOST = 8  # values of one fact that are written out
+_MOST = 8  # values of one fact up to which all are written
 
 
 class ProvenanceFact(NamedTuple):
-    """One line of the provenance: what each environment class says, all that its runs say joined."""
+    """One line of the provenance: a fact, with the joined values of each environment class."""
 
     name: str
     values: tuple[str, ...]  # by class, in the order of `Provenance.classes`
     differs: bool
-    decides: bool  # part of the environment class itself
+    decides: bool  # whether it is part of the environment class
 
 
 class Provenance(NamedTuple):
@@ -27,12 +27,12 @@ class Provenance(NamedTuple):
     classes: tuple[str, ...]  # environment_id
     facts: tuple[ProvenanceFact, ...]
     machines: tuple[Machine, ...]
-    unlike: tuple[ProvenanceFact, ...]  # what differs between the machines, in their order
-    unknown: int  # runs that ended before their environment was looked at
+    unlike: tuple[ProvenanceFact, ...]  # differences between the machines, in their order
+    unknown: int  # runs that ended before their environment was recorded
 
     @property
     def differences(self) -> tuple[ProvenanceFact, ...]:
-        """What decides whether numbers may be pooled, and differs."""
+        """The differing facts that forbid to pool numbers."""
         return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 
@@ -63,7 +63,7 @@ def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[Provenance
 
 
 def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[ProvenanceFact]:
-    """Yield what was asked for of unlike nodes, the name apart."""
+    """Yield the differing fields of the machines, except the name."""
     for name in Machine.model_fields:
         values = tuple(_join_values([_format_machine_value(getattr(machine, name))]) for machine in machines)
         if name != "name" and len(set(values)) > 1:
@@ -71,7 +71,7 @@ def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[Provenanc
 
 
 def _format_machine_value(value: Any) -> Any:
-    """Return a field of a machine as it is read; None for nothing in it."""
+    """Return a field of a machine for readers; None if it is empty."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:g}" for name, number in value.items()) or None
     return ", ".join(value) or None if isinstance(value, tuple) else value or None

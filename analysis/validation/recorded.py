@@ -45,10 +45,8 @@ class MemoryRun(NamedTuple):
         def find_most(name: str) -> int | None:
             return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)
 
-        return cls(
-            record.spec, observed.parameters, find_most("init_peak_bytes"), find_most("resident_bytes"),
-            find_most("peak_allocated_bytes"), record.circumstance.repeat,
-        )  # fmt: skip
+        built, resident, peak = map(find_most, ("init_peak_bytes", "resident_bytes", "peak_allocated_bytes"))
+        return cls(record.spec, observed.parameters, built, resident, peak, record.circumstance.repeat)
 
     @property
     def stage(self) -> int:

@@ -50,13 +50,13 @@ def measure(folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from bench.measure import rendezvous
-    from bench.measure.device import find_device
+    from bench.measure import peers
+    from bench.measure.environment import find_device
 
     request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     rank = int(os.environ["RANK"])
     device = find_device(request.machine.on(request.device), request.ranks_per_node, int(os.environ["LOCAL_RANK"]))
-    rendezvous.join(rank, request.world_size, device, rendezvous.compute_timeout(Limits()))
+    peers.join(rank, request.world_size, device, peers.compute_timeout(Limits()))
     found: dict[Part, Any] = {}
     for part in request.parts:
         if rank == 0:

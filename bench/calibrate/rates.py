@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from bench.core.machine import Machine, MatmulRate
 from bench.core.network import Stacks, list_matrices
 from bench.core.spec import WIDTH, Precision
-from bench.engines.precision import torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +57,8 @@ def measure_attention(precision: Precision, device: "torch.device") -> float:
     """Return the forward rate in 10^12 FLOP/s, called as transformers' T5 calls it: unscaled, with heads that are views
     of a projection's rows, and a learned bias, which excludes kernels without a gradient of the mask."""
     import torch
+
+    from bench.engines.precision.update import torch_dtype
 
     dtype = torch_dtype(precision)
 
@@ -209,6 +210,8 @@ def measure_matmul(
     """Return the rates of as many shapes as the time allows, with equal time for each precision. Shapes that do not fit
     into the memory for one product are skipped."""
     import torch
+
+    from bench.engines.precision.update import torch_dtype
 
     if device.type == "cuda":
         room = int(torch.cuda.mem_get_info(device)[0]) // 2  # half of the free memory

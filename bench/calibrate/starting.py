@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.calibrate import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
-from bench.core import job_context, store
+from bench.core import plugins, store
 from bench.core.errors import UserError
-from bench.core.formatting import duration
+from bench.core.formatting import format_duration
 from bench.core.processes import build_module_command
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
@@ -95,7 +95,7 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
 
 def _run_on_nodes(folder: Path, nodes: int) -> bool:
     """Run one process per node; return whether all ended well. An exception ends them, and waits for their end."""
-    launcher = job_context.find_job(os.environ).launcher
+    launcher = plugins.find_job(os.environ).launcher
     assert launcher, "only a job has several nodes"
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
@@ -156,7 +156,7 @@ def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], No
         while not ended.wait(_POLL_S):
             with contextlib.suppress(OSError):
                 taken = time.monotonic() - begin
-                left = f"about {duration(seconds - taken)} left" if taken < seconds else ""
+                left = f"about {format_duration(seconds - taken)} left" if taken < seconds else ""
                 follow(Progress((folder / DOING).read_text(), min(taken / seconds, _NEARLY), left))
 
     thread = threading.Thread(target=report, daemon=True)
@@ -179,4 +179,4 @@ def _read_reason(folder: Path) -> str:
 
 if __name__ == "__main__":  # once per node of a job, started by its launcher
     install_handlers(sys.exit)  # raises an exception, so that the ranks are ended
-    sys.exit(0 if run_node(Path(sys.argv[1]), job_context.find_job(os.environ).context.number) else 1)
+    sys.exit(0 if run_node(Path(sys.argv[1]), plugins.find_job(os.environ).context.number) else 1)

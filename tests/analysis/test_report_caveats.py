@@ -1,4 +1,4 @@
-"""Doubts about a set of runs: on which nodes intervals rest."""
+"""Caveats of a set of runs about the nodes of its allocations."""
 
 from records import results, run, spec
 
@@ -8,7 +8,7 @@ from bench.core.record import RunRecord
 
 
 def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:
-    """A run on each of these sets of hosts."""
+    """Return a run on each of these sets of hosts."""
     return [run(spec(), repeat=number, environment={"hosts": names}) for number, names in enumerate(hosts)]
 
 

@@ -286,7 +286,7 @@ def test_a_training_of_seconds_is_shown_in_seconds(
         (("max_global_batch=1.5",), "not a whole number of samples"),
         (("token=1e12",), "did you mean tokens?"),
         (("dead_line=3d",), "did you mean deadline?"),
-        (("batch.mico=3",), "did you mean micro?"),
+        (("batch.mico=3",), "did you mean batch.micro?"),
         (("nodes=0",), "nodes=0: not a whole number above 0"),
         (("nodes=two",), "nodes=two: not a whole number above 0"),
         (("batch.micro=0.5",), "batch.micro=0.5: not a whole number above 0"),

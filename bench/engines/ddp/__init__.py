@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: what is said of it without torch. `engine` builds it."""
+"""torch's DistributedDataParallel as planning and reading see it: no torch. `engine` builds it."""
 
 from bench.engines.ddp.facts import facts
 from bench.engines.ddp.options import Options, check

@@ -1,10 +1,11 @@
-"""torch's DistributedDataParallel with AdamW: the reference that every other engine's losses are compared with.
+"""torch's DistributedDataParallel with AdamW: the reference for the losses of every other engine.
 
 In bf16 and fp16 it trains as ZeRO does: weights, gradients and their all-reduce in the low precision, the gradients of
 all micro-steps summed there; then norm, clipping and AdamW in fp32 on master weights. Every rank holds everything:
 2 + 2 + 12 bytes per parameter between steps, and 4 more for the fp32 gradients during an update.
 
-One rank runs DDP too, buckets and all: a scaling curve whose base did without would compare two programs.
+A single rank runs DDP too, buckets included: a scaling curve whose first point ran without DDP would compare two
+programs.
 """
 
 from collections.abc import Iterable
@@ -21,14 +22,20 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core.spec import RunSpec
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
-from bench.engines.distributed.ranks import load_random_state, save_random_state, weigh
-from bench.engines.precision import construction, parameter_count, torch_dtype, whole
-from bench.engines.precision.update import Update
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.precision.update import (
+    Update,
+    construction,
+    describe_adamw,
+    parameter_count,
+    torch_dtype,
+    whole,
+)
 
 __all__ = ["DataParallel", "build", "construction", "parameter_count", "whole"]
 
 _STATE = "state.pt"
-"""File of a checkpoint: what is trained. What is not follows from the seed."""
+"""File of a checkpoint with everything that is trained; the rest of the model follows from the seed."""
 
 
 def build(module: Module, spec: RunSpec) -> "DataParallel":
@@ -41,44 +48,38 @@ class DataParallel:
 
     def __init__(self, module: Module, spec: RunSpec, options: Options) -> None:
         self._given: dict[str, Any] = {
-            "bucket_cap_mb": options.bucket_cap_mb,
-            "gradient_as_bucket_view": options.gradient_as_bucket_view,
-            "static_graph": options.static_graph,
-            "find_unused_parameters": False,  # T5 uses all of them, and searching costs time
+            **options.model_dump(include={"bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}),
+            "find_unused_parameters": False,  # T5 uses all of them, and the search takes time
         }
         self._model = DistributedDataParallel(module.to(torch_dtype(spec.precision)), **self._given)
         if dist.get_backend() == "fake":
-            self._model.register_comm_hook(None, _get_pretended_all_reduce())
+            self._model.register_comm_hook(None, _pretend_all_reduce)
         self._update = Update(trained(module), spec.precision, spec.optimizer, options.fp16)
         self._spec, self._options = spec, options
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
         for index, batch in enumerate(weigh(micro_batches, self._spec), start=1):
-            # gradients are summed on the rank, and averaged over ranks once, in the last micro-step's backward
+            # gradients are summed on the rank; the last micro-step's backward averages them over ranks, once a step
             with nullcontext() if index == count else self._model.no_sync():
-                loss = batch.weigh(self._model(**batch.tensors).loss)
+                loss = batch.weigh(self._model(**batch.tensors).loss)  # 0-d
                 (loss / count * self._update.loss_scale).backward()
             losses.append(loss.detach().float())
         self._update()
-        # a gradient that stays lies in its bucket; a fresh one would lie beside it until the last micro-step
+        # A gradient that stays lies in its bucket. With several micro-steps a fresh one would lie next to the bucket
+        # until the last of them.
         self._model.zero_grad(set_to_none=count == 1)
         return torch.stack(losses).mean()
 
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
-        module = self._model.module
-        module.eval()
-        with torch.no_grad():
-            losses = [module(**batch).loss.float() for batch in batches]
-        module.train()
-        return torch.stack(losses).mean()
+        return evaluate(self._model.module, batches)
 
     def set_learning_rate(self, rate: float) -> None:
         self._update.set_learning_rate(rate)
 
     def save(self, folder: Path, steps: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if dist.get_rank() == 0:  # every rank has the same
+        if dist.get_rank() == 0:  # every rank has the same state
             torch.save({"update": self._update.state(), "steps": steps}, folder / _STATE)
         save_random_state(folder)
         dist.barrier()
@@ -97,19 +98,15 @@ class DataParallel:
         return self._update.skipped
 
     def config(self) -> dict[str, Any]:
-        """Return DDP's arguments, the optimizer, and the loss scale where there is one."""
-        optimizer = {"type": "torch.optim.AdamW", **self._spec.optimizer.model_dump(mode="json")}
+        """Return DDP's arguments, the optimizer, and fp16's loss scale."""
         scale = {"fp16": self._options.fp16.model_dump()} if self._spec.precision == "fp16" else {}
-        return {"ddp": self._given, "precision": self._spec.precision, "optimizer": optimizer, **scale}
+        given = {"ddp": self._given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}
+        return given | scale
 
 
-def _get_pretended_all_reduce() -> Any:
-    """Return DDP's own all-reduce for a rehearsal: DDP asks for the result of the work, and pretended work has none."""
-
-    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        dist.all_reduce(bucket.buffer())
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    return hook
+def _pretend_all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """All-reduce as DDP does, for a rehearsal: DDP reads the result of the work, and rehearsed work has none."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done

@@ -1,4 +1,4 @@
-"""What torch's DistributedDataParallel says of itself: everything on every rank, and the reference for losses."""
+"""Facts about torch's DistributedDataParallel: everything on every rank, and the reference for losses."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return what holds for this spec."""
+    """Return the facts of this spec's engine."""
     return EngineFacts(
         label="DDP",
         division=Division(),
@@ -27,9 +27,9 @@ def facts(spec: RunSpec) -> EngineFacts:
 def _predict_memory(
     spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
 ) -> "EngineMemory":
-    from bench.engines.ddp import costs  # numpy, which readers of facts need not have
+    from bench.engines.ddp import costs  # imports numpy, which readers of facts do not need
 
-    return costs.predict_memory(spec, model, device)
+    return costs.DdpMemory(spec, model, device)
 
 
 def _predict_step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":

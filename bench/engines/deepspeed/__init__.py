@@ -1,7 +1,6 @@
-"""DeepSpeed's ZeRO, stages 0 to 3: what is said of it without torch. `engine` builds it."""
+"""DeepSpeed's ZeRO, stages 0 to 3, as planning and reading see it: no torch. `engine` builds it."""
 
 from bench.engines.deepspeed.facts import facts
-from bench.engines.deepspeed.options import Options
-from bench.engines.deepspeed.rules import check
+from bench.engines.deepspeed.options import FITTED_TO_MODEL, Options, check
 
-__all__ = ["Options", "check", "facts"]
+__all__ = ["FITTED_TO_MODEL", "Options", "check", "facts"]

@@ -1,7 +1,8 @@
 """DeepSpeed's ZeRO, stages 0 to 3, on a process group that torch has already set up.
 
-Stages 1 to 3 hold 16 bytes per parameter in bf16 in all, of which 12, 14 or 16 are divided among the ranks; DeepSpeed
-divides each micro-step's loss by the accumulation and steps at its end, so `train_step` is its documented loop.
+In bf16 stages 1 to 3 hold 16 bytes per parameter in all, of which 12, 14 or 16 are partitioned among the ranks.
+DeepSpeed divides each micro-step's loss by the accumulation and steps at its end, so `train_step` is its documented
+loop.
 """
 
 import copy
@@ -20,11 +21,11 @@ from bench.engines import trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
-from bench.engines.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
-from bench.engines.precision import on_device
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
+from bench.engines.precision.update import on_device, set_learning_rate
 
 _STATE = "state"
-"""The one checkpoint in a folder, as DeepSpeed calls it."""
+"""DeepSpeed's tag of the only checkpoint in a folder."""
 
 
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
@@ -46,18 +47,15 @@ def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
 
 
 def parameter_count(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of all `parameters`, those partitioned counted whole."""
+    """Return the elements of all `parameters`; partitioned parameters count whole."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
-    """Hand `module` to deepspeed.initialize; the process group exists."""
+    """Pass `module` to deepspeed.initialize; the process group exists."""
     config = build_deepspeed_config(decode_options(spec), spec)
     engine, *_ = load_deepspeed().initialize(
-        model=module,
-        model_parameters=trained(module),
-        config=copy.deepcopy(config),
-        dist_init_required=False,
+        model=module, model_parameters=trained(module), config=copy.deepcopy(config), dist_init_required=False
     )
     return ZeroEngine(engine, config, spec)
 
@@ -84,26 +82,24 @@ class ZeroEngine:
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses = []
         for batch in weigh(micro_batches, self._spec):
-            loss = batch.weigh(self._engine(**batch.tensors).loss)
+            loss = batch.weigh(self._engine(**batch.tensors).loss)  # 0-d
             self._engine.backward(loss)
-            self._scale = _find_scale_left_in_norm(self._engine.optimizer)  # the step may change it
+            self._scale = _find_scale_left_in_norm(self._engine.optimizer)  # before the step, which may change it
+            # before the step, which clips the gradients; later steps do not pay for the sum
             if self._sums_norm:
-                self._summed_norm = self._sum_norm()
+                gradients = (parameter.grad for parameter in self._engine.module.parameters())
+                present = (gradient for gradient in gradients if gradient is not None)
+                self._summed_norm = sum_squares(present).sqrt() if self._steps < SUMMED_STEPS else None
             self._engine.step()  # updates with the last of `gradient_accumulation_steps` only
             losses.append(loss.detach().float())
         self._steps += 1
         return torch.stack(losses).mean()
 
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
-        self._engine.eval()
-        with torch.no_grad():
-            losses = [self._engine(**batch).loss.float() for batch in batches]
-        self._engine.train()
-        return torch.stack(losses).mean()
+        return evaluate(self._engine, batches)
 
     def set_learning_rate(self, rate: float) -> None:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self._engine.optimizer, rate)
 
     def save(self, folder: Path, steps: int) -> None:
         self._engine.save_checkpoint(str(folder), tag=_STATE, client_state={"steps": steps})
@@ -116,19 +112,11 @@ class ZeroEngine:
         return self._steps
 
     def _clip(self) -> None:
-        """DeepSpeedEngine.clip_fp32_gradients, which at stage 0 computes the norm and forgets it."""
+        """Replace DeepSpeedEngine.clip_fp32_gradients, which at stage 0 computes the norm and discards it."""
         from deepspeed.runtime.utils import clip_grad_norm_
 
         parameters = self._engine.module.parameters()
         self._fp32_norm = clip_grad_norm_(parameters, max_norm=self._engine.gradient_clipping())
-
-    def _sum_norm(self) -> Tensor | None:
-        """Return the norm of the gradients so far, which every rank has whole, in the steps by which a run is verified;
-        later steps are not to pay for it."""
-        if self._steps >= SUMMED_STEPS:
-            return None
-        gradients = (parameter.grad for parameter in self._engine.module.parameters())
-        return sum_squares(gradient for gradient in gradients if gradient is not None).sqrt()
 
     def gradient_norm(self) -> Tensor | float | None:
         if self._summed_norm is not None:
@@ -142,22 +130,16 @@ class ZeroEngine:
         return int(self._engine.skipped_steps)
 
     def config(self) -> dict[str, Any]:
-        """Return DeepSpeed's config, its ZeRO section as DeepSpeed resolved it, and the optimizers it chose."""
+        """Return DeepSpeed's config, its ZeRO section as DeepSpeed resolved it, and the optimizers that it chose."""
         zero = self._engine._config.zero_config.model_dump(mode="json", by_alias=True, exclude_none=True)
-        chosen = {
-            "wrapper": _format_path(self._engine.optimizer),
-            "optimizer": _format_path(self._engine.basic_optimizer),
-        }
-        return {**self._config, "zero_optimization": zero, "chosen": chosen}
-
-
-def _format_path(instance: object) -> str:
-    return f"{type(instance).__module__}.{type(instance).__qualname__}"
+        chosen = {"wrapper": self._engine.optimizer, "optimizer": self._engine.basic_optimizer}
+        names = {role: f"{type(one).__module__}.{type(one).__qualname__}" for role, one in chosen.items()}
+        return {**self._config, "zero_optimization": zero, "chosen": names}
 
 
 def _find_scale_left_in_norm(optimizer: Any) -> float:
-    """Return what the losses of a step are multiplied by, where DeepSpeed's norm of its gradients is so as well: at
-    stage 0 in fp16 with torch's optimizers (runtime/fp16/unfused_optimizer.py)."""
+    """Return the loss scale by which DeepSpeed's norm of a step's gradients is still multiplied: at stage 0 in fp16
+    with torch's optimizers (runtime/fp16/unfused_optimizer.py)."""
     unfused = type(optimizer).__name__ == "FP16_UnfusedOptimizer"
     return float(optimizer.loss_scale_config.cur_scale) if unfused else 1.0
 

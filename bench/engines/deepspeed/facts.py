@@ -1,10 +1,10 @@
-"""What DeepSpeed's ZeRO says of itself: what a stage divides, which ops it compiles, what it cannot do."""
+"""Facts about DeepSpeed's ZeRO: what a stage partitions, which ops it compiles, and the config that it is given."""
 
 import functools
 from typing import TYPE_CHECKING, Any
 
 from bench.core.engine_facts import Division, EngineFacts, Rehearsal
-from bench.core.spec import Device, OptimizerSpec, RunSpec
+from bench.core.spec import Device, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
 
 if TYPE_CHECKING:
@@ -12,28 +12,38 @@ if TYPE_CHECKING:
 
 _QUIET: dict[str, Any] = {
     "steps_per_print": None,
-    "wall_clock_breakdown": False,  # synchronises around every phase
+    "wall_clock_breakdown": False,  # synchronises before and after every phase
     "memory_breakdown": False,
     "dump_state": False,
     "flops_profiler": {"enabled": False},
     # on by default, and then synchronises the device twice in every micro-step (utils/timer.py, ThroughputTimer)
     "timers": {"throughput": {"enabled": False, "synchronized": False}},
 }
-"""Nothing of DeepSpeed's own measures or prints in a timed window. Its log of communication, which synchronises every
-collective, is left out for that: a section `comms_logger` turns it on, whatever it says (0.19.8, comm/config.py)."""
+"""Settings that keep DeepSpeed's own measuring and printing out of a timed window. A section `comms_logger` is missing
+on purpose: its presence alone turns on a log that synchronises every collective (0.19.8, comm/config.py)."""
 _FIRST = Rehearsal(
-    "first", "at stage 3 DeepSpeed compares rank 0's lists with the others', which a pretended rank 0 cannot answer"
+    "first", "at stage 3 DeepSpeed compares rank 0's lists with those of the other ranks, which a rehearsal lacks"
 )
 
 
 def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
     """Return DeepSpeed's config as plain types; the keys are those of its config.json."""
+    optimizer = spec.optimizer
     return {
         "train_batch_size": spec.global_batch,
         "train_micro_batch_size_per_gpu": spec.batch.micro,
         "gradient_accumulation_steps": spec.accumulation,
-        "gradient_clipping": spec.optimizer.gradient_clipping,  # unset, 0.19.8 clips at 1.0; 0 clips nothing
-        "optimizer": _build_optimizer(spec.optimizer),
+        "gradient_clipping": optimizer.gradient_clipping,  # unset, 0.19.8 clips at 1.0; 0 clips nothing
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                **optimizer.model_dump(mode="json", include={"lr", "betas", "eps", "weight_decay"}),
+                "adam_w_mode": True,
+                "torch_adam": optimizer.implementation != "native",
+                # DeepSpeed passes keys that it does not know to torch.optim.AdamW
+                **({"fused": True} if optimizer.implementation == "fused" else {}),
+            },
+        },
         "bf16": {"enabled": spec.precision == "bf16", **options.bf16.model_dump()},
         "fp16": {"enabled": spec.precision == "fp16", "auto_cast": False, **options.fp16.model_dump()},
         "torch_autocast": {"enabled": False},
@@ -50,23 +60,8 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _build_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
-    """The optimizer section. DeepSpeed hands what it does not know to torch.optim.AdamW, so `fused` gets there."""
-    params: dict[str, Any] = {
-        "lr": optimizer.lr,
-        "betas": list(optimizer.betas),
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "adam_w_mode": True,
-        "torch_adam": optimizer.implementation != "native",
-    }
-    if optimizer.implementation == "fused":
-        params["fused"] = True
-    return {"type": "AdamW", "params": params}
-
-
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return what holds for this spec."""
+    """Return the facts of this spec's engine."""
     options = decode_options(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
@@ -74,8 +69,8 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=find_division(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_list_operations(options, spec),
-        # Stages 1 to 3 sum in fp64 by themselves. Not so in fp16, nor DeepSpeed's BF16_Optimizer, which it takes where
-        # gradients are summed in another precision.
+        # Stages 1 to 3 sum in fp64, and stage 0 does here. Exceptions are fp16, and DeepSpeed's BF16_Optimizer, which
+        # it uses where gradients are summed in another precision.
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
@@ -87,18 +82,16 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 def find_division(stage: int, ranks: int) -> Division:
-    """Return what a stage divides (arXiv 1910.02054, section 5)."""
-    return Division(
-        weights=ranks if stage >= 3 else 1, gradients=ranks if stage >= 2 else 1, optimizer=ranks if stage >= 1 else 1
-    )
+    """Return the number of ranks among which a stage partitions each state (arXiv 1910.02054, section 5)."""
+    return Division(*(ranks if stage >= first else 1 for first in (3, 2, 1)))
 
 
 def _predict_memory(
     options: Options, spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
 ) -> "EngineMemory":
-    from bench.engines.deepspeed import costs  # numpy, which readers of facts need not have
+    from bench.engines.deepspeed import costs  # imports numpy, which readers of facts do not need
 
-    return costs.predict_memory(options, spec, model, device, room, rehearsed)
+    return costs.ZeroMemory(costs.build_zero_run(options, spec, model, device, room, rehearsed=rehearsed))
 
 
 def _predict_step(options: Options, spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
@@ -111,21 +104,14 @@ def _list_operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
     """Return the ops that a run loads: their builders' names in deepspeed.ops.op_builder, without `Builder`.
 
     From DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
-    runtime/zero/partition_parameters.py. The engine keeps it from building its shared-memory op.
+    runtime/zero/partition_parameters.py. The shared-memory op is missing: `library.load_deepspeed` prevents its build.
     """
-    native = spec.optimizer.implementation == "native"
-    optimizer, weights = options.offload_optimizer, options.offload_param
-    offloaded = optimizer is not None and optimizer.device != "none"
-    on_disk = any(tier is not None and tier.device == "nvme" for tier in (optimizer, weights))
-    quantised = (
-        options.zero_quantized_weights
-        or options.zero_quantized_nontrainable_weights
-        or options.zero_quantized_gradients
-    )
+    native, tiers = spec.optimizer.implementation == "native", (options.optimizer_tier, options.weights_tier)
+    on_disk = any(tier is not None and tier.device == "nvme" for tier in tiers)
     loaded = {
-        "CPUAdam": native and offloaded,
-        "FusedAdam": native and not offloaded,
-        "Quantizer": quantised,
+        "CPUAdam": native and options.optimizer_tier is not None,
+        "FusedAdam": native and options.optimizer_tier is None,
+        "Quantizer": bool(options.quantised),
         "PinMemory": on_disk,
         "AsyncIO": on_disk,
     }

@@ -1,25 +1,28 @@
-"""Every option of DeepSpeed 0.19's ZeRO section, and those beside it that decide speed, memory or numbers.
+"""Every option of DeepSpeed 0.19's ZeRO section, those next to it that decide speed, memory or numbers, and the rules.
 
 Names and defaults are DeepSpeed's (runtime/zero/config.py, runtime/zero/offload_config.py, runtime/zenflow/
 zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/precision_config.py), with two exceptions: deprecated
-options are left out, and those in WRITTEN_OUT have no default, since they decide what a comparison of stages shows.
+options are excluded, and options in WRITTEN_OUT have no default, because they decide what a comparison of stages shows.
+
+The rules refuse before anything starts. DeepSpeed asserts most of them with every rank running, and some never.
 """
 
-import functools
-import json
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from bench.core.spec import Frozen, Positive, Precision, RunSpec
-from bench.engines.precision.optimizer import LossScale
+from bench import engines
+from bench.core.errors import UserError
+from bench.core.spec import Device, Frozen, Positive, Precision, RunSpec
+from bench.engines.precision import LossScale
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tier = Literal["none", "cpu", "nvme"]
 
 
 class OffloadParam(Frozen):
-    """Where stage 3 keeps its partitions of the weights."""
+    """Place of stage 3's partitions of the weights."""
 
     device: Tier = "none"
     nvme_path: str | None = None
@@ -30,7 +33,7 @@ class OffloadParam(Frozen):
 
 
 class OffloadOptimizer(Frozen):
-    """Where the optimizer's state lies, and with it where AdamW runs."""
+    """Place of the optimizer's state, where AdamW runs as well."""
 
     device: Tier = "none"
     nvme_path: str | None = None
@@ -39,13 +42,13 @@ class OffloadOptimizer(Frozen):
     pipeline_read: bool = False
     pipeline_write: bool = False
     fast_init: bool = False
-    ratio: Share = Field(1.0, description="of the state that is offloaded; less than all with stage 3 only")
+    ratio: Share = Field(1.0, description="of the state that is offloaded; below 1 with stage 3 only")
     super_offload: bool = False
     cpuadam_cores_perc: Share = 0.8
 
 
 class ZenFlow(Frozen):
-    """Updates the most important gradients on the device and the others later on the CPU (arXiv 2505.12242)."""
+    """Update of the most important gradients on the device, and of the others later on the CPU (arXiv 2505.12242)."""
 
     topk_ratio: float = Field(0.1, gt=0, lt=1)
     select_strategy: Literal["auto", "step", "epoch"] = "auto"
@@ -71,28 +74,32 @@ class LeafModule(Frozen):
 
 
 class Zero(Frozen):
-    """The section `zero_optimization`. Sizes are elements, not bytes."""
+    """Section `zero_optimization`. Sizes are elements, not bytes."""
 
-    stage: Literal[0, 1, 2, 3]
+    stage: Literal[0, 1, 2, 3] = Field(
+        description="partitioned among the ranks: 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too"
+    )
 
     # gradients
-    reduce_bucket_size: Positive | None = None
+    reduce_bucket_size: Positive | None = Field(
+        None, description="elements; a preset's size is lowered to the parameters of a smaller model, yours is not"
+    )
     overlap_comm: bool | None = Field(
-        None, description="reduce a bucket while backward goes on; stages 1 and 2 hold two buckets then"
+        None, description="reduce a bucket while backward continues; stages 1 and 2 hold two buckets then"
     )
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
     use_multi_rank_bucket_allreduce: bool = Field(
-        True, description="stages 1 and 2: one all-reduce in place of a reduce per owner"
+        True, description="stages 1 and 2: one all-reduce instead of a reduce per owner"
     )
     round_robin_gradients: bool = False
     ignore_unused_parameters: bool = True
     compute_grad_norm: bool = True
 
     # weights, stages 1 and 2
-    allgather_partitions: bool = Field(True, description="read by nothing in 0.19.8")
+    allgather_partitions: bool = Field(True, description="without effect in 0.19.8")
     allgather_bucket_size: NonNegativeInt = Field(
-        500_000_000, description="unused as well, where torch has all_gather_into_tensor"
+        500_000_000, description="without effect where torch has all_gather_into_tensor"
     )
     parameter_alignment: bool = False
 
@@ -100,22 +107,20 @@ class Zero(Frozen):
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     stage3_param_persistence_threshold: NonNegativeInt | None = None
     stage3_max_live_parameters: NonNegativeInt | None = Field(
-        None, description="ends prefetching; a fetch that is needed goes on"
+        None, description="ends prefetching; a fetch that is needed continues"
     )
     stage3_max_reuse_distance: NonNegativeInt | None = None
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
     stage3_module_granularity_threshold: int = 0
     stage3_use_all_reduce_for_fetch_params: bool = False
     stage3_allgather_sequential: bool = False
-    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="AdamW goes through the partition in such pieces")
+    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="AdamW updates the partition in such pieces")
     memory_efficient_linear: bool = True
     override_module_apply: bool = True
     leaf_module: LeafModule = LeafModule()
 
     # ZeRO++ (arXiv 2306.10209), stage 3
-    zero_hpz_partition_size: NonNegativeInt = Field(
-        1, description="ranks that hold a second copy of the weights among them"
-    )
+    zero_hpz_partition_size: NonNegativeInt = Field(1, description="ranks that share a second copy of the weights")
     zero_quantized_weights: bool = False
     zero_quantized_nontrainable_weights: bool = False
     zero_quantized_gradients: bool = False
@@ -126,7 +131,7 @@ class Zero(Frozen):
     zenflow: ZenFlow | None = None
     save_muon_momentum_buffer_in_memory: bool = False
 
-    # checkpoints and debugging: nothing that a run here does
+    # checkpoints and debugging: without effect on a measured run
     load_from_fp32_weights: bool = True
     elastic_checkpoint: bool = False
     stage3_gather_16bit_weights_on_model_save: bool = False
@@ -140,9 +145,7 @@ class Zero(Frozen):
         for name, stages in STAGES.items():
             value, acts = getattr(self, name), self.stage in stages
             if acts and value is None and name in WRITTEN_OUT:
-                raise ValueError(
-                    f"{name} is not given, but decides what stage {self.stage} moves and holds; write it out"
-                )
+                raise ValueError(f"{name} is not given, but decides the memory and time of stage {self.stage}; set it")
             if not acts and value != type(self).model_fields[name].get_default():
                 where = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
                 raise ValueError(f"{name}={value} does nothing at stage {self.stage}, only at {where}; leave it out")
@@ -153,7 +156,13 @@ WRITTEN_OUT = frozenset({
     "reduce_bucket_size", "overlap_comm", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
     "stage3_max_live_parameters", "stage3_max_reuse_distance",
 })  # fmt: skip
-"""Options without a default: a stage where they act must be told."""
+"""Options without a default: they must be set for a stage where they act."""
+
+FITTED_TO_MODEL = ("reduce_bucket_size",)
+"""Sizes that a preset sets, in elements, and that are lowered to the parameters of a smaller model.
+
+DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would be most of what a tiny model's run shows.
+"""
 
 STAGES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter",
@@ -169,11 +178,11 @@ STAGES: dict[str, tuple[int, ...]] = {
                      "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
                      "offload_param", "save_muon_momentum_buffer_in_memory"), (3,)),
 }  # fmt: skip
-"""Where an option acts. One set elsewhere is refused: a sweep over it would measure the same thing again and again."""
+"""Stages where an option acts. It is refused at any other stage: a sweep over it would repeat the same measurement."""
 
 
 class Bf16(Frozen):
-    """The section `bf16` of a bf16 run."""
+    """Section `bf16` of a bf16 run."""
 
     immediate_grad_update: bool = Field(False, description="acts with data_types.grad_accum_dtype=fp32 at stage 1")
     check_grad_overflow: bool = Field(
@@ -184,23 +193,23 @@ class Bf16(Frozen):
 
 
 class Fp16(LossScale):
-    """The section `fp16` of an fp16 run."""
+    """Section `fp16` of an fp16 run."""
 
     fp16_master_weights_and_grads: bool = False
 
 
 class DataTypes(Frozen):
-    """The section `data_types`."""
+    """Section `data_types`."""
 
     grad_accum_dtype: Precision | None = Field(
         None,
-        description="of the sum over micro-steps; None: the run's precision. fp32 in a bf16 run at stage 1 makes "
-        "DeepSpeed take its BF16_Optimizer, which knows neither reduce_bucket_size nor overlap_comm",
+        description="of the sum over micro-steps; None: the run's precision. With fp32 in a bf16 run at stage 1 "
+        "DeepSpeed uses its BF16_Optimizer, which ignores reduce_bucket_size and overlap_comm",
     )
 
 
 class Options(Zero):
-    """What conf/engine may say: the ZeRO section flat, and what lies beside it in DeepSpeed's config."""
+    """Options of conf/engine: the ZeRO section, flat, and options outside it in DeepSpeed's config."""
 
     communication_data_type: Precision | None = Field(
         None, description="of reduced gradients; None: the run's precision"
@@ -208,19 +217,138 @@ class Options(Zero):
     prescale_gradients: bool = False
     gradient_predivide_factor: float = Field(1.0, gt=0)
     zero_force_ds_cpu_optimizer: bool = Field(
-        True, description="with offload, refuse any optimizer but DeepSpeed's own"
+        True, description="with offload, refuse every optimizer except DeepSpeed's own"
     )
     disable_python_gc: bool = False
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()
     data_types: DataTypes = DataTypes()
 
+    @property
+    def optimizer_tier(self) -> OffloadOptimizer | None:
+        """Offload of the optimizer's state; None: it stays on the device."""
+        tier = self.offload_optimizer
+        return None if tier is None or tier.device == "none" else tier
+
+    @property
+    def weights_tier(self) -> OffloadParam | None:
+        """Offload of stage 3's partitions; None: they stay on the device."""
+        tier = self.offload_param
+        return None if tier is None or tier.device == "none" else tier
+
+    @property
+    def quantised(self) -> list[str]:
+        """Names of the options that quantise what is sent."""
+        names = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+        return [name for name in names if getattr(self, name)]
+
 
 def decode_options(spec: RunSpec) -> Options:
     """Return the options that a spec holds as plain data."""
-    return _decode_cached(json.dumps(spec.engine.options))
+    return engines.decode_options(Options, spec)
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
-def _decode_cached(plain: str) -> Options:
-    return Options.model_validate_json(plain)
+def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
+    """Raise UserError for the first broken rule. Rules about the device apply only where it is known."""
+    named = re.match(r"zero(\d)", spec.engine.name)
+    if named and int(named[1]) != options.stage:
+        rule, remedy = f"the engine is called {spec.engine.name}", f"choose engine=zero{options.stage}"
+        raise UserError(f"engine.stage={options.stage}", rule, remedy)
+    _check_precision(options, spec)
+    _check_reduction(options, spec)
+    _check_offload(options, spec)
+    if options.zenflow is not None:
+        _check_zenflow(options, spec)
+    secondary = options.zero_hpz_partition_size
+    if secondary > 1 and spec.data_parallel % secondary:
+        remedy = f"choose the devices of a node, {spec.devices_per_node}, or another divisor"
+        rule = f"does not divide {spec.data_parallel} ranks"
+        raise UserError(f"engine.zero_hpz_partition_size={secondary}", rule, remedy)
+    if options.stage == 3 and spec.model.compile != "none":
+        rule = "stage 3 gathers and releases weights by hooks inside the code that would be compiled"
+        raise UserError(f"model.compile={spec.model.compile} at stage 3", rule, "choose stage 0 to 2, or leave it out")
+    if device == "cpu":
+        _check_on_cpu(options, spec)
+
+
+def _check_precision(options: Options, spec: RunSpec) -> None:
+    stage, accumulation = options.stage, options.data_types.grad_accum_dtype
+    if stage == 0 and spec.precision == "fp16":
+        # https://github.com/deepspeedai/DeepSpeed/pull/8393
+        rule = "DeepSpeed 0.19 divides the gradients by a loss scale that it never applied to the loss (its PR #8393)"
+        raise UserError("precision=fp16 at stage 0", rule, "choose engine=ddp or engine=zero1")
+    if stage == 0 and accumulation not in (None, spec.precision):
+        rule = f"stage 0 accumulates in the run's precision, {spec.precision}"
+        raise UserError(
+            f"engine.data_types.grad_accum_dtype={accumulation}", rule, "leave it out or choose stage 1 to 3"
+        )
+    low = {"bf16": options.bf16.bf16_master_weights_and_grads, "fp16": options.fp16.fp16_master_weights_and_grads}
+    for section in (section for section, given in low.items() if given):
+        value = f"engine.{section}.{section}_master_weights_and_grads=true"
+        if spec.precision != section:
+            raise UserError(value, f"precision is {spec.precision}", f"choose precision={section}")
+        if stage == 0:
+            raise UserError(value, "stage 0 has fp32 master weights only", "choose stage 1 to 3")
+    if options.bf16.bf16_optimizer_states and not low["bf16"]:
+        remedy = "set engine.bf16.bf16_master_weights_and_grads=true as well"
+        raise UserError("engine.bf16.bf16_optimizer_states=true", "the master weights are fp32", remedy)
+
+
+def _check_reduction(options: Options, spec: RunSpec) -> None:
+    scaled = options.prescale_gradients or options.gradient_predivide_factor != 1
+    if scaled and options.stage >= 2 and options.reduce_scatter:
+        rule = f"stage {options.stage} with reduce_scatter only averages after the sum"
+        remedy = "leave both out or set engine.reduce_scatter=false"
+        raise UserError("engine.prescale_gradients or engine.gradient_predivide_factor", rule, remedy)
+    if not options.compute_grad_norm:
+        value, remedy = "engine.compute_grad_norm=false", "set it true"
+        if spec.optimizer.gradient_clipping > 0:
+            raise UserError(value, "clipping needs the norm", "set optimizer.gradient_clipping=0")
+        if options.optimizer_tier:
+            raise UserError(value, "offload needs the norm", remedy)
+        if (options.stage, spec.precision, options.data_types.grad_accum_dtype) == (1, "bf16", "fp32"):
+            raise UserError(value, "stage 1 in bf16 with fp32 accumulation needs the norm", remedy)
+    if options.legacy_stage1:
+        raise UserError("engine.legacy_stage1=true", "DeepSpeed removed it in 0.5.9", "leave it out")
+
+
+def _check_offload(options: Options, spec: RunSpec) -> None:
+    for name, tier in (("offload_param", options.offload_param), ("offload_optimizer", options.offload_optimizer)):
+        if tier is not None and tier.device == "nvme" and not tier.nvme_path:
+            raise UserError(f"engine.{name}.device=nvme", "has no folder to write to", f"give engine.{name}.nvme_path")
+    optimizer = options.optimizer_tier
+    if optimizer is None:
+        return
+    partial, native = optimizer.ratio < 1 or optimizer.super_offload, spec.optimizer.implementation == "native"
+    if options.stage < 3 and (optimizer.device == "nvme" or partial):
+        rule = "nvme, a ratio below 1 and super_offload need stage 3"
+        raise UserError(
+            f"engine.offload_optimizer at stage {options.stage}", rule, "choose engine=zero3 or leave it out"
+        )
+    value = f"optimizer.implementation={spec.optimizer.implementation}"
+    if not native and options.zero_force_ds_cpu_optimizer:
+        remedy = "choose optimizer.implementation=native, or set engine.zero_force_ds_cpu_optimizer=false"
+        raise UserError(f"{value} with engine.offload_optimizer", "torch's AdamW is slow on a CPU", remedy)
+    if not native and partial:
+        rule = "a ratio below 1 and super_offload run DeepSpeed's CPUAdam"
+        raise UserError(value, rule, "choose optimizer.implementation=native")
+
+
+def _check_zenflow(options: Options, spec: RunSpec) -> None:
+    assert options.zenflow is not None
+    if options.optimizer_tier is None or spec.optimizer.implementation != "native":
+        rule = "it splits AdamW between the device and DeepSpeed's CPUAdam"
+        remedy = "set engine.offload_optimizer.device=cpu and optimizer.implementation=native"
+        raise UserError("engine.zenflow", rule, remedy)
+    if (interval := options.zenflow.update_interval) != spec.accumulation:
+        rule = "ZenFlow uses it as the accumulation, whatever the batch says"
+        remedy = f"set it to batch.accumulation={spec.accumulation}"
+        raise UserError(f"engine.zenflow.update_interval={interval}", rule, remedy)
+
+
+def _check_on_cpu(options: Options, spec: RunSpec) -> None:
+    if spec.precision == "fp16":
+        raise UserError("precision=fp16 on a CPU", "DeepSpeed refuses it", "choose precision=bf16 or precision=fp32")
+    if options.quantised:
+        value = f"engine.{' and engine.'.join(options.quantised)} on a CPU"
+        raise UserError(value, "the quantisation kernels are CUDA", "leave them out or use a GPU")

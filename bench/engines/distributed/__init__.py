@@ -1,1 +1,1 @@
-"""What engines share that divide a model among ranks: schedules of a pipeline as values, and where a model is cut."""
+"""Code of engines that divide a model among ranks: schedules of a pipeline, partitions, slices, flat tensors."""

@@ -1,8 +1,8 @@
-"""Parameters as one flat tensor, of which each data-parallel rank updates a part in fp32.
+"""Parameters as one flat tensor, of which each data-parallel rank updates its partition in fp32.
 
-ZeRO's stage 1 keeps weights and gradients whole: gradients are reduced and divided at once, and updated parts gathered.
-Its stage 3 keeps a rank's part alone, and makes a stage's weights whole while it computes. Nothing hooks into backward,
-so both go with every schedule.
+ZeRO's stage 1 keeps weights and gradients whole: gradients are reduced and divided at once, and updated partitions are
+gathered. Its stage 3 keeps only a rank's partition, and makes a stage's weights whole while the stage computes. Nothing
+hooks into backward, so both work with every schedule.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,17 +18,15 @@ from bench.core.network import pad_elements
 from bench.core.spec import OptimizerSpec
 from bench.engines.distributed.ranks import sum_squares
 from bench.engines.distributed.slices import TensorRanks, UnslicedGradients
-
-SMALLEST = 1e-6
-"""What torch.nn.utils.clip_grads_with_norm_ adds to a norm before it divides by it."""
+from bench.engines.precision.update import build_adamw, find_clipping_factor
 
 
 class FlatLayout(NamedTuple):
-    """Where parameters are in one tensor with as many elements for each of the ranks that divide it."""
+    """Places of parameters in one flat tensor, which is padded so that all ranks have equal partitions."""
 
     spans: tuple[slice, ...]  # of the parameters
-    own: slice  # of this rank
-    size: int
+    own: slice  # partition of this rank
+    size: int  # elements, padding included
 
     @classmethod
     def of(cls, parameters: Sequence[Parameter], ranks: int, rank: int) -> "FlatLayout":
@@ -40,7 +38,7 @@ class FlatLayout(NamedTuple):
         return cls(tuple(spans), slice(rank * size // ranks, (rank + 1) * size // ranks), size)
 
     def list_own(self, chosen: Collection[int]) -> list[slice]:
-        """Return where this rank's part of the chosen parameters is, counted from the beginning of its part."""
+        """Return the places of this rank's share of the chosen parameters, counted from the begin of its partition."""
         begin = self.own.start
         cut = (
             slice(max(span.start, begin) - begin, min(span.stop, self.own.stop) - begin)
@@ -49,19 +47,27 @@ class FlatLayout(NamedTuple):
         )
         return [span for span in cut if span.start < span.stop]
 
+    def move(self, parameters: Sequence[Parameter]) -> Tensor:
+        """Return a flat tensor with the values of `parameters`, which become views of it."""
+        flat = parameters[0].detach().new_zeros(self.size)
+        for parameter, span in zip(parameters, self.spans, strict=True):
+            flat[span].copy_(parameter.detach().flatten())
+            parameter.data = flat[span].view_as(parameter)
+        return flat
+
 
 class DividedParameters(Protocol):
-    """Parameters of which this rank updates a part."""
+    """Parameters of which this rank updates a partition."""
 
-    master: Parameter  # its part of the weights, in fp32
-    counted: list[slice]  # of that part, what counts in the norm on this rank
+    master: Parameter  # its partition of the weights, in fp32
+    counted: list[slice]  # of that partition, the elements that count in the norm on this rank
 
     def take_gradient(self) -> Tensor:
-        """Return its part of the gradients in fp32, their mean over the ranks that have copies. Collective."""
+        """Return its partition of the gradients in fp32, their mean over the ranks with copies. Collective."""
         ...
 
     def publish(self) -> None:
-        """Bring the updated part to the weights. Collective."""
+        """Write the updated partition to the weights. Collective."""
         ...
 
 
@@ -72,17 +78,16 @@ class WholeParameters:
         self, parameters: Sequence[Parameter], counted: Collection[int], group: dist.ProcessGroup,
         among: TensorRanks | None = None, holders: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
-        """`group`: the ranks with copies of these parameters. `counted`: those that count in the norm on this rank, by
-        their place; a parameter on several stages counts on one of them. `among`: who shares each matrix. `holders`:
-        the ranks of one copy whose stages have the same parameters, and none besides; each has the gradient of what it
-        did with them."""
+        """`group`: the ranks with copies of these parameters. `counted`: places of the parameters that count in the
+        norm on this rank; a parameter on several stages counts on one of them. `among`: the ranks that share each
+        matrix. `holders`: the ranks of one copy whose stages have the same parameters, all of them; each has the
+        gradient of its own stages' use."""
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
         layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
-        self._weights, self._gradients = (parameters[0].detach().new_zeros(layout.size) for _ in range(2))
+        self._gradients = parameters[0].detach().new_zeros(layout.size)
+        self._weights = layout.move(parameters)
         for parameter, span in zip(parameters, layout.spans, strict=True):
-            self._weights[span].copy_(parameter.detach().flatten())
-            parameter.data = self._weights[span].view_as(parameter)
             parameter.grad = self._gradients[span].view_as(parameter)
         self._own, self.counted = layout.own, layout.list_own(counted)
         self.master = Parameter(self._weights[layout.own].float())
@@ -93,7 +98,7 @@ class WholeParameters:
         if self._ranks > 1:
             own = torch.empty_like(self._gradients[self._own])
             dist.reduce_scatter_tensor(own, self._gradients, group=self._group)
-        if self._holders is not None:  # last of all: every one of them has the same sum then, to the bit
+        if self._holders is not None:  # last, so that every holder has the same sum to the bit
             dist.all_reduce(own, group=self._holders)
         return own.float().div_(self._ranks)
 
@@ -106,8 +111,8 @@ class WholeParameters:
 
 
 class GatheredParameters:
-    """Parameters of one stage that are whole while it computes: between `gather` and `release`; its gradients are from
-    the first backward of a step to `reduce`."""
+    """Parameters of one stage that are whole while it computes, between `gather` and `release`. Its gradients exist
+    from the first backward of a step to `reduce`."""
 
     def __init__(
         self, parameters: Sequence[Parameter], counted: Collection[int], group: dist.ProcessGroup,
@@ -116,13 +121,10 @@ class GatheredParameters:
         """See `WholeParameters`."""
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._parameters = group, dist.get_world_size(group), list(parameters)
-        self._layout = layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
-        self._whole = parameters[0].detach().new_zeros(layout.size)
-        for parameter, span in zip(parameters, layout.spans, strict=True):
-            self._whole[span].copy_(parameter.detach().flatten())
-            parameter.data = self._whole[span].view_as(parameter)
-        self.counted = layout.list_own(counted)
-        self.master = Parameter(self._whole[layout.own].float().clone())
+        self._layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
+        self._whole = self._layout.move(parameters)
+        self.counted = self._layout.list_own(counted)
+        self.master = Parameter(self._whole[self._layout.own].float().clone())
         self._coming: dist.Work | None = None
         self._gradients: Tensor | None = None
         self._own_gradient: Tensor | None = None
@@ -135,25 +137,26 @@ class GatheredParameters:
         self._coming = dist.all_gather_into_tensor(self._whole, own, group=self._group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until they are."""
+        """Wait until the weights are whole."""
         if self._coming is not None:
             self._coming.wait()
             self._coming = None
 
     def release(self) -> None:
-        """Give up what other ranks have. Graphs that saved a weight find it again after the next `gather`."""
-        self.wait()  # a stage that was gathered in vain is not there
+        """Free the memory of whole weights. Graphs that saved a weight find it again after the next `gather`: the
+        storage is emptied, and the tensor stays."""
+        self.wait()  # for a gather that no pass has waited for
         self._whole.untyped_storage().resize_(0)
 
     def expect_gradients(self) -> None:
-        """Have room for gradients, before a backward adds to them."""
+        """Allocate gradients before a backward adds to them."""
         if self._gradients is None:
             self._gradients = self._whole.new_zeros(self._layout.size)
             for parameter, span in zip(self._parameters, self._layout.spans, strict=True):
                 parameter.grad = self._gradients[span].view(parameter.shape)
 
     def reduce(self) -> None:
-        """Keep this rank's part of the gradients' mean. Collective."""
+        """Keep this rank's partition of the gradients' mean. Collective."""
         assert self._gradients is not None, "there was a backward"
         self._unsliced.reduce()
         own = self._gradients.new_empty(self._layout.own.stop - self._layout.own.start)
@@ -168,42 +171,38 @@ class GatheredParameters:
         return gradient
 
     def publish(self) -> None:
-        """Weights are made of the masters when they are gathered."""
+        """Do nothing: weights are made of the masters when they are gathered."""
 
 
 class DividedUpdate:
-    """AdamW on this rank's part of all parameters, in fp32: on the weights themselves, below fp32 on a copy."""
+    """AdamW on this rank's partition of all parameters, in fp32: on the weights themselves, below fp32 on a copy."""
 
     def __init__(self, parts: Sequence[DividedParameters], optimizer: OptimizerSpec) -> None:
         self._parts = list(parts)
         self._clipping = optimizer.gradient_clipping
-        self._optimizer = torch.optim.AdamW(
-            [part.master for part in parts], lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay, fused=True if optimizer.implementation == "fused" else None,
-        )  # fmt: skip
+        self._optimizer = build_adamw([part.master for part in parts], optimizer)
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
         self._steps = 0
 
     def __call__(self) -> None:
-        """Make one step from the gradients, and let go of them. Collective over all ranks."""
+        """Make one step from the gradients, and free them. Collective over all ranks."""
         for part in self._parts:
             part.master.grad = part.take_gradient()
-        self.norm, summed = self._compute_norms()
+        norm, self.norm = self._compute_norms()
         if self._clipping > 0:
-            factor = (self._clipping / (self.norm + SMALLEST)).clamp(max=1.0)
+            factor = find_clipping_factor(norm, self._clipping)
             for part in self._parts:
                 assert part.master.grad is not None
                 part.master.grad *= factor
         self._optimizer.step()
         for part in self._parts:
-            part.master.grad = None
+            part.master.grad = None  # before the gathers of `publish`, which need memory
             part.publish()
-        self.norm = summed
         self._steps += 1
 
     def _compute_norms(self) -> tuple[Tensor, Tensor]:
-        """Return the global norm, each parameter's part counted once: by which gradients are clipped, and by which a
-        run is verified in its first steps."""
+        """Return two global norms, 0-d, in which each parameter's share counts once: the norm for clipping, and in the
+        first steps the norm for verification."""
         found = [
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]

@@ -1,13 +1,13 @@
-"""What the ranks of a run share in every engine: target tokens of a step, the norm by which a run is verified, and the
-files of each rank's random state.
+"""What the ranks of a run share in every engine: weights of micro-batches, evaluation, the norm for verification, and
+the files of each rank's random state.
 
 A loss is divided by the target tokens where the spec says so. The mean of micro-batch means depends on how samples with
 different numbers of target tokens are divided into micro-batches and ranks; the mean over all target tokens of a step
 does not.
 
 The norm sums squares in fp64, in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor
-with errors that grow with its size: the norm of 2^27 elements is 1.4 % too small. What clips gradients stays torch's
-own norm, in every step.
+with errors that grow with its size: the norm of 2^27 elements is 1.4 % too small. Clipping uses torch's own norm, in
+every step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module
 
 from bench import objectives
 from bench.core.network import IGNORED, PAD, TokenKind
@@ -27,7 +28,7 @@ _CHUNK = 2**16
 
 
 def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the sum of all squares in fp64, 0-d, on the device of the gradients; on the host where there are none."""
+    """Return the sum of all squares in fp64, 0-d, on the device of the gradients; on the host if there are none."""
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
         total = total.to(gradient.device)
@@ -36,48 +37,53 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
     return total
 
 
+def evaluate(module: Module, batches: Iterable[dict[str, Tensor]]) -> Tensor:
+    """Return the mean loss of `batches`, 0-d in fp32, and leave the module in training mode."""
+    module.eval()
+    with torch.no_grad():
+        losses = [module(**batch).loss.float() for batch in batches]
+    module.train()
+    return torch.stack(losses).mean()
+
+
 class WeightedBatch(NamedTuple):
-    """A micro-batch, and the factor of its mean loss; None is 1."""
+    """A micro-batch and the factor of its mean loss; None is 1."""
 
     tensors: dict[str, Tensor]
-    weight: Tensor | None
+    weight: Tensor | None  # 0-d
 
     def weigh(self, loss: Tensor) -> Tensor:
-        """Return the loss of this micro-batch, as it counts in the mean over micro-batches and ranks."""
+        """Return the loss of this micro-batch as it counts in the mean over micro-batches and ranks."""
         return loss if self.weight is None else loss * self.weight
 
 
 def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator[WeightedBatch]:
-    """Yield the micro-batches of a step with their weights, which are 1 on average over micro-batches and ranks.
+    """Yield the micro-batches of a step with their weights, whose mean over micro-batches and ranks is 1. Collective.
 
-    To divide by all target tokens their number has to be known before the first backward: all micro-batches are taken
-    at once then, and their number is added over the ranks. Else each is taken when it is needed. Collective.
+    A division by all target tokens needs their number before the first backward: all micro-batches are loaded at once,
+    and their numbers are added over the ranks. Otherwise each micro-batch is loaded when it is needed.
 
-    A micro-batch without any target token weighs nothing. Its own mean would be 0 / 0, no number even times 0: it gets
-    one target. Of a step without any at all, the loss is no number.
+    A micro-batch without any target token has weight 0. Its own mean would be 0 / 0, which is NaN even times 0, so it
+    gets one target. The loss of a step without any target is NaN.
     """
     if not objectives.weighs_targets(spec):
         yield from (WeightedBatch(batch, None) for batch in micro_batches)
         return
     batches, kinds = list(micro_batches), objectives.load(spec.objective).KINDS
-    counts = torch.stack([count_targets(kinds, batch) for batch in batches]).double()
+    counts = torch.stack([count_targets(kinds, batch) for batch in batches]).double()  # (micro-batches,)
     total = counts.sum()
-    dist.all_reduce(total)  # over the ranks of each copy of the model too, which have the same samples
+    dist.all_reduce(total)  # includes the ranks that share a copy of the model and so have the same samples
     weights = (counts * (len(batches) * dist.get_world_size()) / total).float()
-    batches = [_give_target(batch, count) for batch, count in zip(batches, counts, strict=True)]
-    yield from map(WeightedBatch, batches, weights.unbind())
-
-
-def _give_target(batch: dict[str, Tensor], count: Tensor) -> dict[str, Tensor]:
-    """Return a micro-batch whose last label counts if no other does, without waiting for the device to know."""
-    labels = batch["labels"].clone()
-    labels[0, -1] = torch.where(count > 0, labels[0, -1], PAD)
-    return batch | {"labels": labels}
+    for batch, count, weight in zip(batches, counts, weights.unbind(), strict=True):
+        labels = batch["labels"].clone()  # (batch, length)
+        # the last label counts if no other label does; torch.where does not wait for the device
+        labels[0, -1] = torch.where(count > 0, labels[0, -1], PAD)
+        yield WeightedBatch(batch | {"labels": labels}, weight)
 
 
 def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return how many tokens of a micro-batch have a loss, 0-d. Where labels are the inputs as well, the model shifts
-    them by one, and nothing predicts the first of a row."""
+    """Return the number of tokens of a micro-batch that have a loss, 0-d. Where labels are also the inputs, the model
+    shifts them by one, and nothing predicts the first token of a row."""
     found = [
         (tensors["labels"][:, int("input_ids" in kind.arguments) :] != IGNORED).sum()
         for kind in kinds
@@ -87,13 +93,13 @@ def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> 
 
 
 def save_random_state(folder: Path) -> None:
-    """Write this rank's random state beside what ranks share."""
+    """Write this rank's random state next to the files that ranks share."""
     on_gpu = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
     torch.save({"cpu": torch.get_rng_state(), **on_gpu}, _find_own(folder))
 
 
 def load_random_state(folder: Path) -> None:
-    """Load what `save_random_state` wrote on this rank."""
+    """Restore this rank's random state from `save_random_state`."""
     state = torch.load(_find_own(folder))
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as values: what each rank does, in which order. An engine runs them, a prediction simulates
+"""Schedules of a pipeline as values: the actions of each rank in order. An engine runs them, a prediction simulates
 them.
 
 Stages are placed in a loop, stage s on rank s mod ranks; with one stage on each rank that is the plain placement. A
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "breadth_first"]
-"""gpipe: all forwards, then all backwards (arXiv 1811.06965). 1f1b: backwards as early as they can be (2006.09503).
+"""gpipe: all forwards, then all backwards (arXiv 1811.06965). 1f1b: backwards as early as possible (2006.09503).
 interleaved: the same with several stages on a rank (2104.04473). breadth_first: each stage takes all micro-batches
 before the rank's next one begins (2211.05953); on one rank that is layered gradient accumulation (2106.02679)."""
 
@@ -18,19 +18,19 @@ Kind = Literal[
     "send_states", "receive_states", "send_gradients", "receive_gradients",
     "gather", "release", "reduce",
 ]  # fmt: skip
-"""states: what a stage's forward gives to the next one; gradients: what its backward gives to the one before. gather,
-release: a stage's weights are made whole on its rank, and divided again. reduce: its gradients are summed over copies,
-and divided."""
+"""states: results of a stage's forward for the next stage; gradients: results of its backward for the previous one.
+gather, release: a stage's weights are made whole on its rank, and divided again. reduce: its gradients are summed over
+copies, and divided."""
 
 NO_MICRO_BATCH = -1
 
 
 class Action(NamedTuple):
-    """One thing that a rank does for one of its stages."""
+    """One action of a rank for one of its stages."""
 
     kind: Kind
     stage: int
-    micro_batch: int = NO_MICRO_BATCH  # of those of a step
+    micro_batch: int = NO_MICRO_BATCH  # number within the step
 
     @property
     def computes(self) -> bool:
@@ -38,11 +38,11 @@ class Action(NamedTuple):
 
 
 Order = tuple[Action, ...]
-"""What one rank does."""
+"""Actions of one rank, in their order."""
 
 
 class PipelineSize(NamedTuple):
-    """A pipeline and what goes through it in one step."""
+    """A pipeline and its micro-batches in one step."""
 
     ranks: int
     stages_per_rank: int
@@ -53,7 +53,7 @@ class PipelineSize(NamedTuple):
         return self.ranks * self.stages_per_rank
 
     def rank_of(self, stage: int) -> int:
-        """Return the rank that a stage is on."""
+        """Return the rank of a stage."""
         return stage % self.ranks
 
     def stages_of(self, rank: int) -> range:
@@ -62,7 +62,7 @@ class PipelineSize(NamedTuple):
 
 
 def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | None:
-    """Return why there is no such schedule of this size, and what to do; None where there is one."""
+    """Return the reason why a schedule does not exist in this size, and the remedy; None if it exists."""
     ranks, stages, micro_batches = size
     if name in ("gpipe", "1f1b") and stages > 1:
         return f"it has one stage on a rank, and there are {stages}", "choose breadth_first, or interleaved"
@@ -75,12 +75,12 @@ def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | N
 
 
 def build_schedule(name: ScheduleName, size: PipelineSize) -> tuple[Order, ...]:
-    """Return what every rank computes, sends and receives; ValueError for a schedule that is not there."""
+    """Return every rank's passes, sends and receives; ValueError for a schedule that does not exist."""
     return add_transfers(build_computation(name, size), size)
 
 
 def build_computation(name: ScheduleName, size: PipelineSize) -> tuple[Order, ...]:
-    """Return the forwards and backwards of every rank; ValueError for a schedule that is not there."""
+    """Return the forwards and backwards of every rank; ValueError for a schedule that does not exist."""
     if obstacle := find_obstacle(name, size):
         raise ValueError(f"{name}: {'; '.join(obstacle)}")
     return tuple(_BUILDERS[name](size, rank) for rank in range(size.ranks))
@@ -92,7 +92,7 @@ def _build_gpipe(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
-    """Backward takes the micro-batches from the last one, as it does the stages: what was made last is used first."""
+    """Backward takes stages and micro-batches from the last one: the newest activations are used and freed first."""
     stages, each = size.stages_of(rank), range(size.micro_batches)
     forwards = (Action("forward", stage, micro) for stage in stages for micro in each)
     backwards = (Action("backward", stage, micro) for stage in reversed(stages) for micro in reversed(each))
@@ -100,13 +100,13 @@ def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
-    """So many forwards first that the first backward has its gradient when its turn comes; then one of each in turn."""
+    """Begin with just enough forwards for the first backward to have its gradient in time; then alternate the two."""
     ranks, chunks, micro_batches = size
-    total, behind = micro_batches * chunks, ranks - rank - 1  # ranks behind this one
+    total, following = micro_batches * chunks, ranks - rank - 1  # ranks after this one
 
     def locate(count: int, *, forward: bool) -> tuple[int, int]:
-        """Return stage and micro-batch of a rank's pass number `count`: micro-batches in groups of as many as ranks,
-        each group through all of the rank's stages."""
+        """Return stage and micro-batch of a rank's pass number `count`. Micro-batches come in groups, one for each
+        rank, and each group goes through all of the rank's stages before the next group."""
         if chunks == 1:
             return rank, count
         group, place = divmod(count, ranks * chunks)
@@ -115,9 +115,9 @@ def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
 
     forwards = [Action("forward", *locate(count, forward=True)) for count in range(total)]
     backwards = [Action("backward", *locate(count, forward=False)) for count in range(total)]
-    first = min(total, behind if chunks == 1 else 2 * behind + (chunks - 1) * ranks)
-    in_turn = (action for pair in zip(forwards[first:], backwards, strict=False) for action in pair)
-    return (*forwards[:first], *in_turn, *backwards[total - first :])
+    first = min(total, following if chunks == 1 else 2 * following + (chunks - 1) * ranks)
+    alternating = (action for pair in zip(forwards[first:], backwards, strict=False) for action in pair)
+    return (*forwards[:first], *alternating, *backwards[total - first :])
 
 
 _BUILDERS: dict[ScheduleName, Callable[[PipelineSize, int], Order]] = {
@@ -129,7 +129,7 @@ _BUILDERS: dict[ScheduleName, Callable[[PipelineSize, int], Order]] = {
 
 
 def find_source(action: Action, size: PipelineSize) -> Action | None:
-    """Return the pass of a neighbouring stage whose result a pass takes up; None where it needs nobody else's."""
+    """Return the pass of a neighbouring stage whose result a pass uses; None if it needs no other pass."""
     if action.kind == "forward" and action.stage > 0:
         return action._replace(stage=action.stage - 1)
     if action.kind == "backward" and action.stage < size.stages - 1:
@@ -138,17 +138,17 @@ def find_source(action: Action, size: PipelineSize) -> Action | None:
 
 
 def find_target(action: Action, size: PipelineSize) -> int | None:
-    """Return the stage that takes up the result of a pass; None where nobody does."""
+    """Return the stage that uses the result of a pass; None if no stage does."""
     stage = action.stage + (1 if action.kind == "forward" else -1)
     return stage if 0 <= stage < size.stages else None
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the computation with its sends and receives: a send behind the pass that made it, the receive at the same
-    moment of the receiver's list, where every pass takes equally long.
+    """Return the computation with its sends and receives. A send follows its pass; the receive stands at the same
+    moment in the receiver's list, if every pass takes equally long.
 
-    All lists follow one order of all actions, so a transfer has its place before or behind another one on both of its
-    ranks alike: nobody waits in vain, even where both ends of a transfer wait for each other.
+    All lists follow one order of all actions, so two transfers come in the same order on both of their ranks: there is
+    no deadlock, even where both ends of a transfer wait for each other.
     """
     lists: list[list[Action]] = [[] for _ in range(size.ranks)]
     places, done = [0] * size.ranks, set[Action | None]([None])
@@ -159,11 +159,11 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
             if place < len(order) and find_source(order[place], size) in done
         ]
         if not ready:
-            raise ValueError("no rank can go on: each waits for a pass that comes behind its own next one")
+            raise ValueError("no rank can go on: each waits for a pass that comes after its own next pass")
+        # all passes of this moment before all transfers: a rank receives after the pass that it makes meanwhile
         for action in ready:
-            rank = size.rank_of(action.stage)
-            places[rank] += 1
-            lists[rank].append(action)
+            places[size.rank_of(action.stage)] += 1
+            lists[size.rank_of(action.stage)].append(action)
         for action in ready:
             _append_transfer(lists, action, size)
         done.update(ready)
@@ -171,27 +171,30 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
 
 
 def _append_transfer(lists: list[list[Action]], action: Action, size: PipelineSize) -> None:
-    """Append what takes a pass's result to its target, where that is on another rank."""
+    """Append the transfer of a pass's result to its target, if that is on another rank."""
     target = find_target(action, size)
     sender = size.rank_of(action.stage)
     if target is None or (receiver := size.rank_of(target)) == sender:
         return
     forward = action.kind == "forward"
-    send, receive = ("send_states", "receive_states") if forward else ("send_gradients", "receive_gradients")
-    lists[sender].append(action._replace(kind=send))  # type: ignore[arg-type]  # both are kinds
-    lists[receiver].append(Action(receive, target, action.micro_batch))  # type: ignore[arg-type]
+    lists[sender].append(action._replace(kind="send_states" if forward else "send_gradients"))
+    lists[receiver].append(Action("receive_states" if forward else "receive_gradients", target, action.micro_batch))
 
 
 def add_gathers(order: Order, ahead: int = 1) -> Order:
-    """Return a rank's actions with those on the weights of its stages: whole while a stage computes, those of the
-    `ahead` stages that compute next on their way. What comes next stays whole, and nothing does behind the end.
-    Gradients are reduced behind a stage's last backward."""
+    """Return a rank's actions with those on the weights of its stages.
+
+    A stage's weights are whole while it computes, and those of the `ahead` stages that compute next are on their way.
+    A stage that comes next stays whole; all are released at the end. Gradients are reduced after a stage's last
+    backward.
+    """
     stages = [action.stage for action in order if action.computes]
     last = {action.stage: action for action in order if action.kind == "backward"}
     result, whole, place = list[Action](), list[int](), 0
     for action in order:
         if action.computes:
             coming = _list_next_stages(stages, place, ahead)
+            # releases first, so that the memory of a finished stage is free for the next gather
             result += [Action("release", stage) for stage in whole if stage not in coming]
             result += [Action("gather", stage) for stage in coming if stage not in whole]
             whole, place = coming, place + 1
@@ -202,7 +205,7 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
 
 
 def _list_next_stages(stages: Sequence[int], place: int, ahead: int) -> list[int]:
-    """Return the stage that computes at `place`, and the different ones behind it, as they come."""
+    """Return the stage that computes at `place`, and the next different ones, in their order."""
     coming: dict[int, None] = {}
     for stage in stages[place:]:
         coming[stage] = None

@@ -1,10 +1,10 @@
-"""Tensor parallelism by plain slices: every rank keeps some rows or columns of a matrix, and what they make is added
+"""Tensor parallelism by plain slices: every rank keeps some rows or columns of a matrix, and partial results are added
 at the boundaries of such regions (arXiv 1909.08053). With sequence parallelism the tokens between regions are divided
 as well (arXiv 2205.05198).
 
-A region begins with `enter` and ends with `leave`: the matrices at its beginning are sliced by rows of torch's weight,
-those at its end by columns, so that nothing is exchanged in between. Of the embedding and the cross-entropy every
-tensor-parallel rank has some tokens of the vocabulary (section 3): the logits of all of them are nowhere.
+A region begins with `enter` and ends with `leave`: the matrices at its begin are sliced by rows of torch's weight, and
+those at its end by columns, so that nothing is exchanged in between. In embedding and cross-entropy every
+tensor-parallel rank has some tokens of the vocabulary (section 3); no rank has the logits of all tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,38 +23,38 @@ from bench.core.network import IGNORED
 from bench.core.spec import RunSpec
 
 TOKENS = 1
-"""Dimension of states (samples, tokens, width) that sequence parallelism divides."""
+"""Dimension of states, (batch, length, width), that sequence parallelism divides."""
 
 
 class TensorRanks(NamedTuple):
-    """The ranks that share each matrix of a part of the model, and this one's place among them."""
+    """The ranks that share each matrix of a part of the model, and this rank's place among them."""
 
     group: dist.ProcessGroup
     ranks: int
     rank: int
-    sequence: bool  # states outside of the regions are divided by tokens
+    sequence: bool  # states outside the regions are divided by tokens
 
     def enter(self, states: Tensor) -> Tensor:
-        """Return the states that a region begins with: of all tokens."""
+        """Return the states at the begin of a region: of all tokens."""
         exchanges = (_gather, _sum_scattered) if self.sequence else (_keep, _sum)
         return _Boundary.apply(states, self, *exchanges)  # type: ignore[no-any-return]
 
     def leave(self, partial: Tensor) -> Tensor:
-        """Return the sum of what all ranks made in a region; with sequence parallelism of this rank's tokens."""
+        """Return the sum of all ranks' results of a region; with sequence parallelism, of this rank's tokens."""
         exchanges = (_sum_scattered, _gather) if self.sequence else (_sum, _keep)
         return _Boundary.apply(partial, self, *exchanges)  # type: ignore[no-any-return]
 
     def keep_own_tokens(self, tokens: Tensor) -> Tensor:
-        """Return what is this rank's of something that lies along tokens, the last dimension."""
+        """Return this rank's share of a tensor whose last dimension are tokens."""
         return tokens.chunk(self.ranks, -1)[self.rank] if self.sequence else tokens
 
     def count_all_tokens(self, states: Tensor) -> int:
-        """Return the tokens of whole states, of which these may be a share."""
+        """Return the number of all tokens, of which these states may be a share."""
         return states.shape[TOKENS] * (self.ranks if self.sequence else 1)
 
 
 def join_tensor_ranks(spec: RunSpec, rank: int) -> TensorRanks | None:
-    """Return a rank's group; None where matrices are whole. Collective: every rank makes all groups, in one order."""
+    """Return a rank's group; None if matrices are whole. Collective: every rank creates all groups, in one order."""
     ranks = spec.parallel.tensor
     if ranks == 1:
         return None
@@ -67,7 +67,7 @@ Exchange = Callable[[Tensor, "TensorRanks"], Tensor]
 
 
 class _Boundary(torch.autograd.Function):
-    """Where a region begins or ends: one exchange of the states, and another one of their gradient."""
+    """Begin or end of a region: one exchange of the states, and another one of their gradient."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, among: TensorRanks, forwards: Exchange, backwards: Exchange) -> Tensor:
@@ -81,19 +81,19 @@ class _Boundary(torch.autograd.Function):
 
 
 def _keep(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return what every rank has."""
+    """Return the tensor, which every rank has."""
     return tensor.view_as(tensor)
 
 
 def _sum(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return the sum over all ranks, in a tensor of its own: the one given may be somebody else's gradient too."""
+    """Return the sum over all ranks in a new tensor: autograd may use the given one as another gradient too."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=among.group)
     return total
 
 
 def _gather(states: Tensor, among: TensorRanks) -> Tensor:
-    """Return states (samples, tokens of all ranks, width) from (samples, tokens, width)."""
+    """Return states (batch, length of all ranks, width) from (batch, length, width)."""
     first = states.transpose(0, TOKENS).contiguous()  # collectives divide the first dimension
     gathered = first.new_empty(among.ranks * first.shape[0], *first.shape[1:])
     dist.all_gather_into_tensor(gathered, first, group=among.group)
@@ -101,7 +101,7 @@ def _gather(states: Tensor, among: TensorRanks) -> Tensor:
 
 
 def _sum_scattered(partial: Tensor, among: TensorRanks) -> Tensor:
-    """Return this rank's tokens of the sum over all ranks, from partial sums of all tokens."""
+    """Return this rank's tokens, (batch, length / ranks, width), of the sum over all ranks."""
     first = partial.transpose(0, TOKENS).contiguous()
     own = first.new_empty(first.shape[0] // among.ranks, *first.shape[1:])
     dist.reduce_scatter_tensor(own, first, group=among.group)
@@ -109,12 +109,12 @@ def _sum_scattered(partial: Tensor, among: TensorRanks) -> Tensor:
 
 
 class SummedLinear(Module):
-    """The linear layer that ends a region: its weight is sliced by columns; its bias is whole, and added once."""
+    """The linear layer at the end of a region. Its weight is sliced by columns; its bias is whole, and added once."""
 
     bias: Parameter | None
 
     def __init__(self, linear: Any, among: TensorRanks) -> None:
-        """`linear` has this rank's columns alone."""
+        """`linear` has only this rank's columns."""
         super().__init__()
         self.weight, self.bias, self.among = linear.weight, linear.bias, among
 
@@ -124,7 +124,7 @@ class SummedLinear(Module):
 
 
 class Slice(NamedTuple):
-    """Which part of a whole parameter a rank keeps."""
+    """A rank's part of a whole parameter."""
 
     dimension: int
     ranks: int
@@ -142,8 +142,11 @@ class Slice(NamedTuple):
 
 
 def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Keep this rank's slice of every weight whose owner, the last word of a module's name, is in `dimensions`, and of
-    a bias where the weight is sliced by rows. Weights have no memory yet; each dimension is a multiple of the ranks."""
+    """Keep this rank's slice of every weight whose owner, the last word of a module's name, is in `dimensions`.
+
+    A bias is sliced where its weight is sliced by rows. Weights have no memory yet; each sliced dimension is a multiple
+    of the ranks.
+    """
     for name, owner in module.named_modules():
         if (dimension := dimensions.get(name.rpartition(".")[2])) is not None:
             for kind, parameter in list(owner.named_parameters(recurse=False)):
@@ -153,7 +156,7 @@ def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRank
 
 
 def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Note at the parameters that `cut_weights` has cut which part of the whole they are."""
+    """Mark the parameters that `cut_weights` has sliced with their part of the whole."""
     for name, parameter in module.named_parameters():
         *_, owner, kind = name.split(".")
         if (dimension := dimensions.get(owner)) is not None and (kind == "weight" or dimension == 0):
@@ -161,13 +164,13 @@ def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRank
 
 
 def find_slice(parameter: Tensor) -> Slice | None:
-    """Return which part of a whole a parameter is; None: it is the whole."""
+    """Return the part of a whole that a parameter is; None: it is the whole."""
     return getattr(parameter, "tensor_slice", None)
 
 
 @contextmanager
 def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """A context in which sliced parameters are whole, with undefined content; afterwards the slices have theirs."""
+    """Context in which sliced parameters are whole, with undefined content; afterwards the slices get their part."""
     parts = [(parameter, part, parameter.data) for parameter in parameters if (part := find_slice(parameter))]
     for parameter, part, own in parts:
         parameter.data = own.new_empty(part.size_of_whole(own))
@@ -180,8 +183,8 @@ def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 class UnslicedGradients:
-    """The gradients of parameters that every tensor-parallel rank has whole: with sequence parallelism each has seen
-    some of the tokens."""
+    """Gradients of parameters that every tensor-parallel rank has whole. With sequence parallelism each rank has
+    computed them from its own tokens only."""
 
     def __init__(self, parameters: Sequence[Parameter], among: TensorRanks | None) -> None:
         summed = among is not None and among.sequence
@@ -189,7 +192,7 @@ class UnslicedGradients:
         self._among = among
 
     def reduce(self) -> None:
-        """Add them up over the ranks, in one collective."""
+        """Add them over the ranks, in one collective."""
         gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
         if not gradients or self._among is None:
             return
@@ -201,10 +204,10 @@ class UnslicedGradients:
 
 
 class SlicedEmbedding(Module):
-    """The states of tokens, of which each rank knows those of its rows."""
+    """Embedding of which each rank has the rows of some tokens."""
 
     def __init__(self, embedding: Embedding, among: TensorRanks) -> None:
-        """`embedding` has this rank's rows alone."""
+        """`embedding` has only this rank's rows."""
         super().__init__()
         self.weight, self.among = embedding.weight, among
 
@@ -214,7 +217,7 @@ class SlicedEmbedding(Module):
 
 
 class OwnTokensEmbedding(Module):
-    """A whole table, such as of learned positions, of which this rank looks up what its own tokens need."""
+    """A whole table, such as learned positions, in which this rank looks up only its own tokens."""
 
     def __init__(self, embedding: Embedding, among: TensorRanks) -> None:
         super().__init__()
@@ -225,31 +228,34 @@ class OwnTokensEmbedding(Module):
 
 
 def compute_sliced_loss(logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:
-    """Return torch's cross-entropy in fp32, 0-d and the same on all ranks, of logits (tokens, this rank's share of the
-    vocabulary) for labels (tokens). `reduction` is mean, over the labels that count, or sum."""
+    """Return torch's cross-entropy in fp32, 0-d and the same on all ranks.
+
+    `logits` are (tokens, this rank's share of the vocabulary), `labels` (tokens,). `reduction` is mean, over the labels
+    that count, or sum.
+    """
     loss: Tensor = _SlicedCrossEntropy.apply(logits, labels, among, reduction)
     return loss
 
 
 def _find_own(tokens: Tensor, rows: int, among: TensorRanks) -> tuple[Tensor, Tensor]:
-    """Return the tokens as rows of this rank, and which of them it has; of others the row is one that exists."""
+    """Return the tokens as rows of this rank, and a mask of those that it has; other tokens get any existing row."""
     own = tokens - among.rank * rows
     return own.clamp(0, rows - 1), (own >= 0) & (own < rows)
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
-    """Two exchanges of one number for each token: the largest logit, then sum of exponentials and chosen logit."""
+    """Cross-entropy with two exchanges for each token: the largest logit; sum of exponentials and chosen logit."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:
         wide = logits.float()
-        largest = wide.amax(1)
+        largest = wide.amax(1)  # (tokens,): subtracted, so that no exponential overflows
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=among.group)
         wide = wide - largest.unsqueeze(1)
         own, here = _find_own(labels, wide.shape[1], among)
         chosen = wide.gather(1, own.unsqueeze(1)).squeeze(1) * here
         exponentials = wide.exp_()
-        sums = torch.stack([exponentials.sum(1), chosen])
+        sums = torch.stack([exponentials.sum(1), chosen])  # (2, tokens), one collective for both
         dist.all_reduce(sums, group=among.group)
         counted = (labels != IGNORED).float()
         share = counted / counted.sum() if reduction == "mean" else counted

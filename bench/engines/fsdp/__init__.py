@@ -1,4 +1,4 @@
-"""torch's FSDP2 (torch.distributed.fsdp.fully_shard): what is said of it without torch. `engine` builds it."""
+"""torch's FSDP2 (torch.distributed.fsdp.fully_shard) as planning and reading see it: no torch. `engine` builds it."""
 
 from bench.engines.fsdp.facts import facts
 from bench.engines.fsdp.options import Options, check

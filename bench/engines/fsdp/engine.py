@@ -1,12 +1,16 @@
-"""torch's FSDP2: fully_shard on every block of layers, and on the model for what is in no block.
+"""torch's FSDP2: fully_shard on every block of layers, and on the model for parameters outside blocks.
 
-Weights are kept in fp32 and divided, with AdamW's two moments 12 bytes per parameter among the ranks that share a copy;
-below fp32 they are cast where they are gathered, and gradients come back in fp32. Embedding, head and last norms are
-gathered once per micro-step and stay whole until its backward ends, since both begin and end with them.
+Weights are kept in fp32 and divided: with AdamW's two moments 12 bytes per parameter among the ranks that share a copy.
+Below fp32 they are cast where they are gathered, and gradients come back in fp32. Embedding, head and last norms are
+gathered once per micro-step and stay whole until its backward ends, because both passes begin or end with them.
+
+fully_shard divides a model that exists. Before that, while the model is built and its weights are drawn, each parameter
+lies on the meta device, and a `Shard` holds this rank's rows of it: no rank ever holds more than one whole tensor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +19,137 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, ModuleList, Parameter
-from torch.optim import Optimizer
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import trained
-from bench.engines.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
-from bench.engines.fsdp import shards
-from bench.engines.fsdp.options import Options, options_of, shard_ranks
-from bench.engines.fsdp.shards import SHARD
-from bench.engines.precision import torch_dtype
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
+from bench.engines.fsdp.options import Options, decode_options, shard_ranks
+from bench.engines.precision.update import (
+    build_adamw,
+    describe_adamw,
+    find_clipping_factor,
+    on_device,
+    parameter_count,
+    set_learning_rate,
+    torch_dtype,
+)
 
-SMALLEST = 1e-6
-"""What torch.nn.utils.clip_grads_with_norm_ adds to a norm before it divides by it."""
+__all__ = ["FullyShardedEngine", "build", "construction", "parameter_count", "whole"]
+
+REPLICATE, SHARD = "replicate", "shard"
+"""Dimensions of the mesh: copies of the model, and the ranks of one copy."""
+_HERE = "_zeroscale_shard"
+"""Attribute of a parameter on the meta device that holds its `Shard`."""
+
+
+@dataclass
+class Shard:
+    """This rank's part of a parameter: its chunk of rows, as torch.chunk divides them; None before it was drawn."""
+
+    mesh: DeviceMesh
+    data: Tensor | None = None
+
+    def keep(self, whole: Tensor) -> None:
+        """Keep this rank's rows of a whole tensor."""
+        chunks = whole.chunk(self.mesh[SHARD].size())
+        rank = self.mesh.get_local_rank(SHARD)
+        # torch.chunk returns fewer chunks than ranks where rows are few: the last ranks have none
+        self.data = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
+
+    def gather_into(self, whole: Tensor) -> None:
+        """Fill a whole tensor with the rows of all ranks; do nothing before the first drawing. Collective."""
+        if self.data is None:
+            return
+        ranks = self.mesh[SHARD].size()
+        largest = whole.chunk(ranks)[0].shape
+        pieces = [whole.new_empty(largest) for _ in range(ranks)]
+        mine = torch.zeros_like(pieces[0])  # padded to the largest piece: gloo gathers pieces of one size
+        mine[: len(self.data)] = self.data
+        dist.all_gather(pieces, mine, group=self.mesh.get_group(SHARD))
+        whole.copy_(torch.cat(pieces)[: len(whole)])
+
+
+@contextmanager
+def construction(spec: RunSpec) -> Iterator[None]:
+    """Build modules on this rank's device and in the run's precision; a parameter's memory is freed as soon as its
+    module has registered it. Collective; the process group exists."""
+    ranks = shard_ranks(decode_options(spec), spec)
+    with on_device(spec.precision):
+        device = torch.empty(()).device.type
+    # (copies, ranks of a copy): the ranks of one copy are neighbours
+    mesh = init_device_mesh(device, (spec.data_parallel // ranks, ranks), mesh_dim_names=(REPLICATE, SHARD))
+
+    def forget(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
+        if parameter is None or hasattr(parameter, _HERE):
+            return None  # a parameter that modules share is registered again
+        empty = Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        setattr(empty, _HERE, Shard(mesh))
+        return empty
+
+    handle = register_module_parameter_registration_hook(forget)  # type: ignore[arg-type]  # it may return another
+    try:
+        with on_device(spec.precision):
+            yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Return a context in which the `parameters` of a model that is not yet built into its engine are whole on every
+    rank; rank 0's changes to them stay. Collective."""
+    held = [(parameter, _get_shard(parameter)) for parameter in parameters]
+    places = []
+    for parameter, shard in held:
+        place = Parameter(torch.empty_like(parameter, device=shard.mesh.device_type), parameter.requires_grad)
+        shard.gather_into(place.data)
+        torch.utils.swap_tensors(parameter, place)
+        places.append(place)
+    yield
+    for (parameter, shard), place in zip(held, places, strict=True):
+        dist.broadcast(parameter.data, 0)
+        shard.keep(parameter.data)
+        torch.utils.swap_tensors(parameter, place)
+
+
+def _get_shard(parameter: Parameter) -> Shard:
+    found: Shard = getattr(parameter, _HERE)
+    return found
 
 
 class ShardedUpdate:
-    """Updates `parameters` from their gradients, which FSDP has reduced and divided as it divided them."""
+    """AdamW step of `parameters` from their gradients, which FSDP has reduced and divided in the same way."""
 
     def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:
         self._parameters = list(parameters)
         self._clipping = optimizer.gradient_clipping
-        fused = optimizer.implementation == "fused"
-        on_gpu = self._parameters[0].device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            # on a GPU torch takes all tensors at once by itself, but not where they are DTensors
-            foreach=True if on_gpu and not fused else None,
-            fused=True if fused else None,
-        )
+        on_gpu, fused = self._parameters[0].device.type == "cuda", optimizer.implementation == "fused"
+        # on a GPU torch updates all tensors at once by default, but not where they are DTensors
+        self.optimizer = build_adamw(self._parameters, optimizer, foreach=True if on_gpu and not fused else None)
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
         self.steps = 0  # so far, over all attempts at a training
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Update with another learning rate from now on."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
     def __call__(self) -> None:
-        """Make one step."""
-        gradients = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
-        self.norm = self._add_over_ranks(torch.nn.utils.get_total_norm(gradients).square()).sqrt()
-        summed = self._add_over_ranks(sum_squares(gradients)).sqrt() if self.steps < SUMMED_STEPS else self.norm
+        """Make one step. Collective."""
+        gradients: list[Tensor] = [one.grad.to_local() for one in self._parameters if isinstance(one.grad, DTensor)]
+        norm = self._add_over_ranks(torch.nn.utils.get_total_norm(gradients).square()).sqrt()
+        # before clipping, which scales the gradients in place
+        self.norm = self._add_over_ranks(sum_squares(gradients)).sqrt() if self.steps < SUMMED_STEPS else norm
         if self._clipping > 0:
-            factor = (self._clipping / (self.norm + SMALLEST)).clamp(max=1.0)
+            factor = find_clipping_factor(norm, self._clipping)
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.norm = summed
         self.steps += 1
 
     def _add_over_ranks(self, square: Tensor) -> Tensor:
-        """Return the sum of all ranks' squares: one call, where DTensor's own norm takes one for every parameter."""
+        """Return the sum of all ranks' squares by one call; DTensor's own norm makes one call for every parameter."""
         parameter = self._parameters[0]
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
@@ -82,56 +158,9 @@ class ShardedUpdate:
         return square
 
 
-def _local(gradient: Tensor) -> Tensor:
-    assert isinstance(gradient, DTensor)
-    return gradient.to_local()
-
-
-def save_checkpoint(folder: Path, module: Module, optimizer: Optimizer, steps: int) -> None:
-    """Write weights, the optimizer's state, each rank's random state and `steps`. Collective."""
-    model, state = get_state_dict(module, optimizer)
-    state_dict_saver.save({"model": model, "optimizer": state, "steps": torch.tensor(steps)}, checkpoint_id=folder)
-    save_random_state(folder)
-
-
-def load_checkpoint(folder: Path, module: Module, optimizer: Optimizer) -> int:
-    """Load what `save_checkpoint` wrote, on as many ranks, and return its `steps`. Collective."""
-    model, state = get_state_dict(module, optimizer)
-    found: dict[str, Any] = {"model": model, "optimizer": state, "steps": torch.tensor(0)}
-    state_dict_loader.load(found, checkpoint_id=folder)
-    set_state_dict(module, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-    load_random_state(folder)
-    return int(found["steps"])
-
-
-def construction(spec: RunSpec) -> AbstractContextManager[Any]:
-    """Return the context in which the model is built, divided as it grows. Collective; the process group exists."""
-    return shards.construction(spec)
-
-
-def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
-    """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
-    return shards.whole(parameters)
-
-
-def parameter_count(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of all `parameters`, those divided counted whole."""
-    return sum(parameter.numel() for parameter in parameters)
-
-
 def build(module: Module, spec: RunSpec) -> "FullyShardedEngine":
-    """Divide `module` by fully_shard, and give each rank the rows of it that it already has."""
-    return FullyShardedEngine(module, spec, options_of(spec))
-
-
-def blocks(module: Module) -> Iterator[Module]:
-    """Yield what is gathered together: the elements of the outermost ModuleLists, in which every family has its
-    blocks of layers."""
-    for child in module.children():
-        if isinstance(child, ModuleList):
-            yield from (block for block in child if next(block.parameters(), None) is not None)
-        else:
-            yield from blocks(child)
+    """Divide `module` by fully_shard, and give each rank the rows that its `Shard` holds."""
+    return FullyShardedEngine(module, spec, decode_options(spec))
 
 
 class FullyShardedEngine:
@@ -139,83 +168,96 @@ class FullyShardedEngine:
 
     def __init__(self, module: Module, spec: RunSpec, options: Options) -> None:
         self._spec, self._options = spec, options
-        self._module: Any = _divided(module, spec, options)
+        self._module: Any = _divide(module, spec, options)
         self._copies = spec.data_parallel // shard_ranks(options, spec)
         self._update = ShardedUpdate(trained(module), spec.optimizer)
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
         for index, batch in enumerate(weigh(micro_batches, self._spec), start=1):
-            self._reduce_after(last=index == count)
-            loss = batch.weigh(self._module(**batch.tensors).loss)
-            (loss / count).backward()  # the mean over ranks is taken where gradients are reduced
+            # copies average their gradients in the last micro-step alone
+            if not self._options.reduce_every_micro_step:
+                self._module.set_requires_gradient_sync(index == count)
+            elif self._copies > 1:
+                self._module.set_requires_all_reduce(index == count)
+            loss = batch.weigh(self._module(**batch.tensors).loss)  # 0-d
+            (loss / count).backward()  # the reduction of gradients computes the mean over ranks
             losses.append(loss.detach().float())
         self._update()
         return torch.stack(losses).mean()
 
-    def _reduce_after(self, *, last: bool) -> None:
-        """Say what of the gradients is reduced after the next backward: copies agree on them in the last one."""
-        if not self._options.reduce_every_micro_step:
-            self._module.set_requires_gradient_sync(last)
-        elif self._copies > 1:
-            self._module.set_requires_all_reduce(last)
-
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
-        self._module.eval()
-        with torch.no_grad():
-            losses = [self._module(**batch).loss.float() for batch in batches]
-        self._module.train()
-        self._divide_again()
-        return torch.stack(losses).mean()
-
-    def _divide_again(self) -> None:
-        """Let go of what a forward without backward leaves whole."""
+        loss = evaluate(self._module, batches)
+        # a forward without backward leaves weights whole
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+        return loss
 
     def set_learning_rate(self, rate: float) -> None:
-        self._update.set_learning_rate(rate)
+        set_learning_rate(self._update.optimizer, rate)
 
     def save(self, folder: Path, steps: int) -> None:
-        save_checkpoint(folder, self._module, self._update.optimizer, steps)
+        model, state = get_state_dict(self._module, self._update.optimizer)
+        state_dict_saver.save({"model": model, "optimizer": state, "steps": torch.tensor(steps)}, checkpoint_id=folder)
+        save_random_state(folder)
 
     def load(self, folder: Path) -> int:
-        self._update.steps = load_checkpoint(folder, self._module, self._update.optimizer)
+        model, state = get_state_dict(self._module, self._update.optimizer)
+        found: dict[str, Any] = {"model": model, "optimizer": state, "steps": torch.tensor(0)}
+        state_dict_loader.load(found, checkpoint_id=folder)  # fills the tensors of `found`
+        model, state = found["model"], found["optimizer"]
+        set_state_dict(self._module, self._update.optimizer, model_state_dict=model, optim_state_dict=state)
+        load_random_state(folder)
+        self._update.steps = int(found["steps"])
         return self._update.steps
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm
 
     def skipped_steps(self) -> int:
-        return 0  # without a loss scale nothing is left out
+        return 0  # without a loss scale no step is skipped
 
     def config(self) -> dict[str, Any]:
-        """Return what fully_shard was given, how ranks are divided, and the optimizer."""
-        optimizer = {"type": "torch.optim.AdamW", **self._spec.optimizer.model_dump(mode="json")}
+        """Return the arguments of fully_shard, the division of ranks, and the optimizer."""
         ranks = shard_ranks(self._options, self._spec)
         given = self._options.model_dump(mode="json") | {"shard_ranks": ranks, "copies": self._copies}
-        return {"fsdp": given, "precision": self._spec.precision, "optimizer": optimizer}
+        return {"fsdp": given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}
 
 
-def _divided(module: Module, spec: RunSpec, options: Options) -> Module:
+def _divide(module: Module, spec: RunSpec, options: Options) -> Module:
     """Return `module` under fully_shard with its weights in fp32."""
-    kept = _made_meta(module)
-    mesh = shards.shard_of(next(iter(kept.values()))).mesh
+    kept = _replace_by_meta(module)
+    mesh = _get_shard(next(iter(kept.values()))).mesh
+    precision, offload = MixedPrecisionPolicy(), OffloadPolicy()
+    if spec.precision != "fp32":
+        weights, reduced = torch_dtype(spec.precision), torch_dtype(options.reduce_dtype or spec.precision)
+        precision = MixedPrecisionPolicy(param_dtype=weights, reduce_dtype=reduced)
+    if options.offload:
+        offload = CPUOffloadPolicy(pin_memory=options.pin_memory and mesh.device_type == "cuda")
     policies: dict[str, Any] = {
-        "mesh": mesh if mesh.size(0) > 1 else mesh[shards.SHARD],
-        "mp_policy": _mixed_precision(spec, options),
-        "offload_policy": _offload(options, mesh.device_type),
-    }
-    for block in blocks(module):
+        "mesh": mesh if mesh.size(0) > 1 else mesh[SHARD], "mp_policy": precision, "offload_policy": offload,
+    }  # fmt: skip
+    # blocks first: the root then takes the parameters that no block has
+    for block in _list_blocks(module):
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **policies)
     fully_shard(module, **policies)  # torch's default for the root: whole from forward to the end of backward
     _fill(module, kept, torch.device("cpu") if options.offload else None)
     return module
 
 
-def _made_meta(module: Module) -> dict[str, Parameter]:
-    """Put a parameter without memory in fp32 into the place of each one; return those that were there, by name."""
+def _list_blocks(module: Module) -> Iterator[Module]:
+    """Yield the modules that are gathered together: the elements of the outermost ModuleLists, which are the blocks of
+    layers in every family."""
+    for child in module.children():
+        if isinstance(child, ModuleList):
+            yield from (block for block in child if next(block.parameters(), None) is not None)
+        else:
+            yield from _list_blocks(child)
+
+
+def _replace_by_meta(module: Module) -> dict[str, Parameter]:
+    """Replace each parameter by an fp32 parameter without memory; return the replaced parameters by name."""
     kept = dict(module.named_parameters(remove_duplicate=False))
     empty: dict[Parameter, Parameter] = {}
     for name, parameter in kept.items():
@@ -227,31 +269,22 @@ def _made_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Give each parameter of a divided module this rank's rows; lazily, FSDP takes up what it finds."""
+    """Give each parameter of a divided module this rank's rows in fp32. FSDP initialises lazily and uses them."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:
-            shard = shards.shard_of(kept[name])
+            shard = _get_shard(kept[name])
             assert shard.data is not None, f"{name} was not initialised"
-            filled[divided] = shards.materialise(divided, shard.data.to(place, torch.float32))
-            shard.data = None
+            assert isinstance(divided, DTensor)
+            rows = DTensor.from_local(
+                shard.data.to(place, torch.float32), divided.device_mesh, divided.placements, run_check=False,
+                shape=divided.shape, stride=divided.stride(),
+            )  # fmt: skip
+            filled[divided] = Parameter(rows, requires_grad=divided.requires_grad)
+            shard.data = None  # freed tensor by tensor, so that no second copy of the model exists
         _put(module, name, filled[divided])
 
 
 def _put(module: Module, name: str, parameter: Parameter) -> None:
     owner, _, own = name.rpartition(".")
     setattr(module.get_submodule(owner), own, parameter)
-
-
-def _mixed_precision(spec: RunSpec, options: Options) -> MixedPrecisionPolicy:
-    if spec.precision == "fp32":
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(
-        param_dtype=torch_dtype(spec.precision), reduce_dtype=torch_dtype(options.reduce_dtype or spec.precision)
-    )
-
-
-def _offload(options: Options, device: str) -> OffloadPolicy:
-    if not options.offload:
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=options.pin_memory and device == "cuda")

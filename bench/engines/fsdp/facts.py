@@ -1,48 +1,44 @@
-"""What FSDP2 says of itself: what it divides among which ranks, and what it can do beside training."""
+"""Facts about FSDP2: states that it divides, the ranks that share them, and its optional members."""
 
 from typing import TYPE_CHECKING
 
 from bench.core.engine_facts import Division, EngineFacts, Rehearsal
 from bench.core.spec import Device, RunSpec
-from bench.engines.fsdp.options import Options, options_of, shard_ranks
+from bench.engines.fsdp.options import decode_options, shard_ranks
 
 if TYPE_CHECKING:
     from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return what holds for this spec. At rest there are 12 bytes per parameter, fp32 weights and two moments, where
-    ZeRO has 14 to 16: weights below fp32, their fp32 masters, the moments, and at stage 3 gradients."""
-    options = options_of(spec)
-    ranks = shard_ranks(options, spec)
+    """Return the facts of this spec's engine. Between steps it holds 12 bytes per parameter, fp32 weights and two
+    moments. ZeRO holds 14 to 16: weights below fp32, fp32 masters, moments, and at stage 3 gradients."""
+    options, ranks = decode_options(spec), shard_ranks(decode_options(spec), spec)
+    again = options.reshard_after_forward
+    kept = "" if again is True else ", weights kept" + (f" among {again}" if again else "") + " for backward"
+    hybrid = ", hybrid shards" if ranks < spec.data_parallel else ""
     return EngineFacts(
-        label=_label(options, ranks < spec.data_parallel),
+        label=f"FSDP2{hybrid}{kept}{', offloaded' if options.offload else ''}",
         distinguishing=frozenset({"reshard_after_forward", "shard_ranks", "offload"}),
         division=Division(weights=ranks, gradients=ranks, optimizer=ranks),
         rehearsal=Rehearsal("any"),
         sums_norms=True,
         divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
-        memory=_memory,
-        step=_step,
+        memory=_predict_memory,
+        step=_predict_step,
     )
 
 
-def _label(options: Options, hybrid: bool) -> str:
-    """Return FSDP2 with what tells it from its plain form."""
-    again = options.reshard_after_forward
-    kept = ", weights kept for backward" if again is False else f", weights kept among {again} for backward"
-    parts = (", hybrid shards" * hybrid, kept * (again is not True), ", offloaded" * options.offload)
-    return f"FSDP2{''.join(parts)}"
+def _predict_memory(
+    spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
+) -> "EngineMemory":
+    from bench.engines.fsdp import costs  # imports numpy, which readers of facts do not need
+
+    return costs.FsdpMemory(costs.build_fsdp_run(spec, model, device, rehearsed=rehearsed))
 
 
-def _memory(spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool) -> "EngineMemory":
-    from bench.engines.fsdp import costs  # numpy, which readers of facts need not have
-
-    return costs.memory(options_of(spec), spec, model, device, rehearsed)
-
-
-def _step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+def _predict_step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
     from bench.engines.fsdp import costs
 
-    return costs.step(options_of(spec), spec, model, device)
+    return costs.predict_step(spec, model, device)

@@ -1,30 +1,29 @@
-"""What FSDP2 may be given, how it divides the ranks, and what it cannot do."""
+"""Options of FSDP2, its division of the ranks, and its rules."""
 
-import functools
-import json
 from typing import Literal
 
 from pydantic import Field, StrictBool
 
+from bench import engines
 from bench.core.errors import UserError
-from bench.core.spec import Frozen, Positive, RunSpec
-from bench.engines.precision.optimizer import check_unscaled
+from bench.core.spec import Device, Frozen, Positive, RunSpec
+from bench.engines.precision import check_unscaled
 
 
 class Options(Frozen):
-    """What torch.distributed.fsdp.fully_shard may be given; what decides speed or memory has no default."""
+    """Options of torch.distributed.fsdp.fully_shard; an option that decides speed or memory has no default."""
 
     reshard_after_forward: StrictBool | Positive = Field(
         description="of a block's weights: true, they are gathered again for backward; false, they stay whole until "
-        "then; a number, they are divided among so many neighbours, which alone gather them for backward"
+        "then; a number, this many neighbours divide them and gather them for backward among themselves"
     )
     shard_ranks: Literal["node"] | Positive | None = Field(
         None,
-        description="ranks that share one copy of weights, gradients and optimizer state; copies are kept equal by an "
-        "all-reduce. None: all ranks; node: those of a node (hybrid shards), where it has several",
+        description="ranks that share one copy of weights, gradients and optimizer state; an all-reduce keeps copies "
+        "equal. None: all ranks; node: those of a node (hybrid shards), where it has several",
     )
     reduce_dtype: Literal["bf16", "fp32"] | None = Field(
-        description="in which gradients are reduced; None: the run's precision"
+        description="type in which gradients are reduced; None: the run's precision"
     )
     reduce_every_micro_step: bool = Field(
         True,
@@ -34,33 +33,28 @@ class Options(Frozen):
     offload: bool = Field(
         False, description="weights, gradients and optimizer state lie in the host's memory, where AdamW runs"
     )
-    pin_memory: bool = Field(True, description="of what is offloaded")
+    pin_memory: bool = Field(True, description="of offloaded states")
 
 
-def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
-    """Raise UserError for what this engine cannot do."""
+def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
+    """Raise UserError for a spec that this engine cannot run."""
     check_unscaled(spec)
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
         raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
-    _check_shards(options, spec)
-
-
-def _check_shards(options: Options, spec: RunSpec) -> None:
-    """Raise UserError where ranks cannot be divided as it is asked."""
     ranks, again = shard_ranks(options, spec), options.reshard_after_forward
     value = f"engine.shard_ranks={options.shard_ranks}"
     if spec.data_parallel % ranks:
         rule = f"it does not divide {spec.data_parallel} data-parallel ranks"
         raise UserError(value, rule, f"choose a divisor of {spec.data_parallel}, or leave it out")
     if ranks == 1 < spec.data_parallel:
-        raise UserError(value, "with one rank to a copy nothing is divided", "choose engine=ddp, or raise it")
+        raise UserError(value, "with one rank per copy nothing is divided", "choose engine=ddp, or raise it")
     if not isinstance(again, bool) and (again == 1 or again >= ranks or ranks % again):
-        rule = f"of the {ranks} ranks that share the weights, neighbours are a divisor, at least 2 and fewer than all"
+        rule = f"it has to divide the {ranks} ranks that share the weights, and be at least 2 and below {ranks}"
         raise UserError(f"engine.reshard_after_forward={again}", rule, "choose such a number, or true or false")
 
 
 def shard_ranks(options: Options, spec: RunSpec) -> int:
-    """Return how many ranks share one copy of all states."""
+    """Return the number of ranks that share one copy of all states."""
     if options.shard_ranks is None:
         return spec.data_parallel
     if options.shard_ranks == "node":
@@ -68,11 +62,6 @@ def shard_ranks(options: Options, spec: RunSpec) -> int:
     return options.shard_ranks
 
 
-def options_of(spec: RunSpec) -> Options:
+def decode_options(spec: RunSpec) -> Options:
     """Return the options that a spec holds as plain data."""
-    return _decoded(json.dumps(spec.engine.options))
-
-
-@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
-def _decoded(plain: str) -> Options:
-    return Options.model_validate_json(plain)
+    return engines.decode_options(Options, spec)

@@ -1,4 +1,4 @@
-"""A pipeline: the layers are divided among ranks. What is said of it without torch; `engine` builds it."""
+"""A pipeline, which divides the layers among ranks, as planning and reading see it: no torch. `engine` builds it."""
 
 from bench.engines.pipeline.facts import facts
 from bench.engines.pipeline.options import Options, check

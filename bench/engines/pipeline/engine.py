@@ -1,8 +1,9 @@
-"""A pipeline: each rank has some stages of the model and runs its list of a schedule; states and gradients go from rank
-to rank. Tensor-parallel ranks have a slice of each of a stage's matrices; data-parallel copies of a stage divide
-AdamW's states as ZeRO's stage 1 does it, or, as its stage 3, gradients and weights too.
+"""A pipeline: each rank has some stages of the model and runs its list of a schedule.
 
-Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master weights.
+States and gradients go from rank to rank. Tensor-parallel ranks have a slice of each of a stage's matrices.
+Data-parallel copies of a stage divide AdamW's states as ZeRO's stage 1 does, or gradients and weights too, as its stage
+3 does. Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master
+weights.
 """
 
 from collections.abc import Iterable
@@ -17,16 +18,15 @@ from bench import objectives
 from bench.core.engine_facts import LayoutPosition, find_rank, list_stages, place
 from bench.core.record import TimedPass
 from bench.core.spec import RunSpec
-from bench.engines.distributed.executor import Neighbours, ScheduleExecutor
+from bench.engines.distributed.executor import Neighbours, RankStages, ScheduleExecutor
 from bench.engines.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
 from bench.engines.distributed.ranks import weigh
 from bench.engines.distributed.schedule import add_gathers, build_schedule
 from bench.engines.distributed.simulation import SENDS_PER_RANK
 from bench.engines.distributed.slices import find_slice
 from bench.engines.distributed.slices import make_whole as whole
-from bench.engines.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision import construction, parameter_count
+from bench.engines.precision.update import construction, describe_adamw, parameter_count
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
 
@@ -42,10 +42,10 @@ class PipelineEngine:
 
     def __init__(self, stages: RankStages, spec: RunSpec) -> None:
         self._spec, self._options, size = spec, decode_options(spec), size_of(spec)
-        rank = dist.get_rank()
-        self._here = place(spec, rank)
+        self._here = place(spec, dist.get_rank())
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
-        like = next(iter(named.values())).detach().new_empty(0)  # itself it would keep memory that `_divide` replaces
+        # an empty tensor: a parameter itself would keep memory that `_divide` replaces
+        like = next(iter(named.values())).detach().new_empty(0)
         self._device = like.device
         self.gathered = self._divide(stages, named)
         neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=SENDS_PER_RANK * size.ranks)
@@ -55,7 +55,7 @@ class PipelineEngine:
         self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
 
     def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
-        """Divide the update among copies, as the options say; return by stage the parameters that are gathered."""
+        """Divide the update among copies, as the options say; return the gathered parameters by stage."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
         gathered = dict[int, GatheredParameters]()
@@ -68,7 +68,7 @@ class PipelineEngine:
                     gathered[number] = GatheredParameters(list(mine.values()), places, group, stages.among)
         parts: list[DividedParameters] = list(gathered.values())
         groups = self._make_holder_groups(stages)
-        for holders in sorted({self._list_holders(stages, name) for name in left}):  # in one order on every rank
+        for holders in sorted({self._list_holders(stages, name) for name in left}):  # in the same order on every rank
             names = sorted(name for name in left if self._list_holders(stages, name) == holders)
             places = [at for at, name in enumerate(names) if name in counted]
             parameters, same = [left[name] for name in names], groups.get(holders)
@@ -77,11 +77,11 @@ class PipelineEngine:
         return gathered
 
     def _find_rank(self, stage: int) -> int:
-        """Return the rank that has a stage for the samples of this one."""
+        """Return the rank that has a stage for the samples of this rank."""
         return find_rank(self._spec, self._here._replace(pipeline=stage % self._spec.parallel.pipeline))
 
     def _make_data_group(self) -> dist.ProcessGroup:
-        """Return the ranks that have copies of this one's stages. Every rank makes all groups, in one order."""
+        """Return the ranks with copies of this rank's stages. Every rank creates all groups, in the same order."""
         parallel, groups = self._spec.parallel, dict[LayoutPosition, dist.ProcessGroup]()
         for pipeline in range(parallel.pipeline):
             for tensor in range(parallel.tensor):
@@ -90,27 +90,25 @@ class PipelineEngine:
         return groups[self._here._replace(data=0)]
 
     def _list_holders(self, stages: RankStages, name: str) -> tuple[int, ...]:
-        """Return which ranks of a pipeline have a parameter that stages on several of them have; none of any other."""
+        """Return the places in the pipeline that share a parameter; none if it is in one place."""
         holders = sorted({stage % self._spec.parallel.pipeline for stage in stages.shared.get(name, ())})
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Return the ranks of this copy and slice that have the same parameters, by their places in the pipeline. Every
-        rank makes all groups, in one order."""
-        found, groups = dict[tuple[int, ...], dist.ProcessGroup](), dict[tuple[int, ...], dist.ProcessGroup]()
+        """Return the ranks of this copy and slice that share parameters, by their places in the pipeline. Every rank
+        creates all groups, in the same order."""
+        found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
-            for first in range(self._spec.world_size // self._spec.parallel.pipeline):
-                ranks = self._list_same_place(holders, place(self._spec, first))
-                groups[ranks] = dist.new_group(list(ranks))
-            found[holders] = groups[self._list_same_place(holders, self._here)]
+            for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice
+                here = place(self._spec, first)
+                ranks = [find_rank(self._spec, here._replace(pipeline=pipeline)) for pipeline in holders]
+                group = dist.new_group(ranks)
+                if here == self._here._replace(pipeline=here.pipeline):
+                    found[holders] = group
         return found
 
-    def _list_same_place(self, holders: tuple[int, ...], here: LayoutPosition) -> tuple[int, ...]:
-        """Return the ranks of one copy and slice in several places of its pipeline."""
-        return tuple(find_rank(self._spec, here._replace(pipeline=pipeline)) for pipeline in holders)
-
     def _is_counted(self, stages: RankStages, name: str, parameter: Parameter) -> bool:
-        """Whether a parameter of this rank counts in the norm here: of those who have it the first one counts it."""
+        """Whether a parameter counts in the norm on this rank: the first of the ranks that share it counts it."""
         holders = self._list_holders(stages, name)
         first = not holders or holders[0] == self._here.pipeline
         return first and (find_slice(parameter) is not None or self._here.tensor == 0)
@@ -121,16 +119,17 @@ class PipelineEngine:
         return torch.stack(losses).mean() if losses else None
 
     def run_passes(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
-        """Make the passes of a step, and no update; return the loss of each micro-batch where the last stage is here.
-        Gradients are added to those that the parameters have."""
+        """Make the passes of a step, without the update. Return the loss of each micro-batch, 0-d, if the last stage is
+        here. Gradients are added to those that the parameters have."""
         if not objectives.weighs_targets(self._spec):
-            return self._executor.run(micro_batches)  # each is taken when a pass needs it
+            return self._executor.run(micro_batches)  # each is loaded when a pass needs it
         # Before the first pass: ranks would wait for each other's number of targets in the middle of the schedule.
         weighed = list(weigh(micro_batches, self._spec))
         return self._executor.run([one.tensors for one in weighed], [one.weight for one in weighed])
 
     def idle_s(self) -> float:
-        """Waiting for neighbours, and from this rank's last pass to the last one of all: both ends of the bubble."""
+        """Return the waiting for neighbours, and the time from this rank's last pass to the last pass of all ranks:
+        both ends of the bubble."""
         own_s, waited_s = self._executor.read_times_s()
         if self._spec.parallel.pipeline == 1:
             return 0.0
@@ -151,9 +150,9 @@ class PipelineEngine:
         return self._update.norm
 
     def skipped_steps(self) -> int:
-        return 0  # without a loss scale nothing is left out
+        return 0  # without a loss scale no step is skipped
 
     def config(self) -> dict[str, Any]:
-        """Return the options, and the optimizer."""
-        optimizer = {"type": "torch.optim.AdamW", **self._spec.optimizer.model_dump(mode="json")}
-        return {**self._options.model_dump(mode="json"), "precision": self._spec.precision, "optimizer": optimizer}
+        """Return the options and the optimizer."""
+        given = self._options.model_dump(mode="json")
+        return {**given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}

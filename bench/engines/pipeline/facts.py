@@ -1,4 +1,4 @@
-"""What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
+"""Facts about a pipeline: its stages, their places, and the ranks that have a loss."""
 
 import functools
 from typing import TYPE_CHECKING, Literal
@@ -17,8 +17,8 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return what holds for this spec."""
-    last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank of the last part
+    """Return the facts of this spec's engine."""
+    last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank with the last stages
     return EngineFacts(
         label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
         distinguishing=frozenset({"schedule"}),
@@ -34,13 +34,13 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 def _predict_pipeline(spec: RunSpec, network: Stacks, device: Device, rehearsed: bool) -> "PipelineCosts":
-    from bench.engines.pipeline import costs  # which readers of facts need not have
+    from bench.engines.pipeline import costs  # imports numpy, which readers of facts do not need
 
     return costs.predict_pipeline(spec, network, cut_into_parts(spec, network), device, rehearsed)
 
 
 def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
-    """Return all parts of the model by stage; UserError where there are more stages than units."""
+    """Return all parts of the model by stage; UserError for more stages than units."""
     check_slices(spec, network)
     stages, units = size_of(spec).stages, 2 + sum(stack.layers for stack in network.stacks)
     if stages > units:

@@ -1,64 +1,95 @@
-"""What precision asks of every engine: where and in which type a model is built, and what that means for engines whose
-ranks hold parameters whole.
+"""Parts of the optimizer that engines share, without torch: loss scaling for fp16, rules, bytes of AdamW's temporaries.
+
+A loss scale lifts small gradients into fp16's range; a step that overflowed is skipped.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from bench.core.spec import Precision, RunSpec
+from pydantic import Field
 
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import Parameter
+from bench.core.errors import UserError
+from bench.core.network import EqualTensors
+from bench.core.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
 
-
-def torch_dtype(precision: Precision) -> "torch.dtype":
-    """Return the type of weights and activations."""
-    import torch
-
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+DRAWN_AT_ONCE = 2**24
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules): a large parameter then
+needs no second whole copy in fp32, which would raise the peak of memory."""
+SCARCE = 2
+"""Largest number of equal tensors that are not neighbours: embedding and head, the position biases of two stacks."""
 
 
-@contextmanager
-def on_device(precision: Precision) -> Iterator[None]:
-    """Build modules on this rank's device and in `precision` from the start.
+class LossScale(Frozen):
+    """DeepSpeed's section `fp16`, its names and defaults (runtime/precision_config.py); every engine follows it."""
 
-    deepspeed.zero.Init does the same. A generator draws other numbers on a GPU than on a CPU, so engines start from
-    the same weights only if every one initialises them on the device; and no fp32 copy raises the peak of memory.
+    loss_scale: float = Field(0.0, ge=0, description="a fixed scale; 0: dynamic")
+    initial_scale_power: int = Field(16, ge=0, description="the dynamic scale starts at 2 to this power")
+    loss_scale_window: Positive = Field(1000, description="steps without overflow after which the scale doubles")
+    hysteresis: Positive = Field(2, description="the scale halves from this overflow on; earlier ones are only skipped")
+    consecutive_hysteresis: bool = Field(False, description="a step without overflow restores the hysteresis")
+    min_loss_scale: Positive = 1
+
+
+class DynamicScale:
+    """Loss scale of one run, step by step, as DeepSpeed's DynamicLossScaler moves it (runtime/fp16/loss_scaler.py)."""
+
+    def __init__(self, options: LossScale) -> None:
+        self._options = options
+        self._dynamic = options.loss_scale == 0
+        self.value = float(2**options.initial_scale_power) if self._dynamic else options.loss_scale
+        self._hysteresis = options.hysteresis
+        self._step, self._last_overflow = 0, -1
+
+    def state(self) -> tuple[float, int, int, int]:
+        """Return the state for `load_state`."""
+        return self.value, self._hysteresis, self._step, self._last_overflow
+
+    def load_state(self, state: tuple[float, int, int, int]) -> None:
+        """Continue from the state of another scale."""
+        self.value, self._hysteresis, self._step, self._last_overflow = state
+
+    def update(self, *, overflow: bool) -> None:
+        """Record the end of a step. A scale at its minimum stays there; DeepSpeed's ZeRO stages raise instead."""
+        if not self._dynamic:
+            return
+        if overflow:
+            if self._hysteresis == 1:
+                self.value = max(self.value / 2, self._options.min_loss_scale)
+            else:
+                self._hysteresis -= 1
+            self._last_overflow = self._step
+        else:
+            stable_steps = self._step - self._last_overflow - 1
+            doubles = stable_steps > 0 and stable_steps % self._options.loss_scale_window == 0
+            if doubles or self._options.consecutive_hysteresis:
+                self._hysteresis = self._options.hysteresis
+            self.value *= 2 if doubles else 1
+        self._step += 1
+
+
+def check_optimizer(spec: RunSpec) -> None:
+    """Raise UserError for an optimizer that an engine without its own optimizer lacks."""
+    if spec.optimizer.implementation == "native":
+        rule = f"engine {spec.engine.name} has no optimizer of its own"
+        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+
+
+def check_unscaled(spec: RunSpec) -> None:
+    """Raise UserError for a spec beyond an engine that trains with torch's AdamW and has no loss scale."""
+    check_optimizer(spec)
+    if spec.precision == "fp16":
+        rule = f"engine {spec.engine.name} has no loss scale"
+        raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
+
+
+def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
+    """Return the bytes of AdamW's temporaries in torch 2.13.
+
+    On a GPU torch's AdamW computes all square roots at once. On a CPU it computes one tensor's root and quotient while
+    those of the previous tensor are still allocated. Fused kernels have no temporaries.
     """
-    import torch
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch_dtype(precision))
-    try:
-        with _find_device():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _find_device() -> "torch.device":
-    """This rank's GPU; where there is none, or the CPU was asked for in the way that DeepSpeed listens to, the CPU."""
-    import torch
-
-    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def construction(spec: RunSpec) -> AbstractContextManager[Any]:
-    """Return the context in which the model, or a part of it, is built: on this rank's device, in the run's
-    precision."""
-    return on_device(spec.precision)
-
-
-def whole(parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
-    """Return a context that does nothing: a rank holds every parameter that it has."""
-    return nullcontext()
-
-
-def parameter_count(parameters: "Iterable[Parameter]") -> int:
-    """Return the elements of all `parameters`."""
-    return sum(parameter.numel() for parameter in parameters)
+    if optimizer.implementation != "torch":
+        return 0
+    if device == "cuda":
+        return FULL * sum(size.elements * size.number for size in sizes)
+    # embedding and head have small neighbours; a layer's matrices are each other's neighbours
+    return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

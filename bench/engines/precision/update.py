@@ -1,111 +1,158 @@
-"""AdamW after backward, as ZeRO does it: norm, clipping and update in fp32, on master weights below fp32."""
+"""Construction of models in a run's precision, and AdamW after backward, as ZeRO does it.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+Norm, clipping and update are in fp32, below fp32 on master weights. `construction`, `whole` and `parameter_count` are
+the plug-in functions of engines whose ranks hold parameters whole.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from bench.core.engine_facts import SUMMED_STEPS
-from bench.core.spec import OptimizerSpec, Precision
-from bench.engines.precision.optimizer import DynamicScale, LossScale
+from bench.core.spec import OptimizerSpec, Precision, RunSpec
+from bench.engines.distributed.ranks import sum_squares
+from bench.engines.precision import DynamicScale, LossScale
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Parameter
+SMALLEST = 1e-6
+"""Added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
+
+
+def torch_dtype(precision: Precision) -> torch.dtype:
+    """Return the type of weights and activations."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+
+
+@contextmanager
+def on_device(precision: Precision) -> Iterator[None]:
+    """Build modules on this rank's device and in `precision` from the start, as deepspeed.zero.Init does.
+
+    A generator draws other numbers on a GPU than on a CPU, so engines start from the same weights only if each of them
+    initialises on the device. No fp32 copy raises the peak of memory.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch_dtype(precision))
+    # DS_ACCELERATOR is DeepSpeed's own variable for choosing the CPU on a machine with GPUs
+    on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    try:
+        with torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def construction(spec: RunSpec) -> AbstractContextManager[Any]:
+    """Return the context in which the model, or a part of it, is built: on this rank's device, in the run's
+    precision."""
+    return on_device(spec.precision)
+
+
+def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
+    """Return a context that does nothing: a rank holds each of its parameters whole."""
+    return nullcontext()
+
+
+def parameter_count(parameters: Iterable[Parameter]) -> int:
+    """Return the elements of all `parameters`."""
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def build_adamw(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.AdamW:
+    """Return torch's AdamW with the settings of a spec; `more` are further arguments."""
+    settings = optimizer.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    return torch.optim.AdamW(parameters, fused=optimizer.implementation == "fused" or None, **settings, **more)
+
+
+def describe_adamw(spec: RunSpec) -> dict[str, Any]:
+    """Return torch's AdamW, as an engine's `config` records it."""
+    return {"type": "torch.optim.AdamW", **spec.optimizer.model_dump(mode="json")}
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Use another learning rate in all parameter groups, from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
+    """Return the factor, 0-d and at most 1, that brings gradients of this norm within the limit."""
+    return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 
 class Update:
-    """Updates `parameters` from their gradients, which are the same on every rank."""
+    """AdamW step of `parameters` from their gradients, which are the same on every rank."""
 
     def __init__(
-        self, parameters: "Sequence[Parameter]", precision: Precision, optimizer: OptimizerSpec, loss_scale: LossScale
+        self, parameters: Sequence[Parameter], precision: Precision, optimizer: OptimizerSpec, loss_scale: LossScale
     ) -> None:
-        import torch
-
         self._parameters: list[Tensor] = list(parameters)
-        self._masters: list[Tensor] = self._parameters
-        if precision != "fp32":
-            self._masters = [parameter.detach().float() for parameter in parameters]
-        self._optimizer = torch.optim.AdamW(
-            self._masters,
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            fused=True if optimizer.implementation == "fused" else None,
-        )
+        self._separate = precision != "fp32"
+        self._masters = [one.detach().float() for one in parameters] if self._separate else self._parameters
+        self._optimizer = build_adamw(self._masters, optimizer)
         self._clipping = optimizer.gradient_clipping
         self._scale = DynamicScale(loss_scale) if precision == "fp16" else None
-        self._separate = precision != "fp32"
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d on the device
         self.skipped = 0
         self.steps = 0  # so far, over all attempts at a training
 
     @property
     def loss_scale(self) -> float:
-        """What every loss is multiplied by before backward."""
+        """Factor of every loss before backward."""
         return self._scale.value if self._scale else 1.0
 
     def set_learning_rate(self, rate: float) -> None:
-        """Update with another learning rate from now on."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        """Use another learning rate from the next step on."""
+        set_learning_rate(self._optimizer, rate)
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next update depends on, the master weights included; `load_state` takes it up."""
+        """Return everything that the next update depends on, master weights included, for `load_state`."""
         scale = self._scale.state() if self._scale else None
         return {"masters": self._masters, "optimizer": self._optimizer.state_dict(), "scale": scale,
                 "skipped": self.skipped}  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned, and write the parameters from their master weights."""
-        import torch
-
+        """Restore the result of `state`, and write the parameters from their master weights."""
         with torch.no_grad():
             torch._foreach_copy_(self._masters, state["masters"])
-            if self._separate:
-                torch._foreach_copy_(self._parameters, self._masters)
+        self._publish()
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scale:
             self._scale.load_state(state["scale"])
         self.skipped = state["skipped"]
 
     def __call__(self) -> None:
-        """Make one step. fp16 alone reads a flag from the device: whether to step at all is decided on the host."""
-        import torch
-
-        from bench.engines.distributed.ranks import sum_squares
-
+        """Make one step. Only fp16 waits for the device: the host decides whether to skip the step."""
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):
                 master.grad = None if parameter.grad is None else parameter.grad.float()
         gradients = [master.grad for master in self._masters if master.grad is not None]
-        self.norm = torch.nn.utils.get_total_norm(gradients)
-        summed: Tensor | None = None
-        if self._scale is None or self._unscaled(gradients, self._scale):
-            summed = sum_squares(gradients).sqrt() if self.steps < SUMMED_STEPS else None
-            self._step()
-        self.norm = self.norm if summed is None else summed  # before, gradients are clipped by torch's
+        norm = summed = torch.nn.utils.get_total_norm(gradients)
+        if self._scale is None or self._unscale(gradients, norm, self._scale):
+            # before clipping, which scales the gradients in place
+            summed = sum_squares(gradients).sqrt() if self.steps < SUMMED_STEPS else norm
+            if self._clipping > 0:
+                torch.nn.utils.clip_grads_with_norm_(self._masters, self._clipping, norm)
+            self._optimizer.step()
+            self._publish()
+        self.norm = summed
         self.steps += 1
         if self._separate:
             self._optimizer.zero_grad(set_to_none=True)
 
-    def _unscaled(self, gradients: "list[Tensor]", scale: DynamicScale) -> bool:
-        """Undo the loss scale on norm and gradients; false, and counted, where they overflowed."""
-        import torch
-
-        assert self.norm is not None
-        torch._foreach_mul_([*gradients, self.norm], 1.0 / scale.value)
-        finite = bool(torch.isfinite(self.norm))
+    def _unscale(self, gradients: list[Tensor], norm: Tensor, scale: DynamicScale) -> bool:
+        """Undo the loss scale on norm and gradients; return False, and count the step as skipped, on an overflow."""
+        torch._foreach_mul_([*gradients, norm], 1.0 / scale.value)
+        finite = bool(torch.isfinite(norm))
         self.skipped += not finite
         scale.update(overflow=not finite)
         return finite
 
-    def _step(self) -> None:
-        import torch
-
-        if self._clipping > 0:
-            assert self.norm is not None
-            torch.nn.utils.clip_grads_with_norm_(self._masters, self._clipping, self.norm)
-        self._optimizer.step()
+    def _publish(self) -> None:
+        """Write the parameters from their master weights."""
         if self._separate:
             with torch.no_grad():
                 torch._foreach_copy_(self._parameters, self._masters)

@@ -7,7 +7,7 @@ moves and the links that they cross, overlap from the engine's schedule. Nothing
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.core.engine_costs import PlayedPass
+from bench.core.engine_costs import SimulatedPass
 from bench.core.machine import Machine
 from bench.core.spec import Device, RunSpec
 from bench.predict.step_time.compute import ComputeTime, StepContext, predict_compute_time
@@ -99,7 +99,7 @@ def predict_step_time(
 def predict_passes(
     spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES,
     software: Software = OWN,
-) -> Sequence[PlayedPass]:  # fmt: skip
+) -> Sequence[SimulatedPass]:  # fmt: skip
     """Return begin and end of each pass of a step; nothing for an engine that divides no layers among ranks, and for a
     step with more than `most` passes. Errors are those of `predict_step_time`."""
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None

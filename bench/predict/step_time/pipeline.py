@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.core.engine_costs import PipelineCosts, PlaceCosts, PlayedPass, StepPass, Transfer
+from bench.core.engine_costs import PipelineCosts, PlaceCosts, SimulatedPass, StepPass, Transfer
 from bench.core.machine import CollectiveKind
 from bench.core.network import Attention, Part, Stacks
 from bench.core.spec import FULL, Precision, RunSpec
@@ -45,13 +45,13 @@ def predict_idle_share(spec: RunSpec) -> float | None:
     if (costs := _find_costs(spec)) is None:
         return None
     forward, backward = _count_stage_flops(spec, costs)
-    end = max(costs.play(forward, backward, _move_at_once))
+    end = max(costs.simulate(forward, backward, _move_at_once))
     passes = [forward[stage] + backward[stage] for stage in range(len(costs.parts))]
     busy = statistics.mean(spec.accumulation * sum(passes[stage] for stage in place.stages) for place in costs.places)
     return 1 - busy / end
 
 
-def play_passes_by_flops(spec: RunSpec) -> Sequence[PlayedPass]:
+def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
     """Return begin and end of each pass of such a step, in FLOPs of one sample in place of seconds; nothing for an
     engine that divides no layers among ranks. UserError as `predict_idle_share`."""
     costs = _find_costs(spec)
@@ -107,7 +107,7 @@ class _PlaceTime(NamedTuple):
 def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
     """Return the time of a step."""
     places, forward_s, backward_s = _time_places(context, costs)
-    ends_s = costs.play(forward_s, backward_s, _build_hop(context))
+    ends_s = costs.simulate(forward_s, backward_s, _build_hop(context))
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
@@ -115,7 +115,7 @@ def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
     return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
 
 
-def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[PlayedPass]:
+def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[SimulatedPass]:
     """Return begin and end of each pass of a step."""
     _, forward_s, backward_s = _time_places(context, costs)
     return costs.list_passes(forward_s, backward_s, _build_hop(context))

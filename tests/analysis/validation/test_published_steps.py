@@ -13,7 +13,7 @@ from bench.predict.workload import SOFTWARE, USUAL
 
 MEAN = read_descriptions()["published_steps_aside"]["mean"]
 WIDTH = 1.8
-"""Factor between the ends of the widest interval."""
+"""Ratio of the ends of the widest interval."""
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from analysis.validation.published_runs import PublishedStep, read_nemo_runs
 from analysis.validation.published_times import draw_set_aside
 
 INTERVAL = 1.5
-"""Largest factor between the ends of a predicted interval."""
+"""Largest ratio of the ends of a predicted interval."""
 
 
 @functools.cache

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from idle_ranks import BACKWARD_S, FORWARD_S
+from simulated_steps import simulate_schedule
 
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_schedule
-from bench.engines.distributed.simulation import simulate_schedule
 
 pytestmark = [pytest.mark.processes, pytest.mark.timed, pytest.mark.timeout(120)]
 

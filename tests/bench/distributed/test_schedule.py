@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_steps import SimulatedStep, count_passes_in_flight, simulate_schedule
 
 from bench.engines.distributed.schedule import (
     Action,
@@ -20,7 +21,6 @@ from bench.engines.distributed.schedule import (
     find_obstacle,
     find_source,
 )
-from bench.engines.distributed.simulation import SimulatedStep, count_passes_in_flight, simulate_schedule
 
 NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "breadth_first")
 CASES = [

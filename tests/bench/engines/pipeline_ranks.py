@@ -20,8 +20,8 @@ from bench import engines, models, objectives
 from bench.core.engine_facts import place
 from bench.core.spec import RunSpec
 from bench.engines.deepspeed.engine import ZeroEngine
+from bench.engines.distributed.executor import RankStages, build_stages
 from bench.engines.distributed.slices import find_slice
-from bench.engines.distributed.stages import RankStages, build_stages
 from bench.engines.pipeline.engine import PipelineEngine
 from bench.measure.collectives import CollectiveCounter
 

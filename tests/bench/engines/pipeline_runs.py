@@ -14,7 +14,7 @@ from torch import Tensor
 from bench import models, objectives
 from bench.core.spec import RunSpec
 from bench.engines.distributed.slices import Slice
-from bench.engines.precision import on_device
+from bench.engines.precision.update import on_device
 
 Ranks = list[dict[str, Any]]
 """What each rank of a job saw."""

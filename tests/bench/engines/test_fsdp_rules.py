@@ -43,8 +43,8 @@ def check(asked: RunSpec) -> None:
     ({"reduce_dtype": "bf16"}, {"precision": "fp32"}, "the run's precision is fp32"),
     ({"shard_ranks": 3}, {}, "does not divide 8 data-parallel ranks"),
     ({"shard_ranks": 1}, {}, "nothing is divided; choose engine=ddp"),
-    ({"reshard_after_forward": 3}, {}, "of the 8 ranks that share the weights, neighbours are a divisor"),
-    ({"reshard_after_forward": 4, "shard_ranks": 4}, {}, "fewer than all"),
+    ({"reshard_after_forward": 3}, {}, "it has to divide the 8 ranks that share the weights"),
+    ({"reshard_after_forward": 4, "shard_ranks": 4}, {}, "and below 4"),
     ({"reshard_after_forward": 1}, {}, "at least 2"),
 ])  # fmt: skip
 def test_what_it_cannot_do_is_said_in_a_line(options: dict[str, Any], fields: dict[str, Any], told: str) -> None:

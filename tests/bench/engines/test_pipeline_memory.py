@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from pipeline_specs import ENCODER, MICRO, parts_of, spec
+from simulated_steps import count_passes_in_flight
 
 from bench import models
 from bench.core.network import count_part_elements
 from bench.core.spec import RunSpec
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_schedule
-from bench.engines.distributed.simulation import count_passes_in_flight, list_moments
+from bench.engines.distributed.simulation import list_moments
 from bench.predict.memory import predict_memory, predict_memory_by_place
 
 pytestmark = pytest.mark.thorough

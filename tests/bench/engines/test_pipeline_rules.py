@@ -67,9 +67,9 @@ def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(("fields", "line"), [
-    ({"compile": "blocks"}, "model.compile=blocks: engine pipeline does not do it yet"),
-    ({"attention": "flex"}, "model.attention=flex: it was not tried on the heads of one tensor-parallel rank"),
-    ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: a rank has the logits of its own tokens"),
+    ({"compile": "blocks"}, "model.compile=blocks: engine pipeline does not support it"),
+    ({"attention": "flex"}, "model.attention=flex: it is untested on the heads of one tensor-parallel rank"),
+    ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: a rank has only the logits of its own tokens"),
 ])  # fmt: skip
 def test_what_models_cannot_do_in_slices_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
     job = spec("t5", "1f1b", 2, tensor=2)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.engines.precision import on_device
-from bench.engines.precision.optimizer import DynamicScale, LossScale
+from bench.engines.precision import DynamicScale, LossScale
+from bench.engines.precision.update import on_device
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -14,7 +14,7 @@ from bench.config import compose
 from bench.core import store
 from bench.core.spec import RunSpec, canonical
 from bench.engines.deepspeed.facts import find_division
-from bench.engines.precision import on_device
+from bench.engines.precision.update import on_device
 from bench.models.t5.build import build, initialise
 from bench.predict.memory import activations, find_largest_micro_batch, predict_memory
 from bench.predict.workload import build_workload, get_network

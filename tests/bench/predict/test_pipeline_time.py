@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
+from simulated_steps import simulate_schedule
 
 from bench import engines, models
 from bench.config import compose
 from bench.core.engine_costs import PipelineCosts
 from bench.core.spec import RunSpec
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
-from bench.engines.distributed.simulation import list_moments, simulate_schedule
+from bench.engines.distributed.simulation import list_moments
 from bench.engines.pipeline import costs
 from bench.predict.memory import predict_memory
 from bench.predict.memory.stages import TensorSlices
@@ -48,13 +49,13 @@ def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], st
     """(m + p - 1) (f + b) with one stage per rank; with v stages (v m + p - 1) (f + b) of one stage."""
     spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
     forward_s, backward_s = [FORWARD_S] * 4 * stages, [BACKWARD_S] * 4 * stages
-    ends_s = find_costs(spec).play(forward_s, backward_s, lambda source, target: 0.0)
+    ends_s = find_costs(spec).simulate(forward_s, backward_s, lambda source, target: 0.0)
     assert max(ends_s) == pytest.approx((stages * micro_batches + 3) * (FORWARD_S + BACKWARD_S))
 
 
 def test_a_hop_is_waited_for_once_each_way_between_neighbours() -> None:
     spec = build("engine=pipeline", "engine.schedule=gpipe", "parallel.pipeline=2", "batch.accumulation=8")
-    ends_s = find_costs(spec).play([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
+    ends_s = find_costs(spec).simulate([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
     assert ends_s == pytest.approx((9 * 3 + 0.5, 9 * 3 + 0.25 - BACKWARD_S))
 
 
@@ -170,7 +171,7 @@ def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
     """Compared with the simulation of every pass, with one slower stage; the kept bytes are equal as well."""
     forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
     backward_s = [2 * seconds for seconds in forward_s]
-    ends_s = costs.play_schedule(schedule, size, forward_s, backward_s, lambda source, target: 0.1)
+    ends_s = costs.simulate_ends(schedule, size, forward_s, backward_s, lambda source, target: 0.1)
     whole = simulate_schedule(build_computation(schedule, size), size, forward_s, backward_s, 0.1)
     assert max(ends_s) == pytest.approx(whole.total_s, rel=0.003)
 

@@ -30,7 +30,9 @@ def test_the_summary_says_how_every_point_ended_and_why_there_is_no_report(
     summary = (study / "report" / "summary.md").read_text()
     assert summary.startswith("# my study\n\n2 points: 1 ok, 1 waiting.")
     assert "It could not go on: sbatch: no nodes." in summary
-    assert "- 1 × waiting: again after: it was hang" in summary and "- micro 4  repeat 0: ok: " in summary
+    assert (
+        "- 1 × waiting: to run again; last attempt: it was hang" in summary and "- micro 4  repeat 0: ok: " in summary
+    )
     assert "no report: no pandas; to write it: zeroscale report" in summary and "'" in summary, "quoted for a shell"
     said = capsys.readouterr()
     assert "no report: no pandas" in said.err and str(study / "report" / "summary.md") in said.out

@@ -55,7 +55,7 @@ def test_a_packed_job_takes_points_of_one_shape_in_their_order_and_only_as_many_
 
 
 def test_a_point_that_can_never_finish_on_the_partition_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match="may take a job of 13 min, and the partition allows 12"):
+    with pytest.raises(UserError, match="may need a job of 13 min, and the partition allows 12"):
         JobBatcher(options("packed"), None, 12).jobs(waiting(MIXED))
 
 

@@ -96,7 +96,7 @@ def test_a_job_that_died_between_its_points_is_told_to_those_it_did_not_come_to(
         attempt(tmp_path, FOUR, "preempted", job=place[0])
         keep_ends(look(tmp_path, made, {place: ended(place)}))
     four, eight = told_later(tmp_path, made)
-    assert four.why == "again after: it was preempted"
+    assert four.why == "to run again; last attempt: it was preempted"
     assert eight.state == "waiting" and "job 14 FAILED" in eight.why and "before it came to this point" in eight.why
 
 

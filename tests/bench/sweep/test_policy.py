@@ -252,7 +252,7 @@ def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
 def test_who_is_given_up_says_why() -> None:
     tried = attempts("m1 error, m1 hang")["m1"]
     assert explain_given_up(tried, 2) == "after 2 attempts; the last: hang"
-    assert explain_given_up([], 2, submitted=10) == "10 jobs had it, and none of them came to an answer"
+    assert explain_given_up([], 2, submitted=10) == "10 jobs had this point, and none led to an answer"
     assert explain_given_up(tried, 3) == "" and explain_given_up([], 2) == ""
     assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
 

@@ -60,7 +60,7 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
     return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
 
 
-def make_attempt(requested: RequestedRun, folder: Path, follow: Any) -> tuple[Path, RunRecord]:
+def make_attempt(requested: RequestedRun, folder: Path, follow: Any, supervisor: Any = None) -> tuple[Path, RunRecord]:
     """Leave what a run leaves; micro-batches of 8 run out of memory."""
     batch = requested.spec.batch
     ended = Outcome(kind="oom", reason="") if batch.micro == 8 else Outcome(kind="ok", reason="")

@@ -95,5 +95,5 @@ def test_a_folder_holds_one_search_which_may_go_further(tmp_path: Path) -> None:
     section = other.search.study.search.model_copy(update={"objective": "peak_bytes"})
     study = other.search.study.model_copy(update={"search": section})
     changed = other.model_copy(update={"search": SearchRequest(study=study)})
-    with pytest.raises(UserError, match="holds the trials of another search; give this one another name"):
+    with pytest.raises(UserError, match="holds the trials of another search; give this search another name"):
         write_search(tmp_path, changed)

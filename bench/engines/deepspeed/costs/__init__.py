@@ -1,100 +1,57 @@
-"""What ZeRO costs beside a pass: the memory of its states and buckets, what a step moves, and what one rank keeps in
-its node's memory in place of its device's. Imports no torch.
+"""Costs of ZeRO next to a pass: memory of states, buckets and gathered layers, transfers, and the host's memory.
 
-Formulas follow what DeepSpeed 0.19.8 allocates and begins; nothing here is fitted to a measurement.
+Imports no torch. Formulas follow the allocations of DeepSpeed 0.19.8; nothing here is fitted to a measurement. Sources:
+- states: runtime/zero/stage_1_and_2.py, stage3.py and runtime/fp16/unfused_optimizer.py; their division among ranks is
+  ZeRO's (arXiv 1910.02054, section 5);
+- buckets: setup_buckets, reduce_independent_p_g_buckets_and_remove_grads, average_tensor, allreduce_bucket and
+  copy_grads_in_partition of runtime/zero/stage_1_and_2.py; reduce_scatter_coalesced of runtime/comm;
+- offload: `cpu_offload` in stage_1_and_2.py, `offload_optimizer` and `offload_param` in stage3.py and
+  partition_parameters.py, CPUAdam's state in ops/adam/cpu_adam.py.
 
-Models are built on the device (bench.engines), at every stage: the host holds no copy of the weights unless they are
-offloaded, or flattened there because the device cannot hold them twice: `cpu_offload` in stage_1_and_2.py,
-`offload_optimizer` and `offload_param` in stage3.py and partition_parameters.py, CPUAdam's state in
-ops/adam/cpu_adam.py. Not counted: ZenFlow.
+Models are built on the device at every stage (bench.engines). The host holds no copy of the weights, unless they are
+offloaded, or flattened there because the device cannot hold them twice. Not counted: ZenFlow.
 """
 
+import functools
 from typing import NamedTuple
 
-from bench.core.engine_costs import BackwardWork, ByteRange, EngineStep, ModelSizes, SegmentBytes, Terms
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.core.engine_costs import (
+    Array,
+    BackwardWork,
+    ByteRange,
+    EngineStep,
+    ModelSizes,
+    SegmentBytes,
+    Terms,
+    count_elements,
+    sum_bytes,
+)
 from bench.core.errors import UserError
+from bench.core.network import EqualTensors, pad_elements
 from bench.core.spec import FULL, Device, RunSpec
-from bench.engines.deepspeed.costs import states
-from bench.engines.deepspeed.costs.states import count_averaged, find_accumulation_width
-from bench.engines.deepspeed.costs.zero_run import ZeroRun, build_zero_run, list_transfers
+from bench.engines.deepspeed.costs.gathering import GatheringLimits, PassReplay, replay
+from bench.engines.deepspeed.costs.zero_run import STAGE_0_BUCKET, ZeroRun, build_zero_run, list_transfers
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
+from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
+
+__all__ = ["ZeroMemory", "build_zero_run", "predict_step"]
+
+DOUBLE = 8
+"""Bytes per element of fp64, in which DeepSpeed computes the norm of each gradient, one tensor after the other."""
 
 
-def predict_host(run: ZeroRun) -> dict[str, ByteRange] | None:
-    """Return the bytes by name; None with NVMe, whose buffers in memory are not modelled."""
-    tiers = run.options.offload_optimizer, run.options.offload_param
-    if any(tier and tier.device == "nvme" for tier in tiers):
-        return None
-    offloaded: dict[str, ByteRange] = {}
-    if run.optimizer_tier:
-        offloaded |= _predict_optimizer(run, run.optimizer_tier)
-    if run.weights_tier:
-        offloaded |= _predict_weights(run, run.weights_tier)
-    return offloaded | _predict_flattening(run, offloaded)
-
-
-def _predict_flattening(run: ZeroRun, offloaded: dict[str, ByteRange]) -> dict[str, ByteRange]:
-    """Where the device cannot hold the weights twice, stages 1 and 2 have them twice in the host while they are built:
-    tensor by tensor and as one flat tensor. Both are freed before anything is offloaded; what they take beyond that."""
-    beyond = run.width * (run.elements + run.part * run.ranks) - _sum_ranges(*offloaded.values())[1]
-    if run.flattens_on_host is False or beyond <= 0:
-        return {}
-    return {"flattening": (beyond if run.flattens_on_host else 0, beyond)}
-
-
-def _predict_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRange]:
-    """What one rank offloads with its optimizer: fp32 master weights, AdamW's two moments and the fp32 gradient; stages
-    1 and 2 also the updated weights on their way back and one tensor's gradient, and those of earlier micro-steps;
-    stage 3 the gradients that it adds up."""
-    pin, away = tier.pin_memory, run.part - run.on_device
-    piece = min(run.options.sub_group_size, away) if run.stage == 3 else away
-    gradient = _count_pinned_bytes(FULL * away, FULL * piece, pin)
-    if run.stage == 3:
-        master: ByteRange = (FULL * away,) * 2
-        buffers = _count_pinned_bytes(
-            find_accumulation_width(run) * run.part, find_accumulation_width(run) * run.part, pin
-        )
-    else:
-        master = _count_pinned_bytes(FULL * away, FULL * away, pin)
-        single = _count_pinned_bytes(run.width * run.largest, run.width * run.largest, pin)
-        added_up = run.width * count_averaged(run) if run.accumulation > 1 else 0
-        updated = _count_pinned_bytes(run.width * run.part, run.width * run.part, pin)
-        buffers = _sum_ranges(updated, single, _count_pinned_bytes(added_up, run.width * run.largest, pin))
-    terms = {
-        "master weights": master,
-        "optimizer moments": (2 * FULL * away,) * 2,
-        "gradients": gradient,
-        "offload buffers": buffers,
-    }
-    if run.optimizer.implementation == "torch":  # torch's AdamW on a CPU: a square root and a quotient
-        terms["working memory"] = (2 * FULL * piece,) * 2
-    return terms
-
-
-def _predict_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
-    """Stage 3's partitions, one flat tensor; at most also what they lay in tensor by tensor before, which the pinned
-    allocator keeps."""
-    low, high = _count_pinned_bytes(run.width * run.part, run.width * run.part, pin=True)  # pinned whatever was asked
-    parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
-    before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
-    return {"weights": (low, high + tier.pin_memory * before)}
-
-
-def _count_pinned_bytes(size: int, piece: int, pin: bool) -> ByteRange:
-    """Bytes of page-locked memory for `size` bytes in pieces: torch rounds each up to a power of two (its docs on
-    host_memory_stats; its issues 95823 and 150517) unless it is told not to."""
-    if not pin or not size:
-        return size, size
-    whole, rest = divmod(size, piece)
-    return size, whole * _round_up_to_power_of_two(piece) + _round_up_to_power_of_two(rest)
-
-
-def _round_up_to_power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length() if size else 0
-
-
-def _sum_ranges(*spans: ByteRange) -> ByteRange:
-    return sum(low for low, _ in spans), sum(high for _, high in spans)
+def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep:
+    """Return ZeRO's additions to a step; UserError for options whose time is not predicted."""
+    run = build_zero_run(options, spec, model, device)
+    if options.zero_quantized_weights or options.zero_quantized_gradients:
+        raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
+    if run.optimizer_tier or run.weights_tier:
+        rule = "transfers between device and host, and AdamW on the host, are not predicted"
+        raise UserError("time with offload", rule, "measure it")
+    return EngineStep(run.partition, list_transfers(run))
 
 
 class ZeroMemory(NamedTuple):
@@ -103,43 +60,316 @@ class ZeroMemory(NamedTuple):
     run: ZeroRun
 
     def resident(self) -> Terms:
-        return states.predict_resident(self.run)
+        """Stages 1 to 3 keep master weights also in fp32, next to the weights that they gather into."""
+        run = self.run
+        separate = run.width < FULL or run.stage > 0
+        terms = {
+            "weights": _count_weight_bytes(run),
+            "master weights": FULL * run.on_device * separate,
+            "optimizer moments": 2 * FULL * run.on_device,
+        }
+        if run.stage == 3 and run.on_device:  # otherwise all gradients lie in the host
+            terms["gradients"] = (FULL if run.optimizer_tier else run.summed_width) * run.on_device
+        if run.stage in (1, 2) and run.optimizer_tier:
+            terms["offload buffer"] = run.width * run.model.largest
+        return terms
 
     def kept_buckets(self) -> int:
-        return states.count_bucket_bytes(self.run) if self.run.stage == 3 else 0
+        return _count_bucket_bytes(self.run) if self.run.stage == 3 else 0
 
     def initialisation(self, thrown_away: int) -> Terms:
-        return states.predict_initialisation(self.run, thrown_away)
+        """Stages 1 and 2 make a flat copy of the weights on the device only where the second copy fits next to the
+        first. It is never the reason that a model does not fit, so it is not counted where this is unknown."""
+        run = self.run
+        if run.stage == 3:
+            return self._initialise_partitioned(run.width * thrown_away // run.ranks)
+        weights = run.width * run.model.elements
+        built = {"weights": weights, "thrown away": run.width * thrown_away}
+        if run.stage > 0:
+            flat = _count_weight_bytes(run)
+            flattened = {"weights": weights, "working memory": flat if run.flattens_on_host is False else 0}
+            states = FULL * run.on_device
+            divided = {"weights": flat, "master weights": states, "working memory": states}
+            return max(built, flattened, divided, key=sum_bytes)
+        live = self.resident()
+        if run.width < FULL:  # DeepSpeed makes a step with zero gradients to allocate the state
+            live |= {"gradients": weights, "working memory": FULL * run.model.elements + _count_adamw_bytes(run)}
+        else:
+            live["optimizer moments"] = 0
+        return max(built, live, key=sum_bytes)
+
+    def _initialise_partitioned(self, thrown_away: int) -> Terms:
+        """Return the largest of stage 3's three moments, in their order.
+
+        1. Each tensor is built whole, in fp32 first, before it is partitioned, and gathered again to be drawn.
+        2. Master weights are made from the partitions (below fp32 by way of a copy), then zeros for a gradient.
+        3. With gradients and bucket allocated, each tensor is gathered once more for its hook; gloo needs a copy of it.
+        Moments come with the first step.
+        """
+        run = self.run
+        weights, live = {"weights": _count_partition_bytes(run)}, self.resident()
+        engine = live | weights | {"optimizer moments": 0, "gradients": 0}
+        largest, padded = run.model.largest, run.width * run.padded(run.model.largest)
+        built = (run.width + (FULL if run.width < FULL else 0)) * largest
+        drawn = padded + FULL * min(largest, DRAWN_AT_ONCE)
+        allocated = {"gradients": live.get("gradients", 0), "buckets": _count_bucket_bytes(run)}
+        return max(
+            weights | {"thrown away": thrown_away, "working memory": max(built, drawn)},
+            engine | {"working memory": FULL * _count_updated_at_once(run)},
+            engine | allocated | {"gathered layers": padded * (1 + run.gloo)},
+            key=sum_bytes,
+        )
 
     def forward(self, segments: int) -> SegmentBytes:
-        return states.predict_forward(self.run, segments)
+        if self.run.stage == 3:
+            return _predict_stage_3(self.run, 0)
+        none = np.zeros(segments, np.int64)
+        return SegmentBytes(none + _count_kept_gradients(self.run), none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        return states.predict_backward(self.run, work)
+        """Stage 3's own linear layer never leaves a gradient transposed."""
+        run = self.run
+        if run.stage == 3:
+            return _predict_stage_3(run, 1)
+        fresh = run.width * np.minimum(work.largest, run.model.largest)
+        done = np.cumsum(work.parameters[::-1])[::-1]  # (segments,): from the last segment to this one
+        if run.stage > 0:
+            live = _predict_stages_1_and_2(run, work, done, fresh)
+        else:  # all gradients stay until they are reduced together, after backward
+            none = np.zeros_like(done)
+            gradients = none + run.width * run.model.elements if run.spec.accumulation > 1 else run.width * done
+            live = SegmentBytes(np.maximum(gradients, fresh), none, none)
+        return live._replace(gradients=live.gradients + run.width * work.transposed)
 
     def after_backward(self) -> int:
-        return states.count_after_backward(self.run)
+        """Stage 0 copies gradients into a bucket for its all-reduce after backward."""
+        run = self.run
+        return run.width * min(run.model.elements, STAGE_0_BUCKET) if run.stage == 0 else 0
 
     def update(self) -> Terms:
-        return states.predict_update(self.run, states.count_left_gradients(self.run))
+        """Gradients become one flat fp32 tensor; before that, their norm is computed in fp64."""
+        run, live = self.run, self.resident()
+        averaged = 0  # bytes of the gradients that backward leaves, next to those that are always resident
+        if not run.optimizer_tier and run.stage < 3:
+            averaged = run.width * (run.model.elements if run.stage == 0 else _count_averaged(run))
+        if not run.on_device:
+            return live | {"gradients": averaged}
+        fixed = {"gradients": live.get("gradients", 0) + averaged}
+        if run.stage == 0:
+            copy = FULL * run.model.elements if run.width < FULL else 0
+            return live | fixed | {"working memory": copy + _count_adamw_bytes(run)}
+        if run.stage == 3:
+            infinite = 0 if run.optimizer_tier else (run.summed_width + 1) * run.partition  # fp16's overflow check
+            norm = DOUBLE * run.padded(run.model.largest) // run.ranks
+            updating = FULL * _count_updated_at_once(run) + _count_adamw_bytes(run)
+            return live | fixed | {"working memory": max(norm, infinite, updating)}
+        norm = DOUBLE * min(run.model.largest, run.partition)
+        flat = run.width * run.partition + (FULL * run.partition if run.width < FULL else 0)
+        flattening = live | fixed | {"working memory": max(flat, norm)}
+        stepping = live | {"gradients": 0, "working memory": FULL * run.partition + _count_adamw_bytes(run)}
+        return max(flattening, stepping, key=sum_bytes)
 
     def host(self) -> dict[str, ByteRange] | None:
-        return predict_host(self.run)
+        """None with NVMe, whose buffers in the host's memory are not modelled."""
+        run = self.run
+        if any(tier and tier.device == "nvme" for tier in (run.options.offload_optimizer, run.options.offload_param)):
+            return None
+        offloaded: dict[str, ByteRange] = {}
+        if run.optimizer_tier:
+            offloaded |= _offload_optimizer(run, run.optimizer_tier)
+        if run.weights_tier:
+            offloaded |= _offload_weights(run, run.weights_tier)
+        # Where the device cannot hold the weights twice, stages 1 and 2 build them twice in the host: tensor by tensor,
+        # and as one flat tensor. Both are freed before anything is offloaded; counted is what exceeds that.
+        twice = run.width * (run.model.elements + run.partition * run.ranks)
+        beyond = twice - _sum_ranges(*offloaded.values())[1]
+        if run.flattens_on_host is not False and beyond > 0:
+            offloaded["flattening"] = (beyond if run.flattens_on_host else 0, beyond)
+        return offloaded
 
 
-def predict_memory(
-    options: Options, spec: RunSpec, model: ModelSizes, device: Device, room: int | None, rehearsed: bool
-) -> ZeroMemory:
-    """Return ZeRO's part of a rank's memory."""
-    return ZeroMemory(build_zero_run(options, spec, model, device, room, rehearsed=rehearsed))
+def _count_weight_bytes(run: ZeroRun) -> int:
+    if run.stage == 3:
+        return _count_partition_bytes(run) + (run.width * count_elements(run.small) if run.ranks > 1 else 0)
+    return run.width * (run.partition * run.ranks if run.stage > 0 else run.model.elements)
 
 
-def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep:
-    """Return what ZeRO adds to a step; UserError for what is not predicted."""
-    run = build_zero_run(options, spec, model, device)
-    if options.zero_quantized_weights or options.zero_quantized_gradients:
-        raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
-    if run.optimizer_tier or run.weights_tier:
-        rule = "what moves between device and host, and AdamW on the host, are not predicted"
-        raise UserError("time with offload", rule, "measure it")
-    return EngineStep(run.part, list_transfers(run))
+def _count_partition_bytes(run: ZeroRun) -> int:
+    """Return the bytes of the weights that stage 3 leaves on a rank's device, and of ZeRO++'s second copy."""
+    live = 0 if run.weights_tier else run.width * run.partition
+    secondary = run.options.zero_hpz_partition_size
+    return live + (run.width * run.model.elements // secondary if secondary > 1 else 0)
+
+
+def _count_bucket_bytes(run: ZeroRun) -> int:
+    """Return the bytes of one bucket of gradients; DeepSpeed allocates it whole, even for a smaller model."""
+    return run.width * run.bucket * run.options.contiguous_gradients
+
+
+def _count_adamw_bytes(run: ZeroRun) -> int:
+    """Return the bytes of AdamW's temporaries. Stage 0 updates each tensor, the other stages update one flat tensor."""
+    flat = [EqualTensors(_count_updated_at_once(run), 1)]
+    return count_adamw_bytes(run.spec.optimizer, run.device, run.model.tensors if run.stage == 0 else flat)
+
+
+def _count_updated_at_once(run: ZeroRun) -> int:
+    """Return the elements of the flat tensor that AdamW updates; stage 3 has several, one after the other."""
+    return min(run.options.sub_group_size, run.on_device) if run.stage == 3 else run.partition
+
+
+def _count_averaged(run: ZeroRun) -> int:
+    """Return the elements of gradients that stages 1 and 2 keep, on the rank that keeps most.
+
+    A tensor that reaches into its partition counts whole. Embedding and head, the first and last tensors, matter most.
+    """
+    return int(_find_kept_whole(run, np.array(run.model.largest)))
+
+
+def _find_kept_whole(run: ZeroRun, largest: Array) -> Array:
+    reached = largest + run.partition - 1 - (largest - 1) % run.partition
+    kept: Array = np.maximum(run.partition, reached * (run.ranks > 1))
+    return kept
+
+
+def _count_kept_gradients(run: ZeroRun) -> int:
+    """Return the bytes of gradients that earlier micro-steps leave."""
+    if run.spec.accumulation == 1:
+        return 0
+    if run.stage < 2:
+        return run.width * run.model.elements
+    return 0 if run.optimizer_tier else run.width * _count_averaged(run)
+
+
+def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh: Array) -> SegmentBytes:
+    """Return the bytes of each segment's backward: buckets from the first gradient on, and this rank's averaged
+    gradients from the first full bucket on.
+
+    A bucket is reduced between two operations, when their working memory is free. The first bucket is reduced before
+    the averaged gradients are allocated.
+    """
+    oversize = np.where(fresh > run.width * run.bucket, fresh, 0)  # gradients that are larger than a bucket
+    waiting = np.append(oversize[1:], 0)  # until it is reduced, in the segment after its own
+    # A full bucket is reduced during a segment's backward. An oversize gradient waits until the next gradient comes: it
+    # is reduced in the segment that backward reaches next.
+    flushes: NDArray[np.bool_] = (done // run.bucket > (done - work.parameters) // run.bucket) & (oversize == 0)
+    flushes[:-1] |= oversize[1:] > 0
+    begun = np.cumsum(flushes[::-1])[::-1] > 0
+    own = _find_own_averaged(run, done, fresh)
+    kept = _count_kept_gradients(run)  # at stage 1 they lie whole in their parameters until they are reduced
+    buckets = (2 if run.options.overlap_comm else 1) * _count_bucket_bytes(run) * (done > 0)
+    free = work.working - work.standing + own * (begun & ~np.append(begun[1:], False))
+    copied = np.maximum(run.width * _find_flattened(run, done, flushes) - free, 0)
+    return SegmentBytes(own * begun + fresh + waiting + kept, buckets + copied, np.zeros_like(done))
+
+
+def _find_own_averaged(run: ZeroRun, done: Array, fresh: Array) -> Array:
+    """Return the bytes of this rank's averaged gradients, which are allocated all at once. The embedding, the first
+    of all tensors, shares a rank with the tensors next to it."""
+    first = -(-run.model.largest // run.partition) * run.partition  # elements of the ranks that share the embedding
+    largest = np.maximum.accumulate(fresh[::-1])[::-1] // run.width  # so far
+    largest = np.where(run.model.elements - done < first, run.model.largest, largest)
+    return run.width * _find_kept_whole(run, largest) * (run.optimizer_tier is None)
+
+
+def _find_flattened(run: ZeroRun, done: Array, flushes: NDArray[np.bool_]) -> Array:
+    """Return the elements of a full bucket that are copied before it is reduced: all, if several ranks own them."""
+    content = np.minimum(done, run.bucket)
+    first = run.model.elements - done
+    several = first // run.partition != (first + content - 1) // run.partition
+    return np.where(flushes & several, content, 0)
+
+
+class SegmentPeak(NamedTuple):
+    """Elements of one rank at the stop of each segment where most is live; each (segments,)."""
+
+    fresh: Array  # gradients outside the bucket
+    copies: Array  # taken by the reduction of the bucket
+    whole: Array  # weights
+
+
+def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
+    """Return the bytes of stage 3's forward (0) or backward (1): its replayed peak and its bucket, always allocated."""
+    peak, width = _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number], run.width
+    return SegmentBytes(width * peak.fresh, width * peak.copies + _count_bucket_bytes(run), width * peak.whole)
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
+    """Return the peaks of forward and backward on one of `ranks`; `gloo` packs for itself what it reduces."""
+    sizes = np.array([size.elements for size in model.tensors])
+    padded = np.array([pad_elements(size.elements, ranks) for size in model.tensors])
+    return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]
+
+
+def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
+    """Return the peak of each segment of one pass; `sizes` and `padded` are elements, (tensor sizes,).
+
+    A bucket's gradients are packed by rank before they are reduced, unless it is a single one that needs no padding.
+    The padding is a tensor of its own.
+    """
+    whole = (walk.exact + walk.padded @ padded) * gathers  # (stops,)
+    plain, packed = walk.reduced @ sizes, walk.reduced @ padded
+    in_place = (walk.reduced.sum(axis=1) == 1) & (plain == packed)
+    copies = np.where(in_place, 0, 2 * packed - plain) + packed * gloo
+    stops = np.stack([walk.fresh, copies, whole])  # (3, stops)
+    largest = np.zeros((3, walk.segment.max() + 1), np.int64)
+    # sorted by their sum, the largest stop of a segment is assigned last and stays
+    order = np.argsort(stops.sum(axis=0), kind="stable")
+    largest[:, walk.segment[order]] = stops[:, order]
+    return SegmentPeak(*largest)
+
+
+def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRange]:
+    """Return the host's bytes for one rank's optimizer: fp32 master weights, AdamW's two moments, the fp32 gradient.
+
+    Stages 1 and 2 add the updated weights on their way back, one tensor's gradient, and gradients of earlier
+    micro-steps. Stage 3 adds the gradients that it sums.
+    """
+    pin, away = tier.pin_memory, run.partition - run.on_device
+    piece = min(run.options.sub_group_size, away) if run.stage == 3 else away
+    if run.stage == 3:
+        master: ByteRange = (FULL * away,) * 2
+        buffers = _pin(run.summed_width * run.partition, pin)
+    else:
+        master, single = _pin(FULL * away, pin), run.width * run.model.largest
+        summed = run.width * _count_averaged(run) if run.spec.accumulation > 1 else 0
+        buffers = _sum_ranges(_pin(run.width * run.partition, pin), _pin(single, pin), _pin(summed, pin, single))
+    terms = {
+        "master weights": master,
+        "optimizer moments": (2 * FULL * away,) * 2,
+        "gradients": _pin(FULL * away, pin, FULL * piece),
+        "offload buffers": buffers,
+    }
+    if run.spec.optimizer.implementation == "torch":  # torch's AdamW on a CPU: a square root and a quotient
+        terms["working memory"] = (2 * FULL * piece,) * 2
+    return terms
+
+
+def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
+    """Return the host's bytes of stage 3's partitions, one flat tensor. The upper bound adds their earlier places,
+    tensor by tensor, which the pinned allocator keeps."""
+    low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins it whatever pin_memory says
+    parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
+    before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
+    return {"weights": (low, high + tier.pin_memory * before)}
+
+
+def _pin(size: int, pin: bool, piece: int | None = None) -> ByteRange:
+    """Return the bytes of host memory for `size` bytes in pieces; None: in one piece.
+
+    torch rounds each page-locked piece up to a power of two unless a setting prevents it (its docs on
+    host_memory_stats; https://github.com/pytorch/pytorch/issues/95823 and 150517).
+    """
+    if not pin or not size:
+        return size, size
+    piece = piece or size
+    whole, rest = divmod(size, piece)
+    return size, whole * _round_up_to_power_of_two(piece) + _round_up_to_power_of_two(rest)
+
+
+def _round_up_to_power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _sum_ranges(*ranges: ByteRange) -> ByteRange:
+    return sum(low for low, _ in ranges), sum(high for _, high in ranges)

@@ -1,9 +1,9 @@
-"""Which weights stage 3 has whole, and which gradients it reduces, from module to module: a replay of its coordinator.
+"""Weights that stage 3 has whole, and gradients that it reduces, from module to module: a replay of its coordinator.
 
 Follows DeepSpeed 0.19.8 with a complete trace: _fetch_sub_module_impl, __params_to_release and __release_param of
 runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of partition_parameters.py,
-reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The number of ranks changes none of its decisions, it only
-pads tensors: one replay serves all points of a sweep that have the same model and limits.
+reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The number of ranks changes no decision, only the
+padding of tensors: one replay serves all points of a sweep that have the same model and limits.
 """
 
 import functools
@@ -33,23 +33,23 @@ class GatheringLimits(NamedTuple):
 
 
 class PassReplay(NamedTuple):
-    """What lives at each stop of a pass, one row per stop. Tensors that ranks pad are counted by size, in the columns
-    of the model's `tensors`."""
+    """Live elements at each stop of a pass, one row per stop. Tensors that ranks pad are counted by size, in the
+    columns of the model's `tensors`."""
 
-    segment: Array
-    exact: Array  # elements of weights that were copied out of a flat tensor
-    padded: Array  # weights gathered by themselves, and those in flat tensors
-    fresh: Array  # elements of gradients beside the bucket
-    reduced: Array  # gradients in the bucket that is reduced here
+    segment: Array  # (stops,)
+    exact: Array  # (stops,): elements of weights that were copied out of a flat tensor
+    padded: Array  # (stops, sizes): weights gathered by themselves, and those in flat tensors
+    fresh: Array  # (stops,): elements of gradients outside the bucket
+    reduced: Array  # (stops, sizes): gradients in the bucket that is reduced here
     gathers: int  # in the whole pass
     gathered: int  # elements, in the whole pass
 
 
 class WeightFetch(NamedTuple):
-    """One fetch: a module in forward, run again for its backward, or in backward."""
+    """One fetch: a module in forward, repeated for its backward, or in backward."""
 
     module: WeightModule
-    releases: bool  # its weight may go afterwards
+    releases: bool  # its weight may be released afterwards
     completes: bool  # the weight's gradient is complete afterwards
 
 
@@ -57,7 +57,7 @@ class WeightFetch(NamedTuple):
 def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, PassReplay]:
     """Return forward and backward of a step."""
     modules, sizes = model.modules, model.tensors
-    # the first only says where the embedding's gradient is complete: forward enters the embedding in its stack
+    # the first module only marks where the embedding's gradient is complete: forward enters the embedding in its stack
     forward = [WeightFetch(module, True, False) for module in modules[1:]]
     stops = [*forward, *_list_backward(modules, limits.checkpointing)]
     weights, bucket = WeightCoordinator(stops, sizes, limits), Bucket(sizes, limits)
@@ -70,19 +70,18 @@ def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, Pass
         weights.release(stop.releases)
         if number in (len(forward), len(stops)):
             done.append((weights.gathers, weights.gathered))
-    rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))  # what is left, at the end
-    _, half, end = done
-    back = end[0] - half[0], end[1] - half[1]
-    return _build_pass(rows[: len(forward)], len(sizes), *half), _build_pass(rows[len(forward) :], len(sizes), *back)
-
-
-def _build_pass(rows: list[tuple[int, ...]], sizes: int, gathers: int, gathered: int) -> PassReplay:
-    segment, exact, padded, fresh, reduced = np.split(np.array(rows, np.int64), [1, 2, 2 + sizes, 3 + sizes], axis=1)
-    return PassReplay(segment[:, 0], exact[:, 0], padded, fresh[:, 0], reduced, gathers, gathered)
+    rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))  # the rest, after the last stop
+    passes = []
+    for part, before, after in zip((rows[: len(forward)], rows[len(forward) :]), done, done[1:], strict=False):
+        columns = np.split(np.array(part, np.int64), [1, 2, 2 + len(sizes), 3 + len(sizes)], axis=1)
+        segment, exact, padded, outside, full = columns
+        gathers, elements = after[0] - before[0], after[1] - before[1]
+        passes.append(PassReplay(segment[:, 0], exact[:, 0], padded, outside[:, 0], full, gathers, elements))
+    return passes[0], passes[1]
 
 
 def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
-    """Yield the stops of backward. A checkpointed block is run again once its last module is there, up to that one."""
+    """Yield the stops of backward. A checkpointed block is recomputed once its last module is whole, up to that one."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
         again: list[WeightModule] = []
@@ -94,13 +93,13 @@ def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iter
             again = backward[:end:-1]
             backward = backward[begin:]
         yield from (WeightFetch(module, True, False) for module in again)
-        # whatever an index enters gets no gradient, so that nothing tells DeepSpeed that its backward is over
+        # the input of an embedding gets no gradient, so no hook tells DeepSpeed that the embedding's backward is over
         for module in backward:
             yield WeightFetch(module, not module.indexed, module.completes and module.weight is not None)
 
 
 class WeightCoordinator:
-    """The coordinator's books: what is whole, what is on its way, and what comes next."""
+    """Books of the coordinator: weights that are whole, weights on their way, and weights that come next."""
 
     def __init__(self, stops: Sequence[WeightFetch], sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.exact, self.padded = 0, [0] * len(sizes)
@@ -112,23 +111,20 @@ class WeightCoordinator:
         self._queue = iter([(step, weight) for step, weight in enumerate(self._order) if weight is not None])
         self._persistent = {w for w, elements in self._elements.items() if elements <= limits.persistence}
         self._whole = set(self._persistent)
-        self._packs: dict[int, _Pack] = {}  # of weights under way, or not yet asked for
+        self._packs: dict[int, _Pack] = {}  # of weights on their way, or not yet used
         self._alone: set[int] = set()  # whole, in the padded tensor that they were gathered into
         self._last_fetched_for = dict.fromkeys(self._elements, -1)
-        self._passed, self._next_use = self._look_ahead()
-
-    def _look_ahead(self) -> tuple[list[int], list[int | None]]:
-        """Elements of all stops before each, and where the weight of each is used next."""
-        passed = [0, *itertools.accumulate(0 if w is None else self._elements[w] for w in self._order)]
+        # elements of all stops before each stop, and the step that uses the weight of each stop next
+        sums = itertools.accumulate((0 if w is None else self._elements[w] for w in self._order), initial=0)
+        self._passed, following = list(sums), list[int | None]()
         seen: dict[int | None, int] = {}
-        following: list[int | None] = []
-        for step in range(len(self._order) - 1, -1, -1):
+        for step in reversed(range(len(self._order))):
             following.append(seen.get(self._order[step]))
             seen[self._order[step]] = step
-        return passed, following[::-1]
+        self._next_use = following[::-1]
 
     def fetch(self) -> None:
-        """Make the weight of the next stop whole, then gather ahead what the limits allow."""
+        """Make the weight of the next stop whole, then gather ahead as far as the limits allow."""
         weight = self._order[self._step]
         if weight is not None:
             if weight not in self._whole and weight not in self._packs:
@@ -152,15 +148,15 @@ class WeightCoordinator:
 
     def _gather(self, weights: list[int]) -> None:
         self.gathers += bool(weights)
-        self.gathered += sum(self._elements[weight] for weight in weights)
         pack = _Pack(tuple(weights), set(weights))
         for weight in weights:
             self._packs[weight] = pack
+            self.gathered += self._elements[weight]
             self._available += self._elements[weight]
             self.padded[self._size[weight]] += 1
 
     def _wait(self, weight: int) -> None:
-        """Unpack the flat tensor that `weight` came in. It goes when all that came in it have been asked for."""
+        """Unpack the flat tensor that holds `weight`. It is freed when all its weights have been used."""
         pack = self._packs.pop(weight, None)
         if pack is None:
             return
@@ -177,7 +173,7 @@ class WeightCoordinator:
                 self.padded[self._size[member]] -= 1
 
     def release(self, allowed: bool) -> None:
-        """Let the weight of this stop go unless it is used again soon, and go to the next stop."""
+        """Release the weight of this stop unless it is used again soon, and go to the next stop."""
         weight, step = self._order[self._step], self._step + 1
         again = self._next_use[self._step]
         self._step = step
@@ -196,7 +192,7 @@ class WeightCoordinator:
 
 class _Pack(NamedTuple):
     members: tuple[int, ...]
-    left: set[int]  # not asked for yet
+    left: set[int]  # not used yet
 
 
 class Bucket:
@@ -208,8 +204,10 @@ class Bucket:
         self._sizes, self._limits, self._elements = sizes, limits, 0
 
     def add(self, size: int) -> tuple[int, tuple[int, ...]]:
-        """Take a gradient in; return the elements beside the bucket meanwhile, and what had to be reduced first. One
-        that is larger than the bucket waits beside it for the next."""
+        """Add a gradient. Return the elements outside the bucket meanwhile, and the content that was reduced first.
+
+        A gradient larger than the bucket waits outside it for the next one.
+        """
         elements = self._sizes[size].elements
         fresh, reduced = elements + self.waiting, self.nothing
         if self._elements and self._elements + elements > self._limits.bucket:

@@ -1,99 +1,104 @@
-"""What of a ZeRO run decides its memory and what it moves: who has which part, in which width, on which device; and the
-collectives of one optimizer step on one rank, as DeepSpeed 0.19.8 begins them, and when.
+"""The values of a ZeRO run that decide its memory and transfers, and the collectives of one optimizer step on one rank.
 
-Sources: reduce_gradients, average_tensor and step of runtime/zero/stage_1_and_2.py; buffered_allreduce_fallback of
-runtime/engine.py; fetch_sub_module of runtime/zero/partitioned_param_coordinator.py and __avg_scatter_grads of
-stage3.py. Calls and bytes are held against those counted in recorded runs.
+Collectives are those that DeepSpeed 0.19.8 starts, at the time when it starts them. Sources: reduce_gradients,
+average_tensor and step of runtime/zero/stage_1_and_2.py; buffered_allreduce_fallback of runtime/engine.py;
+fetch_sub_module of runtime/zero/partitioned_param_coordinator.py and __avg_scatter_grads of stage3.py. Tests compare
+calls and bytes with those counted in recorded runs.
 """
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.core.engine_costs import CUDA_BASE_BYTES, ModelSizes, StepPass, Transfer, count_elements
 from bench.core.network import EqualTensors, pad_elements
-from bench.core.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
+from bench.core.spec import FULL, WIDTH, Device, RunSpec
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
 
 ALIGNMENT = 2
-"""Elements of which stages 1 and 2 give each rank a multiple (nccl_start_alignment_factor)."""
+"""Stages 1 and 2 give each rank a multiple of this number of elements (nccl_start_alignment_factor)."""
 STAGE_0_BUCKET = 500_000_000
-"""Elements that stage 0 reduces at a time, whatever its options say."""
+"""Elements that stage 0 reduces at a time; no option changes it."""
 PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 
 NORM_BYTES = {0: 4, 1: 4, 2: 4, 3: 8}
-"""The gradient's squared norm, which all ranks sum up once a step: fp32, at stage 3 fp64."""
+"""Bytes of the squared gradient norm, which all ranks sum once a step, by stage: fp32, at stage 3 fp64."""
 OVERFLOW_BYTES = 1
-"""Whether a gradient below fp32 was infinite on any rank, at stages 1 and 2."""
+"""Bytes of the flag that some rank had an infinite gradient: below fp32, at stages 1 and 2."""
 
 
 class ZeroRun(NamedTuple):
-    """What of a ZeRO run decides its memory and what it moves."""
+    """Values of a ZeRO run that decide its memory and transfers."""
 
     options: Options
-    stage: int
+    spec: RunSpec
     model: ModelSizes
-    elements: int  # of all parameters
-    largest: int  # elements of the largest tensor
-    small: int  # elements of the tensors that stage 3 never divides, padding included
-    small_tensors: int  # how many they are
-    large: int  # elements of the tensors that are larger than a bucket of gradients, and are reduced each by itself
-    large_tensors: int
-    part: int  # elements of the optimizer's state on one rank, padding included
+    device: Device
+    room: int | None  # bytes of the device's memory; None: unknown
+    gloo: bool  # gloo reduces, not NCCL and not a rehearsal
+    stage: int
     ranks: int
     width: int  # bytes per element of weights and gradients
-    accumulation: int  # micro-steps
-    checkpointing: bool
-    optimizer: OptimizerSpec
-    device: Device
-    room: int | None  # bytes of the device's memory; None is unknown
-    gloo: bool  # gloo reduces, and not NCCL or nobody
+    partition: int  # elements of the optimizer's state on one rank, padding included
 
     def padded(self, elements: int) -> int:
-        """Elements of a tensor that stage 3 divides: as many on every rank."""
+        """Return the elements of a tensor that stage 3 partitions: the same number on every rank."""
         return pad_elements(elements, self.ranks)
 
     @property
-    def optimizer_tier(self) -> OffloadOptimizer | None:
-        """How the optimizer's state lies in the host's memory; None: it does not, or that is the device's."""
-        tier = self.options.offload_optimizer
-        return tier if self.device == "cuda" and tier is not None and tier.device != "none" else None
+    def bucket(self) -> int:
+        """Elements of a bucket of gradients; 0 at stage 0, which has no option for it."""
+        return self.options.reduce_bucket_size or 0
 
     @property
-    def on_device(self) -> int:
-        """Elements of the optimizer's state on the device: all of its part, or what partial offload leaves there."""
-        tier = self.optimizer_tier
-        return self.part if tier is None else round((1 - tier.ratio) * self.part)
+    def small(self) -> list[EqualTensors]:
+        """Tensors that stage 3 never partitions, with their padding."""
+        threshold = self.options.stage3_param_persistence_threshold or 0
+        small = (size for size in self.model.tensors if size.elements <= threshold)
+        return [EqualTensors(self.padded(size.elements), size.number) for size in small]
+
+    @property
+    def summed_width(self) -> int:
+        """Bytes per element of the gradients that stage 3 sums over micro-steps."""
+        return WIDTH[self.options.data_types.grad_accum_dtype or self.spec.precision]
+
+    @property
+    def optimizer_tier(self) -> OffloadOptimizer | None:
+        """Offload of the optimizer's state into the host's memory; None: not offloaded, or the device is the host."""
+        return self.options.optimizer_tier if self.device == "cuda" else None
 
     @property
     def weights_tier(self) -> OffloadParam | None:
-        """How stage 3's partitions lie in the host's memory; None: they do not, or that is the device's."""
-        tier = self.options.offload_param
-        return tier if self.device == "cuda" and tier is not None and tier.device != "none" else None
+        """Offload of stage 3's partitions into the host's memory; None: not offloaded, or the device is the host."""
+        return self.options.weights_tier if self.device == "cuda" else None
+
+    @property
+    def on_device(self) -> int:
+        """Elements of the optimizer's state on the device: its partition, or the rest of it after partial offload."""
+        tier = self.optimizer_tier
+        return self.partition if tier is None else round((1 - tier.ratio) * self.partition)
 
     @property
     def flattens_on_host(self) -> bool | None:
         """Whether stages 1 and 2 copy the weights into one flat tensor in the host's memory. DeepSpeed does so where
-        the device's free memory cannot hold the second copy. None: CUDA_BASE_BYTES decide it, low or high."""
+        the device's free memory cannot hold the second copy. None: it depends on where CUDA_BASE_BYTES lie."""
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
-        copies = self.width * (self.elements + self.part * self.ranks)
+        copies = self.width * (self.model.elements + self.partition * self.ranks)
         low, high = (copies + base > self.room for base in CUDA_BASE_BYTES)
         return None if low != high else high
 
     @property
     def limits(self) -> GatheringLimits:
-        """What decides what stage 3 gathers when."""
+        """Limits that decide the order of stage 3's gathers."""
         o = self.options
         return GatheringLimits(
             prefetch=o.stage3_prefetch_bucket_size or 0,
             live=o.stage3_max_live_parameters or 0,
             reuse=o.stage3_max_reuse_distance or 0,
             persistence=o.stage3_param_persistence_threshold or 0,
-            bucket=o.reduce_bucket_size or 0,
+            bucket=self.bucket,
             contiguous=o.contiguous_gradients,
-            checkpointing=self.checkpointing,
+            checkpointing=self.spec.activation_checkpointing,
         )
 
 
@@ -101,52 +106,27 @@ def build_zero_run(
     options: Options, spec: RunSpec, model: ModelSizes, device: Device, room: int | None = None, *,
     rehearsed: bool = False,
 ) -> ZeroRun:  # fmt: skip
-    """Return what decides the costs of `spec` on a device of `room` bytes. Collectives that are only `rehearsed` need
-    no memory of their own."""
-    ranks = spec.data_parallel
-    threshold = options.stage3_param_persistence_threshold or 0
-    small = [size for size in model.tensors if size.elements <= threshold]
-    large = [size for size in model.tensors if size.elements > (options.reduce_bucket_size or math.inf)]
-    return ZeroRun(
-        options=options,
-        stage=options.stage,
-        model=model,
-        elements=model.elements,
-        largest=model.largest,
-        small=sum(pad_elements(size.elements, ranks) * size.number for size in small),
-        small_tensors=sum(size.number for size in small),
-        large=count_elements(large),
-        large_tensors=sum(size.number for size in large),
-        part=_count_part(options.stage, ranks, model.elements, model.tensors),
-        ranks=ranks,
-        width=WIDTH[spec.precision],
-        accumulation=spec.accumulation,
-        checkpointing=spec.activation_checkpointing,
-        optimizer=spec.optimizer,
-        device=device,
-        room=room,
-        gloo=device == "cpu" and not rehearsed,
-    )
-
-
-def _count_part(stage: int, ranks: int, elements: int, sizes: Sequence[EqualTensors]) -> int:
-    """Elements on one rank. Stages 1 and 2 divide one flat tensor, stage 3 every tensor by itself; both pad."""
+    """Return the values of `spec` on a device of `room` bytes. Rehearsed collectives need no memory of their own."""
+    stage, ranks = options.stage, spec.data_parallel
     if stage == 0:
-        return elements
-    if stage < 3:
-        return pad_elements(elements, ALIGNMENT * ranks) // ranks
-    return sum(pad_elements(size.elements, ranks) // ranks * size.number for size in sizes)
+        partition = model.elements
+    elif stage < 3:  # one flat tensor is partitioned, at stage 3 each tensor by itself; both are padded
+        partition = pad_elements(model.elements, ALIGNMENT * ranks) // ranks
+    else:
+        partition = sum(pad_elements(size.elements, ranks) // ranks * size.number for size in model.tensors)
+    gloo = device == "cpu" and not rehearsed
+    return ZeroRun(options, spec, model, device, room, gloo, stage, ranks, WIDTH[spec.precision], partition)
 
 
 def list_transfers(run: ZeroRun) -> list[Transfer]:
-    """Return what one rank moves in an optimizer step; nothing where it is alone."""
+    """Return the collectives of one rank in an optimizer step; none if the rank is alone."""
     if run.ranks == 1:
         return []
     norm = Transfer("all_reduce", "update", NORM_BYTES[run.stage], 1, 1, False, run.ranks)
     if run.stage == 0:
-        calls = -(-run.elements // STAGE_0_BUCKET)
-        gradients = Transfer("all_reduce", "update", run.width * run.elements, calls, 1, False, run.ranks)
-        return [gradients, norm] if run.width == FULL else [gradients]  # else every rank has the norm of all
+        calls = -(-run.model.elements // STAGE_0_BUCKET)
+        gradients = Transfer("all_reduce", "update", run.width * run.model.elements, calls, 1, False, run.ranks)
+        return [gradients, norm] if run.width == FULL else [gradients]  # below fp32 every rank has the whole norm
     if run.stage == 3:
         return [*_list_partitioned(run), norm]
     overflow = [] if run.width == FULL else [norm._replace(payload_bytes=OVERFLOW_BYTES)]
@@ -154,47 +134,46 @@ def list_transfers(run: ZeroRun) -> list[Transfer]:
 
 
 def _list_replicated(run: ZeroRun) -> list[Transfer]:
-    """Stages 1 and 2: buckets are all-reduced, at stage 1 in the last micro-step only; updated weights are gathered.
+    """Return the collectives of stages 1 and 2: all-reduces of buckets and the gather of updated weights.
 
     Without overlap_comm stage 1 reduces after backward, stage 2 where the bucket is full. On a CPU nothing overlaps.
     """
-    passes = run.accumulation if run.stage == 2 else 1
-    whole, last = run.width * run.elements, run.width * run.largest  # the embedding's gradient is complete last
+    passes = run.spec.accumulation if run.stage == 2 else 1  # stage 1 reduces in the last micro-step only
+    whole, last = run.width * run.model.elements, run.width * run.model.largest  # the embedding's gradient comes last
     return [
-        Transfer("all_reduce", "backward", whole, _count_buckets(run), passes, _has_overlap(run), run.ranks, last),
-        Transfer("all_gather", "update", run.width * run.part * run.ranks, 1, 1, False, run.ranks),
+        Transfer("all_reduce", "backward", whole, _count_buckets(run), passes, _overlaps(run), run.ranks, last),
+        Transfer("all_gather", "update", run.width * run.partition * run.ranks, 1, 1, False, run.ranks),
     ]
 
 
 def _list_partitioned(run: ZeroRun) -> list[Transfer]:
-    """Stage 3: weights are gathered ahead of forward and, those let go in between, of backward, as its coordinator does
-    it; gradients scattered; the tensors that are never divided gathered after the update.
+    """Return the collectives of stage 3. Its coordinator gathers weights ahead of forward, and those that it released
+    ahead of backward. Gradients are scattered. Tensors that are never partitioned are gathered after the update.
 
-    A gather runs while others compute, on a CPU as well; a bucket's reduction on a GPU with overlap_comm.
+    A gather overlaps with computing, also on a CPU; a bucket's reduction does on a GPU with overlap_comm.
     """
-    walks = replay(run.model, run.limits)
-    secondary = run.options.zero_hpz_partition_size
-    whole, largest, passes = run.width * run.elements, run.width * run.largest, run.accumulation
-    found = [
-        Transfer(
-            "all_gather", when, run.width * walk.gathered, walk.gathers, passes, True,
-            secondary if secondary > 1 and when == "backward" else run.ranks, largest * (when == "forward"),
-        )
-        for when, walk in zip(PASSES, walks, strict=True)
-    ]  # fmt: skip
-    scattered = Transfer(
-        "reduce_scatter", "backward", whole, _count_buckets(run), passes, _has_overlap(run), run.ranks, largest
-    )
-    small = run.width * run.small
-    kept = Transfer("all_gather", "update", small, run.small_tensors, 1, False, run.ranks)  # each by itself
-    return [transfer for transfer in (*found, scattered, kept) if transfer.payload_bytes]
+    secondary, width, passes = run.options.zero_hpz_partition_size, run.width, run.spec.accumulation
+    whole, largest = width * run.model.elements, width * run.model.largest
+    found = []
+    for when, walk in zip(PASSES, replay(run.model, run.limits), strict=True):
+        # ZeRO++'s second copy serves backward alone: forward brings the weights that the update changed
+        ranks = secondary if secondary > 1 and when == "backward" else run.ranks
+        alone = largest * (when == "forward")
+        found.append(Transfer("all_gather", when, width * walk.gathered, walk.gathers, passes, True, ranks, alone))
+    buckets, small = _count_buckets(run), run.small
+    found.append(Transfer("reduce_scatter", "backward", whole, buckets, passes, _overlaps(run), run.ranks, largest))
+    calls = sum(size.number for size in small)  # each by itself
+    found.append(Transfer("all_gather", "update", width * count_elements(small), calls, 1, False, run.ranks))
+    return [transfer for transfer in found if transfer.payload_bytes]
 
 
-def _has_overlap(run: ZeroRun) -> bool:
-    """Whether a bucket is reduced while backward goes on."""
+def _overlaps(run: ZeroRun) -> bool:
+    """Whether a bucket is reduced while backward continues."""
     return bool(run.options.overlap_comm) and run.device == "cuda"
 
 
 def _count_buckets(run: ZeroRun) -> int:
-    """Calls that reduce all gradients; a tensor larger than the bucket goes by itself."""
-    return run.large_tensors + -(-(run.elements - run.large) // (run.options.reduce_bucket_size or run.elements))
+    """Return the calls that reduce all gradients. A tensor larger than the bucket is reduced alone."""
+    large = [size for size in run.model.tensors if size.elements > run.bucket]
+    rest = run.model.elements - count_elements(large)
+    return sum(size.number for size in large) + -(-rest // run.bucket)
