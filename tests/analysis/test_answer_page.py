@@ -42,13 +42,13 @@ Ask = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Ask for advice without recorded runs; the answer of a question is cached."""
+    """Function that returns advice without recorded runs; equal questions are answered once."""
     nothing = tmp_path_factory.mktemp("runs")
     return functools.cache(lambda *words: api.advise(words, results=nothing))
 
 
 def parts(axes: Axes) -> list[tuple[float, float, str]]:
-    """Return begin and end of each part of the bars, with its colour."""
+    """Return begin, end and colour of the parts of bars."""
     return [(one.get_x(), one.get_x() + one.get_width(), to_hex(one.get_facecolor())) for one in axes.patches]
 
 
@@ -130,7 +130,7 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.
 
 
 def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
-    """Return the one-line error for a path of the page."""
+    """Return the line of the error for a path of the page."""
     capsys.readouterr()
     assert main(["predict", *ONE.split(), "--page", str(path)]) == 2
     line = capsys.readouterr().err

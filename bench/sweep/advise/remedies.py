@@ -156,7 +156,7 @@ def _compose_searched(
         request = compose.compose_request([*pairs, *change], config_dir)
         searched = {name: getattr(short, name) for name in _SEARCHED}
         request = request._replace(spec=request.spec.model_copy(update=searched))
-        compose.check(request, device)
+        check_rank(request, device)
     except UserError:
         return None
     return request

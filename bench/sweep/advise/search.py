@@ -61,9 +61,9 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
             raise build_critical_error(query.question.need)
         changes = (remedies.FUSED, *remedies.OFFLOAD)
         raise build_nothing_fits_error(found, rejected, functools.partial(remedy, changes=changes))
-    allowed = _drop_errors(  # candidates that break no rule between spec, machine and engine
+    allowed = _drop_errors(  # candidates that break no rule of spec, machine and engine; no launcher is chosen yet
         found.candidates,
-        lambda c: compose.check(requests[c.spec.engine.name]._replace(spec=c.spec), device),
+        lambda c: decode.check_rank(requests[c.spec.engine.name]._replace(spec=c.spec), device),
         lambda c: c.spec.engine.name,
         rejected,
     )

@@ -38,7 +38,7 @@ def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
 
 
 def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two() -> None:
-    """By hand: 10 of the 20 micro-steps of 9.98 s, plus one update."""
+    """By hand: 10 of the 20 micro-steps of 9.98 s, plus the work after them once."""
     assert [published_times.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
     one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
     expected = (9.984 - published_times.predict_update_s(1, machine)) / 2 + published_times.predict_update_s(2, machine)
@@ -47,9 +47,9 @@ def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two(
 
 
 def test_what_follows_the_micro_steps_is_what_is_moved_between_nodes() -> None:
-    """By hand: 2.78e9 parameters, half of them on a device; 4 bytes of each in buckets of 200 MiB over 79 of 80 links
-    of 100 GB/s of which 54.5 % are reached, 2 bytes of each in buckets of 100 MiB of which 45.8 % are; plus the
-    norm and a little of the optimizer."""
+    """By hand: 2.78e9 parameters, half of them on a device. 4 bytes of each in buckets of 200 MiB over 79 of 80 links
+    of 100 GB/s at 54.5 % of the bandwidth, then 2 bytes of each in buckets of 100 MiB at 45.8 %; plus the norm and
+    a small part of the optimizer."""
     reduced, gathered = 4 * 1.39e9 * 79 / 80 / 54.5e9, 2 * 1.39e9 * 79 / 80 / 45.8e9
     assert published_times.predict_update_s(20, published_times.build_replica_machine()) == pytest.approx(
         reduced + gathered, rel=0.02

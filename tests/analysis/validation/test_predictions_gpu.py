@@ -1,4 +1,4 @@
-"""GPU runs compared with their predictions. No GPU run is recorded yet, so these records are synthetic."""
+"""GPU runs compared with their predictions, on synthetic records: none is recorded yet."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The page of predictions: signed errors of every point, kept and missed bounds, and current files."""
+"""Predictions compared with measurements: signed errors, bounds, and current files."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ HOLDS = {
     "fit_boundaries", "step_times_blind", "step_times", "scaling_a100", "published_steps_aside",
     "published_steps_left_out", "published_steps", "t5_times", "frontier_peak",
 }  # fmt: skip
-"""Comparisons that keep their bound. A change made for another reason must not break one."""
+"""Parts that keep their bound, which later changes must preserve."""
 
 
 def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison:
@@ -104,7 +104,7 @@ def found() -> list[PredictionComparison]:
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[PredictionComparison]) -> None:
-    """If this fails, run `make predictions` and review the differences before you commit them."""
+    """If this fails, `make predictions` renews the files; review the changes before committing them."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
     assert committed == ledger.render_files(found)
 

@@ -1,4 +1,4 @@
-"""`zeroscale calibrate` with real processes, and its errors before it starts any."""
+"""`zeroscale calibrate` with real processes, and errors before any process starts."""
 
 import os
 import signal

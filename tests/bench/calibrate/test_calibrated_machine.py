@@ -1,4 +1,4 @@
-"""Machine made from published and measured numbers, and its file, which predictions read."""
+"""Calibrated machines: published and measured numbers in one file, which predictions read."""
 
 from pathlib import Path
 

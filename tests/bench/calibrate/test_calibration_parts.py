@@ -1,4 +1,4 @@
-"""Decisions and computations of each part of a calibration, without a process."""
+"""Parts of a calibration: decisions and computations, without processes."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_parts_share_the_time() -> None:
 
 
 class Stopwatch:
-    """A simulated device with a tenth of a TFLOP/s, and a millisecond for the smallest product."""
+    """A device with 0.1 TFLOP/s and at least 1 ms per product."""
 
     def __init__(self) -> None:
         self.s = 0.0
