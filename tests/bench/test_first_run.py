@@ -286,8 +286,7 @@ def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
             [
                 "    predicted memory: ",
                 ": fits",
-                "    no step time predicted: machine=cpu ",
-                " peak_tflops.fp32; ",
+                "    no step time predicted: machine=cpu has no peak_tflops.fp32; ",
             ],
         ),
         (("sequence.encoder=100000000",), [" GB of this machine, for all ranks: does not fit;"]),
