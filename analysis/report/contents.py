@@ -17,6 +17,7 @@ from analysis.results import Results
 from analysis.summary import KEY, Row, is_disturbed
 from bench.core.errors import make_printable
 from bench.core.files import open_regular, read_regular
+from bench.core.private import mask_tokens
 from bench.core.record import RunRecord
 from bench.core.store import LOG, Unreadable
 
@@ -200,7 +201,7 @@ def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
         size, content = _read_end(log)
     except OSError:
         return ""
-    text = content.decode(errors="replace").splitlines()
+    text = mask_tokens(content).decode(errors="replace").splitlines()
     whole = text if size <= _TAIL_BYTES else text[1:]  # the first line is cut
     return "\n".join(map(make_printable, whole[-lines:]))
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_meant_is_refused(chosen: dict[str, Any], message: str) -
         ),
         (
             ("data=synthetic",),
-            "data=synthetic with learning.tokens: holds nothing back that a model could be",
+            "data=synthetic with learning.tokens: has no held-out text to evaluate a model on",
         ),
         (("batch.micro=7",), "learning.evaluation_samples=64: not a multiple of batch.micro=7 × 2 .*; choose 70"),
     ],
@@ -173,7 +173,9 @@ def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Pat
 def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> None:
     asked = ["model=gpt2_tiny", "machine=cpu", "devices_per_node=2", "data=text", "learning.tokens=9000"]
     asked += ["launcher=slurm", "learning.evaluation_samples=64"]
-    with pytest.raises(UserError, match=r"launcher\.time_limit_min=null: a training has no longest window .*; give"):
+    with pytest.raises(
+        UserError, match=r"launcher\.time_limit_min=null: a training has no longest window, .*; set the minutes"
+    ):
         api.plan(None, asked)
     made = api.plan(None, [*asked, "launcher.time_limit_min=30"])
     assert [point.time_limit_min for point in made.sweep.points] == [30]

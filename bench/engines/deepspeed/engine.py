@@ -70,7 +70,7 @@ class ZeroEngine:
         self._own_norm = True  # DeepSpeed computes a norm
         self._steps = 0  # so far, over all attempts at a training
         self._summed_norm: Tensor | None = None  # of the last step, if it was one of the first
-        self._scale = 1.0  # of the losses in the last step
+        self._scale = 1.0  # loss scale in DeepSpeed's norm of the last step
         # stage 0 is no ZeRO optimizer: below fp32 DeepSpeed wraps AdamW in its own class, in fp32 it uses AdamW itself
         if engine.zero_optimization_stage() == 0:
             if hasattr(engine.optimizer, "refresh_fp32_params"):
@@ -86,7 +86,10 @@ class ZeroEngine:
         for batch in weigh(micro_batches, self._spec):
             loss = batch.weigh(self._engine(**batch.tensors).loss)  # 0-d
             self._engine.backward(loss)
-            self._scale = _find_scale_left_in_norm(self._engine.optimizer)  # before the step, which may change it
+            # At stage 0 in fp16 with torch's optimizers DeepSpeed's norm is still multiplied by the loss scale
+            # (runtime/fp16/unfused_optimizer.py). Read before the step, which may change it.
+            if type(optimizer := self._engine.optimizer).__name__ == "FP16_UnfusedOptimizer":
+                self._scale = float(optimizer.loss_scale_config.cur_scale)
             # before the step, which clips the gradients; later steps do not pay for the sum
             if self._sums_norm:
                 gradients = (parameter.grad for parameter in self._engine.module.parameters())
@@ -137,13 +140,6 @@ class ZeroEngine:
         chosen = {"wrapper": self._engine.optimizer, "optimizer": self._engine.basic_optimizer}
         names = {role: f"{type(one).__module__}.{type(one).__qualname__}" for role, one in chosen.items()}
         return {**self._config, "zero_optimization": zero, "chosen": names}
-
-
-def _find_scale_left_in_norm(optimizer: Any) -> float:
-    """Return the loss scale by which DeepSpeed's norm of a step's gradients is still multiplied: at stage 0 in fp16
-    with torch's optimizers (runtime/fp16/unfused_optimizer.py)."""
-    unfused = type(optimizer).__name__ == "FP16_UnfusedOptimizer"
-    return float(optimizer.loss_scale_config.cur_scale) if unfused else 1.0
 
 
 def _forget_first_step(optimizer: Any) -> None:

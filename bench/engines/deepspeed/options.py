@@ -253,8 +253,11 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     if options.stage == 3 and spec.model.compile != "none":
         rule = "stage 3 gathers and releases weights by hooks inside the code that would be compiled"
         raise UserError(f"model.compile={spec.model.compile} at stage 3", rule, "choose stage 0 to 2, or leave it out")
-    if device == "cpu":
-        _check_on_cpu(options, spec)
+    if device == "cpu" and spec.precision == "fp16":
+        raise UserError("precision=fp16 on a CPU", "DeepSpeed refuses it", "choose precision=bf16 or precision=fp32")
+    if device == "cpu" and options.quantised:
+        value = f"engine.{' and engine.'.join(options.quantised)} on a CPU"
+        raise UserError(value, "the quantisation kernels are CUDA", "leave them out or use a GPU")
 
 
 def _check_precision(options: Options, spec: RunSpec) -> None:
@@ -330,11 +333,3 @@ def _check_zenflow(options: Options, spec: RunSpec) -> None:
         rule = "ZenFlow uses it as the accumulation, and ignores that of the batch"
         remedy = f"set it to batch.accumulation={spec.accumulation}"
         raise UserError(f"engine.zenflow.update_interval={interval}", rule, remedy)
-
-
-def _check_on_cpu(options: Options, spec: RunSpec) -> None:
-    if spec.precision == "fp16":
-        raise UserError("precision=fp16 on a CPU", "DeepSpeed refuses it", "choose precision=bf16 or precision=fp32")
-    if options.quantised:
-        value = f"engine.{' and engine.'.join(options.quantised)} on a CPU"
-        raise UserError(value, "the quantisation kernels are CUDA", "leave them out or use a GPU")

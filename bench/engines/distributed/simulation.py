@@ -67,20 +67,16 @@ def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMome
     """Return the moments of a rank's order with the largest contents: for each pass of a stage, the moments that no
     other moment of it exceeds in everything."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
-    counted = {moment: _flatten(moment) for moment in _Walk(size, rank).run(order)}
+    counted = {
+        one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)
+        for one in _Walk(size, rank).run(order)
+    }
     # by falling sums, since a moment with a smaller sum cannot exceed one with a larger sum
     for moment, counts in sorted(counted.items(), key=lambda item: -sum(item[1])):
         rivals = found.setdefault((moment.kind, moment.stage), [])
         if not any(all(map(int.__ge__, other, counts)) for other, _ in rivals):
             rivals.append((counts, moment))
     return tuple(moment for rivals in found.values() for _, moment in rivals)
-
-
-def _flatten(moment: StageMoment) -> Counts:
-    return (
-        *moment.kept, moment.waiting, moment.gradients, moment.leaving, *moment.whole, *moment.unreduced,
-        *moment.reduced,
-    )  # fmt: skip
 
 
 class _Walk:

@@ -113,14 +113,24 @@ def _predict(run: PipelineRun, network: Stacks, parts: tuple[Part, ...]) -> Pipe
 def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank: int) -> PlaceCosts:
     stages = tuple(run.size.stages_of(rank))
     flat = _lay_out(run, network, parts, stages)
-    own, kept = sum(flat.own), run.width * sum(flat.kept)
+    width, size = run.width, run.size
+    own, kept = sum(flat.own), width * sum(flat.kept)
     resident = {
         "weights": kept,
         # weights below fp32 have masters; where fp32 weights are kept whole, they are the masters
-        "master weights": FULL * (own if run.width < FULL else sum(flat.gathered) // flat.copies),
+        "master weights": FULL * (own if width < FULL else sum(flat.gathered) // flat.copies),
         "optimizer moments": 2 * FULL * own,
         "gradients": kept,
     }
+    # weights are gathered from a partition in their own width, gradients are reduced to a partition in fp32
+    parts_of_copies = [(elements, elements // run.copies) for elements in flat.gathered]
+    by_stage = tuple(
+        StageBytes(width * whole, width * whole, FULL * part, width * (part * (width < FULL) + whole * run.gloo))
+        for whole, part in parts_of_copies
+    )
+    # where backwards begin early, micro-batches beyond FILLED groups make no rank keep a pass longer
+    if run.schedule in ("1f1b", "interleaved"):
+        size = size._replace(micro_batches=min(size.micro_batches, FILLED * size.ranks))
     transfers = [
         *_list_gathers(run, flat, rank),
         *_list_sums(run, network, parts, stages, flat),
@@ -128,11 +138,11 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
     ]
     return PlaceCosts(
         stages=stages,
-        list_moments=lambda: _list_all_moments(run.schedule, _size_moments(run), run.ahead)[rank],
+        list_moments=lambda: _list_all_moments(run.schedule, size, run.ahead)[rank],
         resident=resident,
         initialisation=_count_initialisation(run, network, flat, resident),
         update=_count_update(run, flat, resident),
-        by_stage=tuple(_count_stage(run, elements) for elements in flat.gathered),
+        by_stage=by_stage,
         step=EngineStep(own, transfers),
     )
 
@@ -222,14 +232,6 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
         taken -= FULL * own
         needed = max(needed, 0 if alone else taken + width * (own + size * run.gloo))
     return resident | {"working memory": needed}
-
-
-def _count_stage(run: PipelineRun, gathered: int) -> StageBytes:
-    """Return the bytes of one stage. Its weights are gathered from a partition in their own width; its gradients are
-    reduced to a partition in fp32."""
-    own, width = gathered // run.copies, run.width
-    reducing = width * (own * (width < FULL) + gathered * run.gloo)
-    return StageBytes(width * gathered, width * gathered, FULL * own, reducing)
 
 
 # ---------------------------------------- transfers
@@ -373,11 +375,3 @@ def _list_all_moments(
 ) -> tuple[tuple[StageMoment, ...], ...]:
     orders = build_orders(schedule, size, ahead)
     return tuple(list_moments(order, size, rank) for rank, order in enumerate(orders))
-
-
-def _size_moments(run: PipelineRun) -> PipelineSize:
-    """Return a pipeline with the same peak of live states. Where backwards begin early, micro-batches beyond FILLED
-    groups make no rank keep a pass longer."""
-    if run.schedule not in ("1f1b", "interleaved"):
-        return run.size
-    return run.size._replace(micro_batches=min(run.size.micro_batches, FILLED * run.size.ranks))

@@ -48,7 +48,10 @@ class PipelineEngine:
         like = next(iter(named.values())).detach().new_empty(0)
         self._device = like.device
         self.gathered = self._divide(stages, named)
-        neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=SENDS_PER_RANK * size.ranks)
+        neighbours = Neighbours(
+            lambda stage: find_rank(spec, self._here._replace(pipeline=stage % size.ranks)),  # of the same samples
+            stages.shapes, like, limit=SENDS_PER_RANK * size.ranks,
+        )  # fmt: skip
         order = build_schedule(self._options.schedule, size)[self._here.pipeline]
         order = add_gathers(order, self._options.gather_ahead) if self.gathered else order
         mine = {number: stages[number] for number in size.stages_of(self._here.pipeline)}
@@ -76,10 +79,6 @@ class PipelineEngine:
             parts.append(WholeParameters(parameters, places, group, stages.among, same))
         self._update = DividedUpdate(parts, self._spec.optimizer)
         return gathered
-
-    def _find_rank(self, stage: int) -> int:
-        """Return the rank that has a stage for the samples of this rank."""
-        return find_rank(self._spec, self._here._replace(pipeline=stage % self._spec.parallel.pipeline))
 
     def _make_data_group(self) -> dist.ProcessGroup:
         """Return the ranks with copies of this rank's stages. Every rank creates all groups, in the same order."""

@@ -148,7 +148,13 @@ class Update:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
         gradients = [master.grad for master in self._masters if master.grad is not None]
         norm = summed = torch.nn.utils.get_total_norm(gradients)
-        if self._scale is None or self._unscale(gradients, norm, self._scale):
+        overflow = False
+        if self._scale:
+            torch._foreach_mul_([*gradients, norm], 1.0 / self._scale.value)
+            overflow = not torch.isfinite(norm)  # waits for the device
+            self.skipped += overflow
+            self._scale.update(overflow=overflow)
+        if not overflow:
             # before clipping, which scales the gradients in place
             summed = sum_squares(gradients).sqrt() if self.steps < SUMMED_STEPS else norm
             if self._clipping > 0:
@@ -159,14 +165,6 @@ class Update:
         self.steps += 1
         if self._separate:
             self._optimizer.zero_grad(set_to_none=True)
-
-    def _unscale(self, gradients: list[Tensor], norm: Tensor, scale: DynamicScale) -> bool:
-        """Undo the loss scale on norm and gradients; return False, and count the step as skipped, on an overflow."""
-        torch._foreach_mul_([*gradients, norm], 1.0 / scale.value)
-        finite = bool(torch.isfinite(norm))
-        self.skipped += not finite
-        scale.update(overflow=not finite)
-        return finite
 
     def _publish(self) -> None:
         """Write the parameters from their master weights."""

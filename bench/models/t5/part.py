@@ -102,8 +102,14 @@ class T5Part(nn.Module):
         # (batch, length of the kind, width) each; with sequence parallelism, the length of this rank's tokens
         encoded, decoded = self._embed(input_ids, labels) if self.part.first else states
         mask, causal = attention_mask, None
-        if self.among is not None and self.among.sequence:  # transformers would count the tokens of the share
-            mask, causal = _write_mask(input_ids, encoded, mask), _write_causal_mask(labels, decoded)
+        if self.among is not None and self.among.sequence:
+            # masks of all tokens, (batch, 1, 1, length) and (1, 1, length, length), which are added to scores:
+            # transformers would make them for the tokens of this rank's share
+            lowest, length = torch.finfo(encoded.dtype).min, labels.shape[1]
+            mask = encoded.new_zeros(len(input_ids), 1, 1, input_ids.shape[1])
+            if attention_mask is not None:
+                mask.masked_fill_(attention_mask[:, None, None] == 0, lowest)
+            causal = decoded.new_full((1, 1, length, length), lowest).triu_(1)
         if self.encoder is not None:
             encoded = self.encoder(inputs_embeds=encoded, attention_mask=mask).last_hidden_state
         if self.decoder is not None:
@@ -130,18 +136,6 @@ class T5Part(nn.Module):
             logits = self.lm_head(self.among.enter(decoded)).flatten(0, 1)
             return compute_sliced_loss(logits, labels.flatten(), self.among, "mean")
         return nn.functional.cross_entropy(self.lm_head(decoded).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-
-
-def _write_mask(tokens: Tensor, states: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the mask that is added to scores, (batch, 1, 1, length), for all tokens of a sample."""
-    mask = states.new_zeros(len(tokens), 1, 1, tokens.shape[1])
-    return mask if seen is None else mask.masked_fill_(seen[:, None, None] == 0, torch.finfo(states.dtype).min)
-
-
-def _write_causal_mask(tokens: Tensor, states: Tensor) -> Tensor:
-    """Return the mask of a causal stack, (1, 1, length, length): no token sees a later one."""
-    length = tokens.shape[1]
-    return states.new_full((1, 1, length, length), torch.finfo(states.dtype).min).triu_(1)
 
 
 def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:

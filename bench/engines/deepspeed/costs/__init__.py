@@ -256,29 +256,21 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     flushes[:-1] |= oversize[1:] > 0
     # (segments,): backward goes from the last segment to the first, so sums run from the end
     begun = np.cumsum(flushes[::-1])[::-1] > 0
-    own = _find_own_averaged(run, done, fresh)
+    # this rank's averaged gradients are allocated all at once; the embedding, the first tensor, shares a rank with the
+    # tensors next to it
+    elements, partition = run.model.elements, run.partition
+    largest = np.maximum.accumulate(fresh[::-1])[::-1] // run.width  # so far
+    reached = elements - done < -(-run.model.largest // partition) * partition
+    averaged = _find_kept_whole(run, np.where(reached, run.model.largest, largest))
+    own = run.width * averaged * (run.optimizer_tier is None)
     kept = _count_kept_gradients(run)  # at stage 1 they lie whole in their parameters until they are reduced
     buckets = (2 if run.options.overlap_comm else 1) * _count_bucket_bytes(run) * (done > 0)
     free = work.working - work.standing + own * (begun & ~np.append(begun[1:], False))
-    copied = np.maximum(run.width * _find_flattened(run, done, flushes) - free, 0)
+    # a full bucket is copied before it is reduced if several ranks own its gradients
+    content, first = np.minimum(done, run.bucket), elements - done
+    several = first // partition != (first + content - 1) // partition
+    copied = np.maximum(run.width * np.where(flushes & several, content, 0) - free, 0)
     return SegmentBytes(own * begun + fresh + waiting + kept, buckets + copied, np.zeros_like(done))
-
-
-def _find_own_averaged(run: ZeroRun, done: Array, fresh: Array) -> Array:
-    """Return the bytes of this rank's averaged gradients, which are allocated all at once. The embedding, the first
-    of all tensors, shares a rank with the tensors next to it."""
-    first = -(-run.model.largest // run.partition) * run.partition  # elements of the ranks that share the embedding
-    largest = np.maximum.accumulate(fresh[::-1])[::-1] // run.width  # so far
-    largest = np.where(run.model.elements - done < first, run.model.largest, largest)
-    return run.width * _find_kept_whole(run, largest) * (run.optimizer_tier is None)
-
-
-def _find_flattened(run: ZeroRun, done: Array, flushes: NDArray[np.bool_]) -> Array:
-    """Return the elements of a full bucket that are copied before it is reduced: all, if several ranks own them."""
-    content = np.minimum(done, run.bucket)
-    first = run.model.elements - done
-    several = first // run.partition != (first + content - 1) // run.partition
-    return np.where(flushes & several, content, 0)
 
 
 class SegmentPeak(NamedTuple):
