@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: study testbed-study gpu-study wheels check test test-all lint bench bench-search coverage parity bench-testbed chaos predictions golden schema reference docs install clean
 
+# Five engines on two processes, three runs each, and which of them is fastest; then the report as a page.
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
 	$(BIN)/zeroscale report results/runs/smoke --out results/reports/smoke && exit $$status
@@ -112,6 +113,7 @@ install: $(INSTALLED)
 
 # torch first: DeepSpeed's own build looks for it.
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing into $(VENV), some minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch setuptools wheel
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,dev]'

@@ -1,4 +1,4 @@
-"""zeroscale's analysis: from records to tables, pictures and answers. Imports neither torch nor Hydra.
+"""zeroscale's analysis: tables, figures and answers from records. It imports neither torch nor Hydra.
 
 ```python
 import analysis
@@ -7,8 +7,9 @@ study = analysis.open_study("results/runs/paper")
 study.plot.step_time()
 ```
 
-`study.table`, `study.summary`, `study.best` and `study.scaling` are DataFrames; their `attrs` hold the units and
-meanings of their columns.
+`study.answer()` is the answer in sentences. `study.table`, `study.summary`, `study.best` and `study.scaling` are
+DataFrames; their `attrs` hold the units and meanings of their columns. `study.full` has all columns, and
+`study.trusted` only runs that nothing disturbed.
 """
 
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ def __dir__() -> list[str]:
 def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
     """Return the run table of every record at or below `paths`, one row per run; its `attrs` have units and meanings.
 
-    Files that are no records are named on standard error and left out. Raises UserError for a path that is not there.
+    Other files are skipped, with a warning. Raises UserError for a path that does not exist.
     """
     return open_study(paths).table
 
@@ -38,8 +39,8 @@ def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
 def describe_columns(frame: "DataFrame | None" = None) -> "DataFrame":
     """Return unit and meaning of each column of a table, or of every run table, by its name.
 
-    This needs no `attrs`: it serves where an operation has lost them.
+    It needs no `attrs`, so it also works for a table that has lost them in an operation.
     """
-    from analysis.attributes import tabulate_columns  # here, so that `import analysis` stays light
+    from analysis.columns import tabulate_columns  # here, so that `import analysis` stays light
 
     return tabulate_columns(frame)

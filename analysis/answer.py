@@ -1,6 +1,6 @@
-"""The answer of a set of runs in one to five sentences: at the end of a sweep, the head of a report, in a notebook.
+"""The answer of a set of runs in one to five sentences, for the end of a sweep, the head of a report, or a notebook.
 
-Ratios are times per sample over those of the fastest, with half the width of their 95 % intervals.
+Ratios are times per sample over that of the fastest, with half the width of their 95 % intervals.
 """
 
 import math
@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.flags import DISTURBED
-from analysis.questions import describe_differences, describe_series, format_ranks
+from analysis.formats import name_briefly
+from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
@@ -16,32 +17,33 @@ from analysis.summary import Row
 from bench.core.formatting import format_count
 
 _NAMED = 3
-"""Configurations of one verdict that a sentence names; more are counted."""
+"""Configurations of one verdict that a sentence names; the rest are counted."""
 _QUESTIONS = 3
-"""Questions that have a sentence each; of more, the engines that lead are counted."""
+"""Questions up to which each has a sentence; for more, one sentence counts the leading engines."""
 
 
 def describe_answer(results: Results) -> tuple[str, ...]:
-    """Return the answer, most important sentence first; empty where nothing was measured."""
+    """Return the answer, the most important sentence first; empty if nothing was measured."""
     found = [one for one in best(results) if one.question["evidence"] == "measured"]
-    told = [one for one in found if one.fastest]
+    answered = [one for one in found if one.fastest]
     lines = [_describe_disturbed(results)]
-    if len(told) <= _QUESTIONS:
-        lines += [_describe_question(one, told) for one in told]
+    if len(answered) <= _QUESTIONS:
+        lines += [_describe_question(one, answered) for one in answered]
     else:
-        lines.append(_count_leading(told))
-    lines += [_describe_few(told), _describe_failed(found)]
+        lines.append(_count_leading(answered))
+    lines += [_describe_few(answered), _describe_failed(found)]
     return tuple(line for line in lines if line)
 
 
 def _describe_disturbed(results: Results) -> str:
-    """Count the runs whose times decide nothing, because something outside of them had the machine."""
+    """Count the runs whose times decide nothing, because of background load or a pause."""
     table = results.table
     ok = table[(table["outcome"] == "ok") & (table["evidence"] == "measured")]
     disturbed = ok["flags"].fillna("").str.split().map(lambda flags: not set(flags).isdisjoint(DISTURBED))
     count, total = int(disturbed.sum()), len(ok)
     if not count:
         return ""
+    # A sweep adds the repeats that are missing up to this number; those of disturbed runs are not made again.
     repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
     runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
     return (
@@ -49,17 +51,20 @@ def _describe_disturbed(results: Results) -> str:
     )
 
 
-def _describe_question(one: Best, told: Sequence[Best]) -> str:
+def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     """Compare the fastest of one question with its rivals."""
     fastest = one.fastest
     assert fastest is not None
+    # The micro-batch is part of a name only if configurations differ in it.
     rows = [fastest, *(rival.row for rival in one.rivals)]
     equal, tied, slower, undecided = (
         [rival for rival in one.rivals if rival.verdict == verdict]
         for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
     )
     names = _Names(rows)
-    where = _name_place(one, told)
+    apart = [one.question["model"]] if len({other.question["model"] for other in answered}) > 1 else []
+    apart += describe_differences(one.question, [other.question for other in answered])
+    where = f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
     if not one.rivals:
         return f"{where}, {names.of(fastest)} is the only configuration with a time."
     parts = []
@@ -85,13 +90,14 @@ def _describe_question(one: Best, told: Sequence[Best]) -> str:
 
 
 class _Names:
-    """Names of the configurations of one question: without the micro-batch where all have the same."""
+    """Names of the configurations of one question, without the micro-batch if all have the same."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._with_micro = len({row["micro"] for row in rows}) > 1
 
     def of(self, row: Row) -> str:
-        return describe_series(row) + (f" (micro {row['micro']})" if self._with_micro else "")
+        name = name_briefly(row)
+        return f"{name} (micro {row['micro']})" if self._with_micro else name
 
     def join(self, rows: Sequence[Row]) -> str:
         named = [self.of(row) for row in rows[:_NAMED]]
@@ -100,16 +106,8 @@ class _Names:
         return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
 
 
-def _name_place(one: Best, told: Sequence[Best]) -> str:
-    """Name where a question was asked: its ranks, its model and what sets it apart where there are several."""
-    models = len({other.question["model"] for other in told}) > 1
-    apart = [one.question["model"]] if models else []
-    apart += describe_differences(one.question, [other.question for other in told])
-    return f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
-
-
 def _format_times(rival: Rival) -> str:
-    """Write how many times as long a rival takes, with half the width of its interval, to the first digit of that."""
+    """Write the ratio of a rival's time ± half the width of its interval, rounded to the first digit of the latter."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
     margin = (known.high - known.low) / 2 if known else 0.0
     if not margin:
@@ -118,20 +116,24 @@ def _format_times(rival: Rival) -> str:
     return f"{ratio:.{decimals}f} ± {margin:.{decimals}f}"
 
 
-def _count_leading(told: Sequence[Best]) -> str:
-    """Count in how many questions each engine is the fastest, or is not slower than the fastest."""
-    leading = Counter(engine for one in told for engine in {row["engine"] for row in (one.fastest, *one.ties) if row})
+def _count_leading(answered: Sequence[Best]) -> str:
+    """Count the questions in which each engine is the fastest, or not slower than the fastest."""
+    leading = Counter(
+        engine for one in answered for engine in {row["engine"] for row in (one.fastest, *one.ties) if row}
+    )
     (first, most), *others = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
     rest = ", ".join(f"{engine} in {count:,}" for engine, count in others[:_NAMED])
-    of_all = f"all {len(told):,} questions" if most == len(told) else f"{most:,} of {len(told):,} questions"
-    verb = "was fastest as measured" if any(one.undecided for one in told) else "is fastest, or ties with the fastest,"
+    of_all = f"all {len(answered):,} questions" if most == len(answered) else f"{most:,} of {len(answered):,} questions"
+    verb = (
+        "was fastest as measured" if any(one.undecided for one in answered) else "is fastest, or ties with the fastest,"
+    )
     return f"{first} {verb} in {of_all}{f' ({rest})' if rest else ''}."
 
 
-def _describe_few(told: Sequence[Best]) -> str:
-    """Say why comparisons are only indicative, where they are for want of runs."""
-    rows = [row for one in told for row in (one.fastest, *(rival.row for rival in one.rivals)) if row]
-    if not any(one.undecided for one in told):
+def _describe_few(answered: Sequence[Best]) -> str:
+    """Write why comparisons are only indicative, if there are too few runs."""
+    rows = [row for one in answered for row in (one.fastest, *(rival.row for rival in one.rivals)) if row]
+    if not any(one.undecided for one in answered):
         return ""
     runs = max(row["n"] for row in rows)
     had = "ran once" if runs == 1 else f"has at most {format_count(runs, 'run')}" if runs < LEAST_RUNS else ""

@@ -1,8 +1,9 @@
-"""The pages of `zeroscale predict` and `zeroscale advise`: what they answer, drawn by the means of the report."""
+"""The pages of `zeroscale predict` and `zeroscale advise`, with figures like those of the report."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ from analysis.formats import load_template
 from analysis.report.page import Tips, render_figure
 from bench.core.formatting import describe_choice, describe_layout, describe_lengths, format_count, format_interval
 from bench.core.formatting import format_number as number
-from bench.predict.advice import rate_doubt
+from bench.predict.advice import find_front, rate_doubt
 from bench.predict.memory import format_gigabytes
 
 if TYPE_CHECKING:
@@ -26,17 +27,19 @@ if TYPE_CHECKING:
     from bench.sweep.prediction import Prediction
 
 MOST_BARS, BEST = 40, 8
-"""Points of a figure, and choices of each engine and number of nodes: the fastest."""
-BESIDE = "beside tensors"
-"""What a process takes beside tensors, at least: context, libraries, and what the allocator holds in pieces."""
+"""Most points of a figure, and the number of choices drawn of each engine and node count, the fastest."""
+BESIDE = "process and fragmentation"
+"""The least memory that a process takes on top of tensors: context, libraries, and fragmentation of the allocator."""
 _MOVED = ("all-reduce", "gather", "reduce-scatter")
-_GB, _LOG = 1e9, 8  # largest over smallest from which an axis is logarithmic
+_GB, _LOG = 1e9, 8  # ratio of largest to smallest value from which an axis is logarithmic
+_TIME_UNITS = (("days", 86400.0, 48.0), ("hours", 3600.0, 1.0), ("minutes", 60.0, 1 / 60), ("seconds", 1.0, 0.0))
+"""Name, seconds, and hours from which the unit is used."""
 _BAR_IN, _LETTERS_PER_IN = 0.42, 16.5
 
 
 class StackedBar(NamedTuple):
-    """A total by its parts, from which to which value it may lie, and how much room there is. `words` follow its value,
-    and stand alone where it is unknown."""
+    """A total by its parts, with its predicted range and the limit of the device. `words` follow its value, or replace
+    it if it is unknown."""
 
     label: str
     parts: Mapping[str, float]
@@ -47,7 +50,7 @@ class StackedBar(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table; columns from the place `numbers` on hold numbers, and a row whose last cell is `marked` stands out."""
+    """A table. Columns from index `numbers` on hold numbers; rows whose last cell is `marked` are highlighted."""
 
     title: str
     head: Sequence[str]
@@ -57,7 +60,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure of the page; its title is what it shows in words."""
+    """A figure of the page; its title describes it in words."""
 
     name: str
     title: str
@@ -65,7 +68,7 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the page."""
+    """A section of the page."""
 
     name: str
     title: str
@@ -76,22 +79,22 @@ class Section(NamedTuple):
 
 
 class CostPoint(NamedTuple):
-    """A choice with its time and cost, and those of its best and its worst case."""
+    """A choice with its time and cost: expected, in the best and in the worst case."""
 
     choice: "Choice"
-    doubt: int  # as `rate_doubt` has it
+    doubt: int  # rated by `rate_doubt`
     at: tuple[float, float]
     low: tuple[float, float]
     high: tuple[float, float]
 
 
 def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAnswer") -> str:
-    """Return the page of predictions as HTML; `answer` is what the verb says of one point, and how it was called."""
+    """Return the page of predictions as HTML. `answer`: the text of the verb for one point, and its command."""
     points = [_list_facts(one.point.composed.spec, one.point.composed.machine.name) for one in found]
     differing = [name for name in points[0] if len({point[name] for point in points}) > 1]
     labels = [f"{place}: {', '.join(one[name] for name in differing)}" for place, one in enumerate(points, start=1)]
     machines = {one.point.composed.machine.name: one.point.composed.machine.source for one in found}
-    sources = [f"{name}: {source or 'its file names no source'}" for name, source in machines.items()]
+    sources = [f"{name}: {source or 'no source in its file'}" for name, source in machines.items()]
     time = [*_draw_bars("s", build_time_bars(found, labels)), *(_draw_passes(found[0]) if len(found) == 1 else ())]
     sections = [
         Section("memory", "Memory", answer.memory, _draw_bars("GB", build_memory_bars(found, labels))),
@@ -105,21 +108,23 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
 
 
 def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> str:
-    """Return the page of advice as HTML; `text` is the answer in words, `command` what gave it."""
+    """Return the page of advice as HTML. `text`: the answer in words; `command`: the command that gave it."""
     points, (time, cost) = list_points(answer)
     winner = next(point for point in points if point.choice is answer.advice.winner)
-    front = find_front(point for point in points if point.doubt <= winner.doubt)
+    front = find_front((point for point in points if point.doubt <= winner.doubt), attrgetter("at"))
     shown = select_drawn(points, [*front, winner])
     cells = [_build_front_row(place, point, winner) for place, point in enumerate(front, start=1)]
-    fronts = Table("The Pareto front", ("", "engine", "choice", time, cost, "GB of a device", ""), cells)
+    fronts = Table("The Pareto front", ("", "engine", "choice", time, cost, "GB per device", ""), cells)
     tables = [("Each engine at its best", text.engines), ("Each number of nodes at its best", text.nodes)]
-    rivals = [Table(title, (*rows[0], "beside the answer"), rows[1:]) for title, rows in tables if rows]
-    lines = [f"{name}: {value}" for name, value in text.facts]
+    rivals = [Table(title, (*rows[0], "compared with the answer"), rows[1:]) for title, rows in tables if rows]
+    lines = [*filter(None, [text.next_on_front]), *(f"{name}: {value}" for name, value in text.facts)]
     sections = [
         Section("answer", "Answer", lines, listed=True),
         Section("costs", "Cost and time", (), [draw_costs(shown, front, winner, (time, cost))], [fronts]),
         Section("rivals", "Rivals", (), (), rivals),
-        Section("rejected", "Left out", (), (), [Table("", ("what", "why"), text.rejected)] if text.rejected else []),
+        Section(
+            "rejected", "Excluded", (), (), [Table("", ("candidate", "reason"), text.rejected)] if text.rejected else []
+        ),
         Section("sure", "How sure", text.caveats, listed=True),
     ]
     return _render(text.winner, text.question, sections, command)
@@ -129,12 +134,12 @@ def _render(title: str, lead: Sequence[str], sections: Sequence[Section], comman
     known = [one for one in sections if one.lines or one.figures or any(table.rows for table in one.tables)]
     tips, figures = Tips(), [figure for section in known for figure in section.figures]
     drawn = {name: render_figure(name, words, words, picture, tips) for name, words, picture in figures}
-    told = {"title": title, "lead": lead, "command": command, "data": {"tips": list(tips.texts)}}
-    return load_template("analysis.report", "answer.html.j2").render(sections=known, drawn=drawn, **told)
+    head = {"title": title, "lead": lead, "command": command, "data": {"tips": list(tips.texts)}}
+    return load_template("analysis.report", "answer.html.j2").render(sections=known, drawn=drawn, **head)
 
 
 def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return the bars of memory in GB: of one point every phase and what a device must have, of several the latter."""
+    """Return bars of memory in GB: every phase and the whole device for one point, only the latter for several."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         room = one.point.composed.machine.memory_bytes
@@ -151,12 +156,12 @@ def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> l
             max(phases, key=lambda terms: sum(terms.values())),
         )
         whole, words = most | {BESIDE: low - sum(most.values())}, "" if room is None else one.describe_fit()
-        bars.append(StackedBar("a device, in all" if len(found) == 1 else label, whole, low, high, limit, words))
+        bars.append(StackedBar("whole device" if len(found) == 1 else label, whole, low, high, limit, words))
     return bars
 
 
 def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return the bars of a step in seconds, and of one point what is hidden behind it."""
+    """Return bars of a step in seconds; for one point also the communication that it overlaps."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         named, time = "a step" if len(found) == 1 else label, one.time
@@ -166,23 +171,25 @@ def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> lis
             else StackedBar(named, {}, words=one.time_unknown)
         )
         if len(found) == 1 and time and time.hidden_s:
-            bars.append(StackedBar("hidden behind it", {"hidden": time.hidden_s}, time.hidden_s, time.hidden_s))
+            bars.append(StackedBar("overlapped", {"hidden": time.hidden_s}, time.hidden_s, time.hidden_s))
     return bars
 
 
 def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
-    """Return the figure of bars one below the other, unless nothing is known of any."""
+    """Return the figure of horizontal bars, or none if all are unknown."""
     keys = choose_keys(dict.fromkeys(part for bar in bars for part, amount in bar.parts.items() if amount))
     space = Space(_BAR_IN * len(bars) + 0.1, 0.12, 0.12)
     draw = partial(draw_bars, bars=bars, keys=keys, unit=unit)
-    note = "A thin line leads from the best case to the worst; a thick one is what a device has."
+    note = "Thin line: from the best case to the worst. Thick line: memory of the device."
     picture = Picture([Panel(title=[], draw=draw, space=space, wide=True, narrow=space)], keys, note)
-    words = {"GB": "Of the rank that needs most", "s": "One step; of communication, what it waits for"}[unit]
+    words = {"GB": "Memory of the rank that needs most", "s": "One step, with the communication that it waits for"}[
+        unit
+    ]
     return [Figure(f"bars-{unit}", words, picture)] if keys else []
 
 
 def choose_keys(names: Iterable[str]) -> list[Key]:
-    """Return how parts look: every colour once plain, then hatched."""
+    """Return the looks of parts: every colour first plain, then hatched."""
     looks = [(colour, hatch) for hatch in (None, "/////", "...") for colour in COLOURS]
     style: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.3}
     pairs = zip(names, looks, strict=False)
@@ -190,7 +197,7 @@ def choose_keys(names: Iterable[str]) -> list[Key]:
 
 
 def draw_bars(axes: Axes, bars: Sequence[StackedBar], keys: Sequence[Key], unit: str) -> None:
-    """Draw bars with their labels and values above each."""
+    """Draw bars, each with its label and value above."""
     across, room = axes.get_yaxis_transform(), get_room_in(axes) * _LETTERS_PER_IN
     for y, bar in enumerate(bars):
         total = sum(bar.parts.values())
@@ -224,15 +231,15 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
         return []
     draw = partial(draw_lanes, lanes=lanes, size=1.0)
     panel = Panel(title=[], draw=draw, space=Space(0.2 * min(len(lanes), 24) + 0.1, 0.8), wide=True)
-    idle = f"In {100 * compute_idle(lanes):.3g} % of the time a rank makes no pass, mean over ranks."
-    note = f"The passes of a step in seconds, as its schedule plays them; reductions and update follow. {idle}"
-    return [Figure("lanes", "What each rank does when", Picture([panel], KEYS, note))]
+    idle = f"A rank is idle for {100 * compute_idle(lanes):.3g} % of the time, mean over ranks."
+    note = f"Passes of a step in seconds, simulated from its schedule. Reductions and update follow. {idle}"
+    return [Figure("lanes", "Passes of each rank over time", Picture([panel], KEYS, note))]
 
 
 def _list_tables(
     found: "Sequence[Prediction]", points: Sequence[dict[str, str]], differing: Sequence[str]
 ) -> Iterable[Table]:
-    """Yield the exact values: of one point bytes by term and phase and seconds by part, of several a row each."""
+    """Yield tables of exact values: bytes and seconds by part for one point, or a row for each of several points."""
     if len(found) > 1:
         head = ("", "config", *differing, "fits", "bound by", *VALUES)
         rows = []
@@ -245,19 +252,19 @@ def _list_tables(
         phases = found[0].memory.phases
         terms = dict.fromkeys(name for phase in phases for name, amount in phase.terms.items() if amount)
         rows = [[name, *(f"{phase.terms.get(name, 0):,}" for phase in phases)] for name in terms]
-        rows.append(["tensors in all", *(f"{phase.total:,}" for phase in phases)])
+        rows.append(["all tensors", *(f"{phase.total:,}" for phase in phases)])
         yield Table("Bytes per rank at the peak of each phase", ("", *(phase.name for phase in phases)), rows, 1)
     if len(found) == 1 and (time := found[0].time):
-        parts = {**time.parts, "a step": time.step_s, "at best": time.low_s, "at worst": time.high_s}
+        parts = {**time.parts, "a step": time.step_s, "best case": time.low_s, "worst case": time.high_s}
         rows = [[name, f"{s:.6g}", f"{100 * s / time.step_s:.1f} %"] for name, s in parts.items()]
-        yield Table("Seconds of a step", ("part", "s", "of a step"), rows, 1)
+        yield Table("Seconds of a step", ("part", "s", "share of a step"), rows, 1)
 
 
-VALUES = ("GB of a device", "s of communication", "of it waited for", "s idle", "s per step", "tokens/s", "MFU, %")
+VALUES = ("GB per device", "s of communication", "s waited for it", "s idle", "s per step", "tokens/s", "MFU, %")
 
 
 def list_values(one: "Prediction") -> list[str]:
-    """Return what is predicted of a point, in the order of VALUES; empty where it is unknown."""
+    """Return the predictions for a point in the order of VALUES; empty if unknown."""
     memory = "–".join(dict.fromkeys(number(size / _GB) for size in one.memory.device)) if one.memory else ""
     if (time := one.time) is None:
         return [memory, *[""] * (len(VALUES) - 1)]
@@ -267,37 +274,28 @@ def list_values(one: "Prediction") -> list[str]:
 
 
 def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
-    """Return every choice that was weighed, the cheapest first, and the units of time and cost: of the training that is
-    asked for, else of a million tokens."""
+    """Return every choice, the cheapest first, and the units of time and cost: of the whole training if its length is
+    given, else of a million tokens."""
     question, price, winner = answer.query.question, answer.query.price, answer.advice.winner
     hours = question.hours(winner, winner.estimate.step_s) if question.has_length else None
-    time, seconds = ("days", 86400.0) if (hours or 0) >= 48 else ("hours", 3600.0)
+    time, seconds = next((unit, size) for unit, size, least_h in _TIME_UNITS if (hours or 0.0) >= least_h)
     cost, size = ("cost", 3600 / price) if price else ("node-hours", 3600.0 * winner.spec.devices_per_node)
     if hours is None:
         time, seconds = "s per million tokens", 1.0
         cost, size = ("cost of a million tokens", size) if price else ("device-seconds per million tokens", 1.0)
     points = []
     for choice in answer.choices:
-        each = question.hours(choice, 1.0) if question.has_length else None  # for each second of a step
+        each = question.hours(choice, 1.0) if question.has_length else None  # hours per second of a step
         steps = 1e6 / choice.time.tokens if each is None else 3600 * each
-        if math.isfinite(steps):  # else failures leave no time to train
+        if math.isfinite(steps):  # infinite if failures leave no time to train
             scale, guess = (steps / seconds, steps * choice.spec.world_size / size), choice.estimate
             ends = [(scale[0] * s, scale[1] * s) for s in (guess.step_s, guess.low_s, guess.high_s)]
             points.append(CostPoint(choice, rate_doubt(choice, question), ends[0], ends[1], ends[2]))
     return sorted(points, key=lambda point: (point.at[1], point.at[0])), (time, cost)
 
 
-def find_front(points: Iterable[CostPoint]) -> list[CostPoint]:
-    """Return those that no other beats in time without costing more, the fastest first; of equals the first."""
-    front: list[CostPoint] = []
-    for point in sorted(points, key=lambda one: one.at):
-        if not front or point.at[1] < front[-1].at[1]:
-            front.append(point)
-    return front
-
-
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
-    """Return the BEST of each engine and number of nodes, and what is `kept` whatever else."""
+    """Return the BEST of each engine and node count, and all `kept` points."""
     drawn, counts = [], dict[tuple[str, int], int]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
@@ -334,17 +332,18 @@ def draw_costs(
 
     keys = [Key(name, look.style_marks()) for name, look in looks.items()]
     note = (
-        f"The {BEST} best of each engine and number of nodes. Hollow: less sure to fit or to keep the limits than the "
-        "answer. The line is the Pareto front, which nothing beats in both; its choices are numbered. The answer is "
-        "ringed, with a line from its best case to its worst: of what is as good within 5 % the fewest nodes."
+        f"The {BEST} best choices of each engine and node count. Hollow: less sure to fit or to keep the limits than "
+        "the answer. The line is the Pareto front: no other choice is better in both time and cost. Its choices are "
+        "numbered. The answer is ringed, with a line from its best case to its worst. Of choices equal within 5 % it "
+        "has the fewest nodes."
     )
     space = Space(3.0)
     panel = Panel(title=[], draw=draw, space=space, wide=True, narrow=space)
-    return Figure("cost", "Every choice that was weighed", Picture([panel], keys, note))
+    return Figure("cost", "Time and cost of the choices", Picture([panel], keys, note))
 
 
 def _scale_axes(axes: Axes, points: Sequence[CostPoint]) -> None:
-    """Make an axis logarithmic where its values differ widely, with plain numbers beside it."""
+    """Make an axis logarithmic if its values differ widely, with plain numbers as labels."""
     for place, (axis, scale) in enumerate(((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale))):
         values = [point.at[place] for point in points]
         if max(values) > _LOG * min(values):
@@ -368,7 +367,7 @@ def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[st
 
 
 def _list_facts(spec: "RunSpec", machine: str) -> dict[str, str]:
-    """Return what tells points apart, by the name of a column."""
+    """Return the facts that identify a point, by the name of their column."""
     return {
         "model": spec.model.name, "engine": spec.engine.name, "precision": spec.precision,
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",

@@ -1,32 +1,45 @@
-"""The columns of the run table: what each means and its unit, in one place.
+"""Columns of the run table and of tables derived from it: their meanings, units and types.
 
-Facts are read off a record and documented here; quantities are derived, in `analysis/metrics`, and
-documented there. Unknown is missing, never 0 or -1.
+Facts are read from a record and documented here. Quantities are derived, and documented, in `analysis/metrics`. An
+unknown value is missing, never 0 or -1.
+
+Public tables carry the documentation in pandas' `attrs`: `frame.attrs["units"]` and `frame.attrs["meanings"]` by
+column. pandas keeps them for selections and copies of a table, and gives a single column those of its whole table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from analysis.metrics import Better, Metric, load_metrics
+from analysis.metrics import Better, load_metrics
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens, remember_latest
 from bench.core.files import read_engine_preset
 from bench.core.point_fields import flatten
 from bench.core.record import Evaluation, RunRecord
 from bench.core.spec import LENGTHS, OBJECTIVE, EngineSpec
 
+if TYPE_CHECKING:  # pandas takes long to import, and processes that read records do not need it
+    from pandas import DataFrame
+
 Kind = Literal["text", "integer", "number", "truth"]
 
 
 class Column(NamedTuple):
-    """One column of the run table; `unit` is empty for what has none."""
+    """One column of the run table; `unit` is empty for a column without a unit."""
 
     name: str
     meaning: str
-    unit: str
-    kind: Kind
     value: Callable[[RunRecord], Any]
+    kind: Kind = "text"
+    unit: str = ""
     better: Better = "neither"
+
+
+class ColumnMeaning(NamedTuple):
+    """The meaning and unit of a column of any public table."""
+
+    meaning: str
+    unit: str = ""
 
 
 ORDER = (
@@ -43,97 +56,66 @@ ORDER = (
     "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node",
     "reason", "flags", "notes",
 )  # fmt: skip
-"""The columns in order; a metric that is not named here comes before `reason`, by its name."""
+"""The columns in order. Metrics that are not named here come before `reason`, by name."""
 
 LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1}
-"""Columns that a table has only where some run is no longer as all of the first were: what it was in all of those."""
+"""Optional columns with the value of runs before the field existed. A table has one if any run has another value."""
 
 LEARNED = ("tokens_trained", "trained_s", "validation_loss")
-"""Columns that a table has only where some run was trained to its end."""
+"""Optional columns. A table has them if any run was trained to its end."""
 LEARNED_TIMES = ("trained_s",)
-"""Those of them that depend on what else the machine did."""
+"""Those of LEARNED that background load changes."""
 
 SHOWN = (
     "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
     "evidence", "outcome", "tokens_trained", "validation_loss", "sample_s", "step_s", "tokens_per_s", "compute_s",
     "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
-"""What people look at first, where any run has a value for it; the next ones where they differ."""
+"""The most important columns, shown where any run has a value; SHOWN_WHERE_DIFFERENT only where values differ."""
 
 SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length")
 
 
 def list_columns() -> dict[str, Column]:
-    """Return every column that each run table has by name, in order."""
-    known = {column.name: column for column in _FACTS} | {
-        m.name: _build_metric_column(m) for m in load_metrics().values()
-    }
-    new = sorted(known.keys() - set(ORDER))
+    """Return the columns of every run table by name, in order."""
+    known = {column.name: column for column in _FACTS}
+    for metric in load_metrics().values():
+        kind: Kind = "integer" if metric.whole else "number"
+        known[metric.name] = Column(metric.name, metric.label, metric.value, kind, metric.unit, metric.better)
+    new = sorted(known.keys() - set(ORDER))  # metrics of plug-ins
     return {name: known[name] for name in (*ORDER[:-3], *new, *ORDER[-3:])}
 
 
 def list_all_columns() -> dict[str, Column]:
-    """Return the same, and then the columns that some run tables have besides."""
+    """Return the columns of every run table, then the optional columns."""
     return list_columns() | {column.name: column for column in (*_LATER, *_LEARNED)}
-
-
-def _build_metric_column(metric: Metric) -> Column:
-    kind: Kind = "integer" if metric.whole else "number"
-    return Column(metric.name, metric.label, metric.unit, kind, metric.value, metric.better)
-
-
-def _get_environment_id(record: RunRecord) -> str | None:
-    return record.environment.environment_id if record.environment else None
-
-
-def _get_device(record: RunRecord) -> str | None:
-    return record.environment.classification.device if record.environment else None
 
 
 def _get_allocation(record: RunRecord) -> str | None:
     around, submitted = find_job(record.environment), record.circumstance.launcher.get("job")
     if around is None or not around.allocation or submitted in (None, around.job_id):
         return around.allocation if around else None
-    return f"{around.allocation}.{submitted}"  # a cluster that was built anew begins to count at 1 again
-
-
-def _get_parameters(record: RunRecord) -> int | None:
-    return record.observations.parameters if record.observations else record.spec.model.parameters
+    return f"{around.allocation}.{submitted}"  # a rebuilt cluster numbers its jobs from 1 again
 
 
 def _count_tokens(record: RunRecord, kind: str) -> float | None:
-    """Return the tokens of one kind; None where a sample has none such."""
+    """Return the tokens of one kind per step; None where a sample has no such tokens."""
     if counted := get_tokens(record):
         return counted.of(kind)
-    length = record.spec.sequence.get(kind)  # a run that made no step would have had these: lengths include padding
+    length = record.spec.sequence.get(kind)  # lengths include padding, so a run without a step would have had these
     return None if length is None else float(record.spec.global_batch * length)
-
-
-_encoder_tokens, _decoder_tokens = (partial(_count_tokens, kind=kind) for kind in ("encoder", "decoder"))
-
-
-def _get_length(record: RunRecord, kind: str) -> int | None:
-    return record.spec.sequence.get(kind)
-
-
-_get_encoder_length, _get_decoder_length = (partial(_get_length, kind=kind) for kind in ("encoder", "decoder"))
 
 
 @remember_latest
 def _format_options(engine: EngineSpec) -> str | None:
-    """Return the options of the engine in one line, as they are given; None where all are those of its file."""
+    """Return the options that differ from the engine's file as `name=value`; None if there are none."""
     preset = dict(flatten(read_engine_preset(engine.name)))
     changed = (f"{name}={value}" for name, value in flatten(engine.options) if preset.get(name, ...) != value)
     return ", ".join(changed) or None
 
 
-def _count_padding_tokens(record: RunRecord) -> float | None:
-    counted = get_tokens(record)
-    return counted.padding if counted else None
-
-
 def _format_lengths(record: RunRecord) -> str | None:
-    """Return the tokens of a sample by kind; None where the columns of the table tell them."""
+    """Return the tokens of a sample by kind; None if the columns of encoder and decoder have them."""
     lengths = record.spec.sequence
     return None if {*lengths} <= {*LENGTHS} else ", ".join(f"{length} {kind}" for kind, length in lengths.items())
 
@@ -148,100 +130,173 @@ def _find_slowest_link_node(record: RunRecord) -> str | None:
     return None if node is None else get_host(record, node) or str(node)
 
 
-def _get_last_evaluation(record: RunRecord) -> Evaluation | None:
-    """Return the evaluation behind the last step of a training that ended well."""
-    found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
-    return found[-1] if found else None
+def _of_last_evaluation(value: Callable[[RunRecord, Evaluation], Any]) -> Callable[[RunRecord], Any]:
+    """Return a column's value from the evaluation after the last step of a training that ended ok."""
+
+    def find(record: RunRecord) -> Any:
+        found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
+        return value(record, found[-1]) if found else None
+
+    return find
 
 
-def _count_tokens_trained(record: RunRecord) -> int | None:
-    last = _get_last_evaluation(record)
-    return last.step * record.spec.tokens_per_step if last else None
-
-
-def _get_trained_s(record: RunRecord) -> float | None:
-    last = _get_last_evaluation(record)
-    return last.trained_s if last else None
-
-
-def _get_validation_loss(record: RunRecord) -> float | None:
-    last = _get_last_evaluation(record)
-    return last.loss if last else None
-
+_TOKENS = "tokens per optimizer step over all ranks, padding included"
+_LENGTH = "tokens per sample, padding included"
 
 _FACTS = (
-    Column("config_id", "what was measured: hash of the spec", "", "text", lambda r: r.config_id),
-    Column("environment_id", "what it ran on: hash of device and versions", "", "text", _get_environment_id),
-    Column("device", "the device's own name", "", "text", _get_device),
-    Column("machine", "node type asked for, a file of conf/machine", "", "text", lambda r: r.circumstance.machine.name),
-    Column("allocation", "Slurm job that it ran in: those of one are not independent", "", "text", _get_allocation),
-    Column("repeat", "repeat of this configuration, from 0", "", "integer", lambda r: r.circumstance.repeat),
-    Column("attempt", "attempt at this repeat, from 0", "", "integer", lambda r: r.circumstance.attempt),
-    Column("study", "study that the run belongs to", "", "text", lambda r: r.circumstance.study),
-    Column("model", "model, a file of conf/model", "", "text", lambda r: r.spec.model.name),
-    Column("parameters", "counted on the built model; published, where none was built", "", "integer", _get_parameters),
-    Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
+    Column("config_id", "hash of the spec: what was measured", lambda r: r.config_id),
+    Column("environment_id", "hash of device and versions", lambda r: r.environment and r.environment.environment_id),
+    Column("device", "device name", lambda r: r.environment and r.environment.classification.device),
+    Column("machine", "requested node type, a file of conf/machine", lambda r: r.circumstance.machine.name),
+    Column("allocation", "Slurm job of the run; runs of one job are not independent", _get_allocation),
+    Column("repeat", "repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
+    Column("attempt", "attempt at this repeat, from 0", lambda r: r.circumstance.attempt, "integer"),
+    Column("study", "study that the run belongs to", lambda r: r.circumstance.study),
+    Column("model", "model, a file of conf/model", lambda r: r.spec.model.name),
     Column(
-        "options",
-        "of the engine, where they are not as its file in conf/engine has them",
-        "",
-        "text",
-        lambda r: _format_options(r.spec.engine),
+        "parameters",
+        "counted on the built model; if none was built, as published",
+        lambda r: r.observations.parameters if r.observations else r.spec.model.parameters,
+        "integer",
     ),
-    Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
+    Column("engine", "engine, a file of conf/engine", lambda r: r.spec.engine.name),
+    Column("options", "engine options that differ from its file", lambda r: _format_options(r.spec.engine)),
+    Column("precision", "of weights and activations in forward and backward", lambda r: r.spec.precision),
     Column(
         "activation_checkpointing",
         "activations are recomputed in backward",
-        "",
-        "truth",
         lambda r: r.spec.activation_checkpointing,
+        "truth",
     ),
-    Column("data", "data source, a file of conf/data", "", "text", lambda r: r.spec.data.name),
-    Column("seed", "of weights and data", "", "integer", lambda r: r.spec.seed),
-    Column("nodes", "nodes", "", "integer", lambda r: r.spec.nodes),
-    Column("devices_per_node", "devices of each node, one rank each", "", "integer", lambda r: r.spec.devices_per_node),
-    Column("world_size", "ranks in all", "", "integer", lambda r: r.spec.world_size),
-    Column("micro", "samples per device and forward pass", "samples", "integer", lambda r: r.spec.batch.micro),
-    Column("accumulation", "forward passes per optimizer step", "", "integer", lambda r: r.spec.accumulation),
-    Column("global_batch", "samples per optimizer step", "samples", "integer", lambda r: r.spec.global_batch),
-    Column("encoder_length", "tokens of a sample, padding included", "tokens", "integer", _get_encoder_length),
-    Column("decoder_length", "tokens of a sample, padding included", "tokens", "integer", _get_decoder_length),
-    Column("encoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _encoder_tokens),
-    Column("decoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _decoder_tokens),
+    Column("data", "data source, a file of conf/data", lambda r: r.spec.data.name),
+    Column("seed", "seed of weights and data", lambda r: r.spec.seed, "integer"),
+    Column("nodes", "nodes", lambda r: r.spec.nodes, "integer"),
+    Column("devices_per_node", "devices of each node, one rank each", lambda r: r.spec.devices_per_node, "integer"),
+    Column("world_size", "ranks in total", lambda r: r.spec.world_size, "integer"),
+    Column("micro", "samples per device and forward pass", lambda r: r.spec.batch.micro, "integer", "samples"),
+    Column("accumulation", "forward passes per optimizer step", lambda r: r.spec.accumulation, "integer"),
+    Column("global_batch", "samples per optimizer step", lambda r: r.spec.global_batch, "integer", "samples"),
+    Column("encoder_length", _LENGTH, lambda r: r.spec.sequence.get("encoder"), "integer", "tokens"),
+    Column("decoder_length", _LENGTH, lambda r: r.spec.sequence.get("decoder"), "integer", "tokens"),
+    Column("encoder_tokens", _TOKENS, partial(_count_tokens, kind="encoder"), "number", "tokens"),
+    Column("decoder_tokens", _TOKENS, partial(_count_tokens, kind="decoder"), "number", "tokens"),
     Column(
-        "padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _count_padding_tokens
+        "padding_tokens",
+        "padding among encoder_tokens and decoder_tokens; mean over the window",
+        lambda r: counted.padding if (counted := get_tokens(r)) else None,
+        "number",
+        "tokens",
     ),
-    Column("evidence", "measured, rehearsed (one real rank) or predicted", "", "text", lambda r: r.evidence),
-    Column("outcome", "how the run ended", "", "text", lambda r: r.outcome.kind),
-    Column("slowest_rank", "rank that the others wait for, if one stands out", "", "integer", find_slowest_rank),
-    Column("slowest_host", "the host of that rank", "", "text", _find_slowest_host),
-    Column(
-        "slowest_link_node", "node whose link is slow, if one stands out: its host", "", "text", _find_slowest_link_node
-    ),
-    Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
-    Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
-    Column(
-        "notes", "how wide or how well known the interval of its step time is", "", "text", lambda r: ""
-    ),  # analysis.reading fills it
+    Column("evidence", "measured, rehearsed (one real rank) or predicted", lambda r: r.evidence),
+    Column("outcome", "how the run ended", lambda r: r.outcome.kind),
+    Column("slowest_rank", "rank that the others wait for, if one stands out", find_slowest_rank, "integer"),
+    Column("slowest_host", "host of slowest_rank", _find_slowest_host),
+    Column("slowest_link_node", "host with a slow link, if one stands out", _find_slowest_link_node),
+    Column("reason", "cause of the outcome; empty when ok", lambda r: r.outcome.reason),
+    # `analysis.reading.rows` fills these two, and `analysis.results` adds `unverified`
+    Column("flags", "doubts about the row, separated by spaces", lambda r: ""),
+    Column("notes", "width and reliability of the interval of its step time", lambda r: ""),
 )
 
 _LATER = (
-    Column("objective", "what is learned, a file of conf/objective", "", "text", lambda r: r.spec.objective),
-    Column("lengths", "tokens per sample by kind, where no column before has them", "", "text", _format_lengths),
-    Column("tensor", "ranks that share each matrix", "", "integer", lambda r: r.spec.parallel.tensor),
-    Column("pipeline", "ranks that the layers are divided among", "", "integer", lambda r: r.spec.parallel.pipeline),
-    Column("stages_per_rank", "parts of the layers on each", "", "integer", lambda r: r.spec.parallel.stages_per_rank),
+    Column("objective", "training objective, a file of conf/objective", lambda r: r.spec.objective),
+    Column("lengths", "tokens per sample by kind, if neither encoder nor decoder", _format_lengths),
+    Column("tensor", "ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
+    Column("pipeline", "ranks that the layers are divided among", lambda r: r.spec.parallel.pipeline, "integer"),
+    Column("stages_per_rank", "pipeline stages on each rank", lambda r: r.spec.parallel.stages_per_rank, "integer"),
 )
 
 _LEARNED = (
-    Column("tokens_trained", "that a training has seen, padding included", "tokens", "integer", _count_tokens_trained),
-    Column("trained_s", "its optimizer steps, evaluations and checkpoints left out", "s", "number", _get_trained_s),
+    Column(
+        "tokens_trained",
+        "tokens that a training has seen, padding included",
+        _of_last_evaluation(lambda record, last: last.step * record.spec.tokens_per_step),
+        "integer",
+        "tokens",
+    ),
+    Column(
+        "trained_s",
+        "time of the optimizer steps of a training, without evaluations and checkpoints",
+        _of_last_evaluation(lambda record, last: last.trained_s),
+        "number",
+        "s",
+    ),
     Column(
         "validation_loss",
-        "mean per target token of held-out text, at its end",
-        "nats",
+        "mean loss per target token of held-out text, at the end of a training",
+        _of_last_evaluation(lambda record, last: last.loss),
         "number",
-        _get_validation_loss,
+        "nats",
         "less",
     ),
 )
+
+
+# ---------------------------------------- documentation of public tables
+
+UNITS, MEANINGS = "units", "meanings"
+_ENDS = {"_low": "lower end of the interval of", "_high": "upper end of the interval of"}
+_SIDES = {"base_": "at the base", "one_": "of the one", "other_": "of the other"}
+
+DERIVED: Mapping[str, ColumnMeaning] = {
+    "variant": ColumnMeaning("other fields in which configurations of an engine differ in this set"),
+    "n": ColumnMeaning("allocations in which repeats ended ok: the numbers come from these runs"),
+    "runs": ColumnMeaning("rows of the run table, all attempts"),
+    "interval_kind": ColumnMeaning("what the interval of step_s predicts"),
+    "interval_level": ColumnMeaning("probability that the interval of step_s holds the median"),
+    "interval_n": ColumnMeaning("steps of the one run, or repeats, behind the interval of step_s"),
+    "standing": ColumnMeaning("fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell"),
+    "ratio": ColumnMeaning("seconds per sample over those of the fastest, or of the other"),
+    "ratio_kind": ColumnMeaning("what the intervals of the row's ratios predict"),
+    "ratio_level": ColumnMeaning("probability that the intervals of the ratios hold the value"),
+    "ratio_n": ColumnMeaning("steps or repeats of both sides behind the intervals of the ratios"),
+    "pareto": ColumnMeaning("throughput against memory: front, tied, dominated, or too few repeats to tell"),
+    "memory_ratio": ColumnMeaning("seconds per sample over the fastest configuration that needs no more memory"),
+    "memory_verdict": ColumnMeaning("verdict on memory_ratio"),
+    "law": ColumnMeaning("what is fixed over node counts: strong, the global batch; weak, the work per device"),
+    "batch": ColumnMeaning("micro-batch: an equal one, or the best of each node count"),
+    "curve": ColumnMeaning("name of the curve: engine and what is fixed"),
+    "micros": ColumnMeaning("requested micro-batches at that node count", "samples"),
+    "tied_micros": ColumnMeaning("micro-batches that repeats do not find slower than that of the row", "samples"),
+    "base_nodes": ColumnMeaning("the smallest measured node count of the curve"),
+    "speedup": ColumnMeaning("samples per second over the base's; of a weak curve the scaled speed-up"),
+    "efficiency": ColumnMeaning("speed-up over nodes / base_nodes: 1 is ideal"),
+    "serial_fraction": ColumnMeaning("serial fraction by Karp and Flatt; of strong curves only"),
+}
+"""Columns of derived tables that the run table does not have."""
+
+
+def describe(name: str) -> ColumnMeaning | None:
+    """Return the meaning of a column of any public table; None if no table has it."""
+    if column := list_all_columns().get(name):
+        return ColumnMeaning(column.meaning, column.unit)
+    if name in DERIVED:
+        return DERIVED[name]
+    for end, words in _ENDS.items():
+        if name.endswith(end) and (whole := describe(name.removesuffix(end))):
+            return ColumnMeaning(f"{words} {name.removesuffix(end)}", whole.unit)
+    for side, words in _SIDES.items():
+        if name.startswith(side) and (bare := describe(name.removeprefix(side))):
+            return ColumnMeaning(f"{bare.meaning}, {words}", bare.unit)
+    return None
+
+
+def annotate(frame: "DataFrame") -> "DataFrame":
+    """Return a copy of a table with the units and meanings of its columns in `attrs`."""
+    known = {str(name): found for name in frame.columns if (found := describe(str(name)))}
+    carrying = frame.copy(deep=False)
+    carrying.attrs = {
+        UNITS: {name: one.unit for name, one in known.items()},
+        MEANINGS: {name: one.meaning for name, one in known.items()},
+    }
+    return carrying
+
+
+def tabulate_columns(frame: "DataFrame | None" = None) -> "DataFrame":
+    """Return unit and meaning of each column of a table, or of every run table, by name."""
+    import pandas as pd
+
+    names = list_all_columns() if frame is None else map(str, frame.columns)
+    known = [(name, describe(name) or ColumnMeaning("")) for name in names]
+    cells = {"unit": [one.unit for _, one in known], "meaning": [one.meaning for _, one in known]}
+    return pd.DataFrame(cells, index=pd.Index([name for name, _ in known], name="column"))

@@ -1,4 +1,4 @@
-"""Records for a team's usual page: one run per record for TensorBoard or MLflow; a search's trials for Optuna's."""
+"""Export of records: one run per record for TensorBoard or MLflow, or the trials of a search for Optuna's dashboard."""
 
 import datetime
 import hashlib
@@ -22,7 +22,6 @@ from bench.core.errors import UserError
 from bench.core.point_fields import flatten
 from bench.core.quantities import OBJECTIVES, QUANTITIES
 from bench.core.record import RunRecord
-from bench.core.spec import RunSpec
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
 from bench.sweep.search.proposers import keeps_constraints
@@ -30,7 +29,7 @@ from bench.sweep.snapshot import read_trial_results
 
 
 def import_library(module: str, package: str, extra: str) -> ModuleType:
-    """Import the library that a page needs; UserError where its extra is not installed."""
+    """Import the library of a format. UserError if its extra is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -47,22 +46,23 @@ _SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
 
 
 class ExportedRun(NamedTuple):
-    """What is shown of one record; what is unknown is left out."""
+    """The exported part of one record; unknown values are omitted."""
 
     study: str
-    name: str  # with the study it names one record of a set
-    parameters: dict[str, Parameter]  # the spec's fields, in the words of the command line
+    name: str  # unique within the study
+    parameters: dict[str, Parameter]  # fields of the spec, as named on the command line
     metrics: dict[str, float]  # the run table's quantities
     series: dict[str, list[tuple[int, float]]]  # by step, warm-up included
     tags: dict[str, str]
     ok: bool
-    started_s: float  # Unix time; 0 where it is unknown
+    started_s: float  # Unix time; 0 if unknown
     seconds: float  # from the start to the last step, as far as it is known
 
 
 def list_exported_runs(results: Results) -> list[ExportedRun]:
-    """Return a run for each row of the table; UserError where two of them have one name."""
+    """Return a run for each row of the table. UserError if two rows have the same name."""
     found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
+    # Exports of two records with one name would overwrite each other.
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
     if times > 1:
         raise UserError("/".join(name), f"{times} records have this name", "export their folders one by one")
@@ -72,14 +72,17 @@ def list_exported_runs(results: Results) -> list[ExportedRun]:
 def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     steps = record.observations.steps if record.observations else None
     phases = record.observations.phases_s if record.observations else {}
-    observed_series = {name: getattr(steps, name, ()) for name in _SERIES}
+    place, which = f"{row['nodes']}x{row['devices_per_node']}", f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
+    series = {name: [(n, one) for n, one in enumerate(getattr(steps, name, ())) if one is not None] for name in _SERIES}
+    known = [(re.sub(r"^(engine|data)\.options\.", r"\1.", name), value) for name, value in flatten(record.spec)]
+    parameters = {key: one if isinstance(one, Parameter) else str(one) for key, one in known if one is not None}
     tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
     return ExportedRun(
         study=_clean_name(row["study"]),
-        name=_clean_name(_build_run_name(row)),
-        parameters=dict(_list_parameters(record.spec)),
+        name=_clean_name(f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"),
+        parameters=parameters,
         metrics={name: float(row[name]) for name in load_metrics() if row[name] is not None},
-        series={name: _drop_missing(values) for name, values in observed_series.items() if _drop_missing(values)},
+        series={name: pairs for name, pairs in series.items() if pairs},
         tags=tags | ({"cut": str(steps.cut)} if steps else {}),
         ok=row["outcome"] == "ok",
         started_s=_parse_unix_time(record.circumstance.started_at),
@@ -87,26 +90,9 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     )
 
 
-def _build_run_name(row: Row) -> str:
-    place = f"{row['nodes']}x{row['devices_per_node']}"
-    which = f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
-    return f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"
-
-
 def _clean_name(text: str) -> str:
-    """Keep a name one part of a path: it comes from a record."""
+    """Return a name from a record as a safe part of a path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
-
-
-def _list_parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
-    for name, value in flatten(spec):
-        if value is not None:
-            key = name.replace("engine.options.", "engine.").replace("data.options.", "data.")
-            yield key, value if isinstance(value, Parameter) else str(value)
-
-
-def _drop_missing(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in enumerate(values) if value is not None]
 
 
 def _parse_unix_time(started_at: str) -> float:
@@ -120,9 +106,10 @@ _EVENTS = "events.out.tfevents.*"
 
 
 def write_tensorboard(runs: Sequence[ExportedRun], out: Path) -> int:
-    """Write `runs` below `out` and return how many; one that is there already is replaced."""
+    """Write `runs` below `out` and return their number. Older exports of the same runs are replaced."""
     tensorboardx = import_library("tensorboardX", "tensorboardX", "tensorboard")
     out.mkdir(parents=True, exist_ok=True)
+    # All runs are written to a temporary folder first, so that a failure leaves an older export intact.
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:
         for run in runs:
             with tensorboardx.SummaryWriter(str(Path(aside, run.study, run.name))) as writer:
@@ -143,35 +130,33 @@ def _write_run(writer: Any, run: ExportedRun) -> None:
         for step, value in series:
             writer.add_scalar(f"steps/{name}", value, step, walltime=run.started_s)
     for name, text in run.tags.items():
-        writer.add_text(name, _format_literal(text), 0, walltime=run.started_s)
-
-
-def _format_literal(text: str) -> str:
-    """Show text as it is: TensorBoard takes it for Markdown, and it comes from a record."""
-    return "".join(f"    {line}\n" for line in text.splitlines())
+        # TensorBoard renders Markdown, so a text from a record becomes a block of code
+        block = "".join(f"    {line}\n" for line in text.splitlines())
+        writer.add_text(name, block, 0, walltime=run.started_s)
 
 
 def _replace_events(folder: Path, new: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    older = list(folder.glob(_EVENTS))
-    for file in new.glob(_EVENTS):
-        file.replace(folder / file.name)
-        older = [path for path in older if path.name != file.name]
-    for path in older:
-        path.unlink()
+    # New files come before older ones are deleted: a reader never finds an empty folder.
+    kept = {file.replace(folder / file.name).name for file in new.glob(_EVENTS)}
+    for path in folder.glob(_EVENTS):
+        if path.name not in kept:
+            path.unlink()
 
 
 _NAME, _DIGEST = "zeroscale.run", "zeroscale.digest"
-_PER_BATCH = 1000  # metrics that MLflow takes at once; of parameters and tags it takes 100
+_PER_BATCH = 1000  # limit of MLflow for metrics in one call; for parameters and tags it is 100
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # from 3.x on it has to be asked for
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 needs this to write files
 }
 
 
 def write_mlflow(runs: Sequence[ExportedRun], out: Path) -> int:
-    """Write `runs` into the store at `out` and return how many were new or had changed; of one that has, the older is
-    moved to MLflow's trash."""
+    """Write `runs` into the store at `out` and return the number of new or changed ones.
+
+    The older version of a changed run is moved to MLflow's trash.
+    """
     with _set_environment(_ENVIRONMENT):
         mlflow = import_library("mlflow", "mlflow-skinny", "mlflow")
         out.mkdir(parents=True, exist_ok=True)
@@ -188,7 +173,7 @@ def write_mlflow(runs: Sequence[ExportedRun], out: Path) -> int:
 
 @contextmanager
 def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set what MLflow looks for in the environment, for as long as it is used."""
+    """Set environment variables within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -199,7 +184,7 @@ def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
-    """Return the experiment's id and the runs in it that were exported before, by name."""
+    """Return the experiment's id, and its runs of earlier exports by name."""
     known = client.get_experiment_by_name(study)
     experiment: str = known.experiment_id if known else client.create_experiment(study)
     there: dict[str, list[Any]] = {}
@@ -219,7 +204,7 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Whether a run has to be written; older ones of its name, whole or begun, are deleted."""
+    """Delete older runs of a name, complete or not, and return True if the run must be written."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:
@@ -241,13 +226,16 @@ def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> Non
         client.log_batch(made.info.run_id, metrics=numbers[start : start + _PER_BATCH])
     for name, value in run.parameters.items():
         client.log_param(made.info.run_id, name, value)
+    # Times of the record, not of the export, so that runs keep their order in the dashboard.
     client.set_terminated(made.info.run_id, "FINISHED" if run.ok else "FAILED", at + int(1000 * run.seconds))
-    client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last: without it the run is not whole
+    client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last, since it marks the run as complete
 
 
 def write_journal(paths: Sequence[Path], out: Path) -> int:
-    """Write the searches in study folders into the file `out`, a study each; return how many trials. An older file is
-    replaced. UserError for a folder without a search."""
+    """Write the searches of study folders into the file `out`, as a study each, and return the number of trials.
+
+    An older file is replaced. UserError for a folder without a search.
+    """
     optuna: Any = import_library("optuna", "optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as aside:
@@ -262,9 +250,9 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
     sweep = definition.find_search(definition.read(folder))
     section = sweep.search.study.search if sweep and sweep.search else None
     if sweep is None or section is None:
-        raise UserError(str(folder), "holds no search", "give the folder of one")
-    way = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
-    study = optuna.create_study(study_name=sweep.study, storage=storage, direction=way)
+        raise UserError(str(folder), "no search in it", "give the folder of a search")
+    direction = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
+    study = optuna.create_study(study_name=sweep.study, storage=storage, direction=direction)
     results = read_trial_results(folder, sweep)
     kinds = {
         key: optuna.distributions.CategoricalDistribution([_simplify(one) for one in dimension.values])
@@ -280,7 +268,7 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
 
 
 def _build_trial(optuna: Any, result: TrialResult, value: float | None, kinds: Mapping[str, Any]) -> Any:
-    """Return a trial as Optuna keeps it; one without an answer runs still, and one without a value has failed."""
+    """Return a trial of Optuna: running without an outcome, failed with an outcome and without a value."""
     states, values = optuna.trial.TrialState, result.trial.values
     failed = states.FAIL if result.outcome else states.RUNNING
     measured = {name: result.quantities.get(name) for name in QUANTITIES} if result.quantities else {}
@@ -295,5 +283,5 @@ def _build_trial(optuna: Any, result: TrialResult, value: float | None, kinds: M
 
 
 def _simplify(value: Any) -> Any:
-    """Return a value as Optuna takes it among choices: a mapping as its text."""
+    """Return a value that Optuna accepts as a choice: mappings as JSON."""
     return value if isinstance(value, str | int | float | None) else json.dumps(value, sort_keys=True)

@@ -1,193 +1,206 @@
-"""Flags: the doubts that a row of the run table carries, each with its rule in one table; and beside them notes.
+"""Flags, notes and outcomes of runs, each with its rule or meaning.
 
-A doubt says that a number may be of something else than was asked: a change that was not over, another's work. A note
-says how wide or how well known the interval is that stands beside it, which is no doubt: the number is what it says.
+A flag is a doubt whether a number answers what was asked, such as background load or an unfinished warm-up. A note
+qualifies the interval next to the number, but not the number itself.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_window
-from analysis.stats import windows
-from analysis.stats.intervals import FEW, WIDE
+from analysis.observed import TimedWindow, find_job, find_slowest_link, find_slowest_rank, get_window
+from analysis.stats.intervals import CHANGE, FEW, STALL_SHARE, WIDE, describe_window
 from bench.core.quantities import BUSY_SHARE, PRESSURE_SHARE, is_busy
-from bench.core.record import RunRecord
+from bench.core.record import Observations, OutcomeKind, RunRecord
 from bench.core.scheduling import find_foreign
 from bench.core.spec import AdaptiveMeasure, MeasureSpec
 
-_FULL = MeasureSpec()
-_SHORT_STEPS, _SHORT_S = _FULL.min_steps, _FULL.window_s
-_STALL_SHARE = 0.02  # of a window: by which its longest steps exceed the median
-_DRIFT = 0.01
+_SHORT_STEPS, _SHORT_S = MeasureSpec().min_steps, MeasureSpec().window_s
+_STALL_WINDOW_SHARE = 0.02  # of the window: less excess than this hardly changes the mean
+_MEMORY_DRIFT = 0.01  # relative to the reachable tensors
 
 
 class Flag(NamedTuple):
-    """`meaning` completes the sentence "this run …"."""
+    """A rule, and its `meaning`, which completes the sentence "this run …"."""
 
     meaning: str
     raised: Callable[[RunRecord], bool]
 
 
 def list_flags(record: RunRecord) -> tuple[str, ...]:
-    """Return the flags that a record raises by itself, in the table's order."""
+    """Return the flags that a record raises by itself, in the order of FLAGS."""
     return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
 
 
 def list_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return the notes of a record, in the table's order."""
+    """Return the notes of a record, in the order of NOTES."""
     return tuple(name for name, note in NOTES.items() if note.raised(record))
 
 
-def _has_injected_fault(record: RunRecord) -> bool:
-    return record.observations is not None and record.observations.drill is not None
+def _observed(rule: Callable[[Observations], bool]) -> Callable[[RunRecord], bool]:
+    """Return a rule on observations; a record without them does not raise the flag."""
+    return lambda record: record.observations is not None and rule(record.observations)
+
+
+def _timed(rule: Callable[[TimedWindow], bool]) -> Callable[[RunRecord], bool]:
+    """Return a rule on the timed window; a record without one does not raise the flag."""
+    return lambda record: (timed := get_window(record)) is not None and rule(timed)
 
 
 def _is_short(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None or len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S:
         return timed is not None
+    # adaptive windows of older records ended by time if their interval stayed too wide, not for a lack of steps
     steps = record.observations.steps if record.observations else None
     return steps is not None and steps.stopped == "time" and not isinstance(record.spec.measure, AdaptiveMeasure)
-
-
-def _is_ended_early(record: RunRecord) -> bool:
-    steps = record.observations.steps if record.observations else None
-    return steps is not None and steps.stopped == "slower"
 
 
 def _is_unsteady(record: RunRecord) -> bool:
     steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
         return False
-    return steps.steady is False or windows.of(timed.step_s).changed
+    return steps.steady is False or describe_window(timed.step_s).changed
 
 
-def _is_wide(record: RunRecord) -> bool:
-    timed = get_window(record)
-    if timed is None:
-        return False
-    interval = windows.of(timed.step_s).mean
+def _is_wide(timed: TimedWindow) -> bool:
+    interval = describe_window(timed.step_s).mean
     return interval is None or interval.high - interval.low > WIDE * timed.seconds / len(timed.step_s)
 
 
-def _has_few_steps(record: RunRecord) -> bool:
-    timed = get_window(record)
-    return timed is not None and windows.of(timed.step_s).few
-
-
-def _has_stall(record: RunRecord) -> bool:
-    timed = get_window(record)
-    return timed is not None and windows.of(timed.step_s).stall_s > _STALL_SHARE * timed.seconds
-
-
-def _has_skipped_steps(record: RunRecord) -> bool:
-    steps = record.observations.steps if record.observations else None
-    return steps is not None and any(step >= steps.cut for step in steps.skipped)
-
-
-def _has_memory_drift(record: RunRecord) -> bool:
-    ranks = record.observations.memory if record.observations else ()
-    return any(rank.drift is not None and abs(rank.drift) > _DRIFT for rank in ranks)
-
-
-def _is_uninspected(record: RunRecord) -> bool:
-    return record.observations is not None and record.observations.uninspected is not None
-
-
-def _has_counted_flops(record: RunRecord) -> bool:
-    return record.observations is not None and record.observations.counted_flops is not None
-
-
-def _has_straggler(record: RunRecord) -> bool:
-    return find_slowest_rank(record) is not None or find_slowest_link(record) is not None
-
-
-def _busy(record: RunRecord) -> bool:
+def _is_busy(record: RunRecord) -> bool:
     timed = get_window(record)
     return timed is not None and record.observations is not None and is_busy(record.observations, timed.seconds)
 
 
 def _has_foreign_hosts(record: RunRecord) -> bool:
-    environment, around = record.environment, find_job(record.environment)
-    return bool(environment and around and find_foreign(environment.hosts, around.nodelist))
-
-
-def _is_dirty(record: RunRecord) -> bool:
-    git = record.environment.git if record.environment else None
-    return bool(git and git.get("dirty"))
+    environment, job = record.environment, find_job(record.environment)
+    return bool(environment and job and find_foreign(environment.hosts, job.nodelist))
 
 
 FLAGS = {
-    "drill": Flag("had a fault planted on purpose; it is never a measurement", _has_injected_fault),
+    "drill": Flag(
+        "had a fault planted on purpose; it is never a measurement", _observed(lambda seen: seen.drill is not None)
+    ),
     "foreign_hosts": Flag(
-        "ran on a host that was not its job's: nodes of two jobs met, and it is never a measurement",
-        _has_foreign_hosts,
+        "ran on a host outside its job: nodes of two jobs met, and it is never a measurement", _has_foreign_hosts
     ),
     "busy": Flag(
         f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
         f"quota held the run back as much, or tasks waited for memory or for input and output in more than "
         f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device, or "
-        "its record is marked `known_busy`; its times count for nothing",
-        _busy,
+        "its record is marked `known_busy`; its times are excluded",
+        _is_busy,
     ),
     "paused": Flag(
         "was paused while it made steps: its job was suspended, its processes were stopped, or its machine slept; its "
-        "times count for nothing",
+        "times are excluded",
         lambda record: record.outcome.paused_s > 0,
     ),
     "short": Flag(
         f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s, or one that ended before it had "
-        "the steps that were asked for",
+        "the requested steps",
         _is_short,
     ),
     "ended_early": Flag(
         "was ended by a search within its window: a step surely took longer than that of the search's best trial",
-        _is_ended_early,
+        _observed(lambda seen: seen.steps is not None and seen.steps.stopped == "slower"),
     ),
     "unsteady": Flag(
-        "was timed before its steps were steady: the mean of the window's last third is another than that of its "
-        f"first third, by more than {100 * windows.CHANGE:g} % and by more than their intervals allow",
+        "was timed before its steps were steady: the means of the window's first and last third differ by more than "
+        f"{100 * CHANGE:g} % and by more than their intervals allow",
         _is_unsteady,
     ),
-    "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _has_skipped_steps),
-    "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _has_memory_drift),
+    "skipped_steps": Flag(
+        "skipped updates in its window, which makes steps cheaper",
+        _observed(lambda seen: seen.steps is not None and any(at >= seen.steps.cut for at in seen.steps.skipped)),
+    ),
+    "memory_drift": Flag(
+        "counted memory that is more than 1 % off the tensors that can be reached",
+        _observed(lambda seen: any(abs(rank.drift or 0) > _MEMORY_DRIFT for rank in seen.memory)),
+    ),
     "uninspected": Flag(
-        "was lost in the untimed steps after its window: its collectives and stragglers are unknown", _is_uninspected
+        "was lost in the untimed steps after its window: its collectives and stragglers are unknown",
+        _observed(lambda seen: seen.uninspected is not None),
     ),
     "counted_flops": Flag(
-        "has its FLOPs counted by torch, for no formula of its family tells them: TFLOP/s and MFU rest on that",
-        _has_counted_flops,
+        "has its FLOPs counted by torch, because its family has no formula: TFLOP/s and MFU rest on that count",
+        _observed(lambda seen: seen.counted_flops is not None),
     ),
     "straggler": Flag(
-        "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it", _has_straggler
+        "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it",
+        lambda record: find_slowest_rank(record) is not None or find_slowest_link(record) is not None,
     ),
     "unverified": Flag(
-        "has no run of the reference engine beside it to compare its gradient norm and loss with", lambda record: False
+        "has no run of the reference engine to compare its gradient norm and loss with", lambda record: False
     ),
-    "dirty": Flag("was made by code with uncommitted changes", _is_dirty),
+    "dirty": Flag(
+        "was made by code with uncommitted changes",
+        lambda record: bool(record.environment and (record.environment.git or {}).get("dirty")),
+    ),
 }
-"""In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""
+"""Flags in the order of the column. `analysis.verify` sets `unverified`, which depends on the other runs."""
 
 NOTES = {
     "wide": Flag(
         f"has a 95 % interval of the mean step time, and so of its rates, wider than {100 * WIDE:g} %, or none at all",
-        _is_wide,
+        _timed(_is_wide),
     ),
     "few": Flag(
-        f"has steps worth fewer than {FEW} independent ones: its mean's 95 % interval covers less", _has_few_steps
+        f"has steps worth fewer than {FEW} independent steps: the 95 % interval of its mean covers less",
+        _timed(lambda timed: describe_window(timed.step_s).few),
     ),
     "stall": Flag(
-        f"has a stall: its longest {100 * windows.STALL_SHARE:g} % of steps exceed as many medians by more than "
-        f"{100 * _STALL_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
-        _has_stall,
+        f"has a stall: its longest {100 * STALL_SHARE:g} % of steps exceed as many medians by more than "
+        f"{100 * _STALL_WINDOW_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
+        _timed(lambda timed: describe_window(timed.step_s).stall_s > _STALL_WINDOW_SHARE * timed.seconds),
     ),
 }
-"""In the order of their own column."""
+"""Notes in the order of their own column."""
 
 NO_MEASUREMENT = ("drill", "foreign_hosts")
-"""Flags of runs whose numbers answer nothing, however they ended."""
+"""Flags of runs whose numbers are never used, whatever their outcome."""
 
 DISTURBED = ("busy", "paused")
-"""Flags of runs whose times count for nothing, because a cause outside of the run changed them: they decide nothing and
-are pooled with nothing. Their memory and their losses stand. A run is never excluded for its own steps, such as
-`unsteady` ones: a configuration that throttles in some allocations would then look as fast as it is in the others."""
+"""Flags of runs whose times are excluded, because a cause outside the run changed them. Their memory and losses remain
+valid. A run is never excluded for its own steps, such as `unsteady` ones: a configuration that throttles in some
+allocations would then look as fast as it is in the others."""
+
+OUTCOMES: dict[OutcomeKind, str] = {
+    "ok": "measured",
+    "oom": "the device's memory did not suffice",
+    "host_oom": "the host's memory did not suffice",
+    "hang": "no step, or no end of a phase, for too long; the record keeps every rank's stacks",
+    "timeout": "the time limit of the attempt, or of its job, ended it",
+    "comm_error": "a collective failed: a peer was lost",
+    "node_failure": "the scheduler reported that a node failed",
+    "preempted": "the scheduler took the nodes for another job",
+    "cancelled": "ended by Ctrl-C, `zeroscale cancel` or the scheduler's own command",
+    "invalid": "a loss or gradient that is not a number, or that strays from the reference's",
+    "error": "a rank raised or died, for none of the reasons above",
+    "pruned": "never run: a smaller micro-batch, the same otherwise, ran out of memory in two runs",
+    "infeasible": "never run: its memory is predicted to exceed the device's by far",
+}
+"""Meaning of each outcome of a run."""
+
+_LONGER = "measure longer: measure=full, or a larger measure.window_s and measure.max_s"
+
+REMEDIES = {
+    "drill": "nothing: a drill tests the harness",
+    "foreign_hosts": "run it again, in a job of its own",
+    "busy": "run it again on an idle machine; launcher.quiet_within_s=60 waits for one",
+    "paused": "run it again",
+    "short": _LONGER,
+    "ended_early": "for its own time, measure it alone: zeroscale run with its overrides",
+    "unsteady": "raise measure.warmup_steps or measure.window_s",
+    "skipped_steps": "raise measure.warmup_steps, so that the loss scale settles before, or set precision=bf16",
+    "memory_drift": "do not compare its memory with that of other runs",
+    "uninspected": "run it again; its step times stand",
+    "counted_flops": "compare its TFLOP/s and MFU only with those of runs that have this flag",
+    "straggler": "look at the rank, host or link that these columns name, and run again without it",
+    "unverified": "run engine=ddp with the same overrides",
+    "dirty": "commit the changes and run again",
+    "wide": "raise measure.window_s, or run more repeats",
+    "few": "raise measure.min_steps or measure.window_s",
+    "stall": "look for other work on the machine at that step; if it repeats, the step is the run's own",
+}
+"""Remedy for each flag and note."""

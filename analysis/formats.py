@@ -1,32 +1,40 @@
-"""Tables and numbers as text: exact CSV and JSON for programs, Markdown, LaTeX and rounded numbers for readers."""
+"""Tables and numbers as text: exact CSV and JSON for programs; text, Markdown and LaTeX with rounded numbers."""
 
 import functools
+import io
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from analysis.columns import Column, Kind, list_all_columns
-from analysis.table import build_typed_frame, list_rows, list_values
+from analysis.columns import Column, list_all_columns
+from analysis.questions import describe_series
+from analysis.table import list_rows, list_values
+from bench.core.errors import make_printable
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
     from analysis.stats.compare import Comparison
-
+    from analysis.summary import Row
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
-"""A text that begins like a formula gets an apostrophe before it, which is how spreadsheets mark text; one that begins
-with an apostrophe gets another."""
+"""First letters that spreadsheets read as the begin of a formula. A text with one of them gets an apostrophe in front,
+which marks text there."""
 
 
 class CsvLines:
-    """The file of a csv writer whose `lineterminator` is END: then it quotes every cell with a line break of any kind.
-    The lines themselves end as elsewhere."""
+    r"""File object for a csv writer with `lineterminator=END`.
+
+    A csv writer quotes a cell only if it contains a letter of the line terminator, so `\r\n` quotes line breaks of
+    every kind. The lines written end in `\n` all the same.
+    """
 
     END = "\r\n"
 
@@ -41,61 +49,40 @@ class CsvLines:
 
 
 def escape_cell(cell: str) -> str:
-    """Return a text as a cell."""
+    """Return the CSV cell of a text, safe to open in a spreadsheet."""
     return f"'{cell}" if cell.startswith(FORMULA) else cell
 
 
-def parse_cell(cell: str) -> str:
-    """Return the text that a cell holds."""
-    return cell[1:] if cell.startswith("'") else cell
-
-
-_PARSE: Mapping[Kind, Callable[[str], Any]] = {
-    "text": parse_cell, "integer": int, "number": float, "truth": "True".__eq__,
-}  # fmt: skip
-_NEVER_MISSING = ("reason", "flags", "notes")  # empty says that there is none
-
-
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return CSV with a header; missing is empty. `read_csv` gives the same table back."""
+    """Return CSV with a header and exact values. Missing values are empty."""
     texts = {}
     for name in frame.columns[frame.dtypes == "string"]:
         column = frame[name]
         texts[str(name)] = column.where(~column.str.startswith(FORMULA).fillna(False), "'" + column)
+    # Only columns of text can hold a formula.
     lines = CsvLines()
     frame.assign(**texts).to_csv(lines, index=False, lineterminator=lines.END)  # type: ignore[call-overload]
     return str(lines)
 
 
-def read_csv(path: Path) -> pd.DataFrame:
-    """Read the run table that `zeroscale table --format csv` wrote, exactly as it was."""
-    text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
-    known = list_all_columns()
-    cells = {name: _parse_cells(known[name], text[name]) for name in text.columns}
-    return build_typed_frame(cells)
-
-
-def _parse_cells(column: Column, cells: pd.Series) -> list[Any]:
-    parse = _PARSE[column.kind]
-    empty = "" if column.name in _NEVER_MISSING else None
-    return [empty if pd.isna(cell) else parse(cell) for cell in cells]
-
-
 def to_json(frame: pd.DataFrame) -> str:
-    """Return a list of objects, one per row; missing is null."""
+    """Return a list of objects, one per row. Missing values are null."""
     return json.dumps(list_rows(frame), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
-    """Return a Markdown table; numbers to four digits."""
-    known, names = list_all_columns(), [str(name) for name in frame.columns]
-    right = [known[name].kind in ("integer", "number") for name in names]
-    cells = [_format_column(known[name], frame[name]) for name in names]
-    return _join_markdown(names, list(zip(*cells, strict=True)), right)
+    """Return a Markdown table, numbers to four digits."""
+    known, cells = list_all_columns(), []
+    for name in frame.columns:
+        # Many rows share a value, so each is formatted once.
+        write = functools.cache(lambda value, column=known[str(name)]: escape_markdown(format_cell(column, value)))
+        cells.append([write(value) for value in list_values(frame[name])])
+    right = [known[str(name)].kind in ("integer", "number") for name in frame.columns]
+    return _join_markdown(list(map(str, frame.columns)), list(zip(*cells, strict=True)), right)
 
 
 def format_markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Return a Markdown table with these headings; `right` says which columns are aligned to the right."""
+    """Return a Markdown table with these headings. `right`: whether each column is aligned to the right."""
     escaped = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
     return _join_markdown(escaped[0], escaped[1:], right)
 
@@ -105,25 +92,19 @@ def _join_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
 
 
-def _format_column(column: Column, series: pd.Series) -> list[str]:
-    """Return the cells of a column; many are the same in many rows."""
-    write = functools.cache(lambda value: escape_markdown(format_cell(column, value)))
-    return [write(value) for value in list_values(series)]
-
-
 def escape_markdown(text: str) -> str:
-    """Keep a cell one cell, and its text text: Markdown takes HTML as it is."""
+    """Return a text as one Markdown cell. HTML is escaped as well, which Markdown would pass on."""
     return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", " ".join(text.split()))
 
 
 LONG = 40
-"""Rows; a longer table breaks over pages, with `longtable`."""
+"""Rows from which a LaTeX table needs `longtable`, which breaks over pages."""
 
 _NEEDS = "% needs \\usepackage{{{}}}\n"
 
 
 def to_latex(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Return a LaTeX table with these headings; `right` says which columns are aligned to the right."""
+    """Return a LaTeX table with these headings. `right`: whether each column is aligned to the right."""
     frame = pd.DataFrame([list(map(_join_lines, row)) for row in rows], columns=range(len(head)), dtype=object)
     frame.columns = pd.Index([_join_lines(heading) for heading in head])
     styled = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
@@ -137,7 +118,55 @@ def to_latex(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
 
 def _join_lines(text: str) -> str:
-    return " ".join(text.replace("−", "-").split())  # LaTeX's fonts for text have no minus sign
+    return " ".join(text.replace("−", "-").split())  # the text fonts of LaTeX have no minus sign
+
+
+WIDTH = 100
+"""Columns of text output that is not a terminal's."""
+
+
+def render_text_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    width: int | None,
+    styles: Sequence[str] = (),
+) -> str:
+    """Return a table as text, long cells folded to fit `width`; None: one line per row, however wide.
+
+    `right`: whether each column holds numbers, which are aligned to the right and never folded. `styles`: rich's
+    style of each row, used on a terminal only.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown, buffer = Table(box=None, pad_edge=False, header_style="bold"), io.StringIO()
+    for name, number in zip(head, right, strict=True):
+        shown.add_column(Text(name), justify="right" if number else "left", overflow="fold", no_wrap=number)
+    for cells, style in itertools.zip_longest(rows, styles, fillvalue=""):
+        shown.add_row(*(Text(make_printable(cell), style) for cell in cells))
+    console = Console(file=buffer, width=width or 10_000, highlight=False, force_terminal=sys.stdout.isatty())
+    console.print(shown)
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+
+
+def find_width() -> int:
+    """Return the columns that text output has room for: those of the terminal, or WIDTH elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+
+
+_KEY = re.compile(r"\b(?:[a-z_]+\.)+(?=[a-z_]+=)")
+
+
+def shorten_keys(text: str) -> str:
+    """Return a text with the last part of each config key: `tensor=2` for `parallel.tensor=2`."""
+    return _KEY.sub("", text)
+
+
+def name_briefly(row: "Row") -> str:
+    """Return the choice of a row without its micro-batch, in the shortest form: `pipeline × 16 (tensor=2)`."""
+    return shorten_keys(describe_series(row)).replace(" accumulated", "")
 
 
 MISSING = "–"
@@ -145,7 +174,8 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_significant(value: float, digits: int = 4) -> str:
-    """Return `value` to `digits` significant digits, thousands apart, without an exponent from 10^-5 to 10^15."""
+    """Return `value` to `digits` significant digits, with thousands separators; an exponent only below 10^-5 or above
+    10^15."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     before = math.floor(math.log10(abs(value))) + 1
@@ -155,22 +185,26 @@ def format_significant(value: float, digits: int = 4) -> str:
 
 
 def format_within(value: float, low: float, high: float, sign: str = "") -> tuple[str, str, str]:
-    """Return a value and the ends of its interval, all to the place of the second digit of the interval's width: more
-    digits would tell what nobody knows. An interval without a width, or an end that is not finite, tells no digits:
-    then to four significant ones. `sign` "+" writes one before positive values."""
+    """Return a value and the ends of its interval, rounded to the second digit of the interval's width.
+
+    Further digits would be noise. An interval of zero or infinite width supports no rounding: then four significant
+    digits. `sign="+"` writes a plus before positive values.
+    """
     width = high - low
     known = math.isfinite(width) and width > 0
     decimals = 1 - math.floor(math.log10(width)) if known else 0
 
     def write(one: float) -> str:
-        return _format_to(one, decimals, sign) if known else sign * (one > 0) + format_significant(one)
+        rounded = round(one, decimals) if known else math.inf
+        if abs(rounded) >= 1e15:
+            return sign * (one > 0) * (not known) + format_significant(one)
+        return ("−" if rounded < 0 else sign * (rounded > 0)) + f"{abs(rounded):,.{max(decimals, 0)}f}"
 
     return write(value), write(low), write(high)
 
 
 def format_short(value: float, low: float, high: float) -> tuple[str, str]:
-    """Return a value to three significant digits, or fewer where its interval tells no more, and beside it the
-    interval with the digits that it tells."""
+    """Return a value to three significant digits, or fewer if its interval supports no more; then its interval."""
     text, *ends = format_within(value, low, high)
     width = high - low
     coarse = value == 0 or (math.isfinite(width) and width >= 10.0 ** (math.floor(math.log10(abs(value))) - 1))
@@ -178,13 +212,13 @@ def format_short(value: float, low: float, high: float) -> tuple[str, str]:
 
 
 def format_interval_of(value: float, low: float, high: float) -> str:
-    """Return a value with its interval behind it."""
+    """Return a value followed by its interval."""
     text, *ends = format_within(value, low, high)
     return f"{text} ({' to '.join(ends)})"
 
 
 def format_ratio_change(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """Return a ratio as a change in percent, with its interval where one is known: +5.1 % (+4.0 to +6.3)."""
+    """Return a ratio as a change in percent, with its interval if known: `+5.1 % (+4.0 to +6.3)`."""
     change = 100 * (ratio - 1)
     if low is None or high is None:
         return f"{'+' if change >= 0 else '−'}{format_significant(abs(change), 2)} %"
@@ -192,27 +226,19 @@ def format_ratio_change(ratio: float, low: float | None = None, high: float | No
     return f"{text} % ({' to '.join(ends)})"
 
 
-def _format_to(value: float, decimals: int, sign: str) -> str:
-    rounded = round(value, decimals)
-    if abs(rounded) >= 1e15:
-        return format_significant(value)
-    text = f"{abs(rounded):,.{max(decimals, 0)}f}"
-    return ("−" if rounded < 0 else sign * (rounded > 0)) + text
-
-
 def find_unit_power(value: float) -> int:
-    """Return the power of 1024, and place in UNITS, of the largest unit of which `value` bytes hold at least one."""
+    """Return the power of 1024 of the largest unit that `value` bytes fill; it is an index of UNITS."""
     return min(int(math.log2(value) // 10), len(UNITS) - 1) if value >= 1 else 0
 
 
 def format_size(value: float) -> str:
-    """Return bytes in the largest binary unit of which there is at least one."""
+    """Return bytes in the largest binary unit that they fill."""
     power = find_unit_power(value)
     return f"{format_significant(value / 1024**power)} {UNITS[power]}"
 
 
 def format_cell(column: Column, value: Any) -> str:
-    """Return a cell of the run table for a reader; `value` None is missing."""
+    """Return a cell of the run table for readers; None means missing."""
     if value is None:
         return MISSING
     if column.kind == "truth":
@@ -226,10 +252,21 @@ def format_cell(column: Column, value: Any) -> str:
     return str(value)
 
 
+def format_interval_kind(row: "Row") -> str:
+    """Write level and kind of the intervals of a row of the summary, or that they come from a single run.
+
+    A run of few steps may have an interval of its rate and none of its median, whose kind is then missing.
+    """
+    kind = row["interval_kind"] or "within the run"
+    if kind == "within the run":
+        return "of one run's steps, indicative"
+    return f"{100 * row['interval_level']:.0f}\u00a0%, {kind}"
+
+
 def format_effect(comparison: "Comparison") -> str:
-    """Write the change of the time per sample with its interval."""
+    """Write the change of the time per sample, with its interval where there are enough runs for a verdict."""
     known = comparison.interval
-    if known is None:
+    if known is None or not comparison.decides:
         return format_ratio_change(comparison.ratio)
     change, *ends = (100 * (ratio - 1) for ratio in (comparison.ratio, known.low, known.high))
     text, low, high = format_within(change, ends[0], ends[1], "+")
@@ -237,8 +274,8 @@ def format_effect(comparison: "Comparison") -> str:
 
 
 def load_template(package: str, name: str) -> "Template":
-    """Return a template of `package` or of the report; what it is given is escaped, and an unknown name fails."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # only pages need it
+    """Return a template of `package` or of the report. It escapes its values; an unknown name in it is an error."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # here: only pages need jinja2
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("analysis.report")]),

@@ -1,10 +1,9 @@
-"""How much each field of a search matters to its objective: a functional analysis of variance, of a Gaussian process
-through the logarithms of the trials.
+"""Importance of each field of a search: a functional analysis of variance of its objective.
 
-Of the process all points share a part, each field alone has a part, and their combination has one. Values of a field
-that are numbers are the nearer the fewer values lie between them; others are equal or not. Scales and noises count by
-how likely they make the measured costs, and by what is usual (Rasmussen & Williams, Gaussian Processes for Machine
-Learning, 2006, sections 2.2 and 5.4.1).
+The objective is modelled by a Gaussian process through the logarithms of the trials. Its covariance has a constant
+part, a part for each field, and a part for their combination. The distance of two numeric values of a field is the
+number of values between them; other values are equal or different. Scales and noises are weighted by their marginal
+likelihood and a prior (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2 and 5.4.1).
 """
 
 import importlib
@@ -27,8 +26,11 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def _import_on_one_thread(name: str) -> Any:
-    """Return a part of scipy, its linear algebra on one thread: where others use the machine, several wait for each
-    other fifty times as long as the work takes. What is started later does not inherit it."""
+    """Import a part of scipy with its linear algebra on one thread.
+
+    On a busy machine, several threads wait for each other fifty times as long as the work takes. The environment is
+    restored, so that later processes do not inherit the limit.
+    """
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = before or "1"
     try:
@@ -41,22 +43,24 @@ def _import_on_one_thread(name: str) -> Any:
 _linalg = _import_on_one_thread("scipy.linalg")
 
 _MOST_POINTS, _DRAWS = 600, 400
-_MOST_LEVELS = 8  # of a field whose values have no end
-_LEAST_TRIALS = 6  # with an answer: from fewer nothing is said of fields
+_MOST_LEVELS = 8  # of a field with continuous values
+_LEAST_TRIALS = 6  # with a value: fewer say nothing about fields
 
-_SHARED = 0.5  # standard deviation of the part that all share, in log: by e^0.5 in either direction
-_SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)  # of the rest, in log …
-_USUAL_SCALE = 1.0  # … usually this …
-_DECADES = 0.5  # … give or take so many powers of ten
-_NOISES = (0.005, 0.02, 0.06)  # between two runs of one point, in log
-_REACH = 0.5  # of the range of a field, over which combinations forget each other
-_LEAST_WEIGHT = 0.05  # of a scale and noise beside the likeliest that is counted on at all
-_MOST_FITTED = 150  # trials by which scale and noise are chosen: more change little and cost much
+# all in units of the logarithm of the objective
+_SHARED = 0.5  # standard deviation of the constant part: a factor of e^0.5 in either direction
+_SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)  # candidate standard deviations of the other parts
+_USUAL_SCALE, _DECADES = 1.0, 0.5  # the prior of the scale: log-normal, with its width in powers of ten
+_NOISES = (0.005, 0.02, 0.06)  # candidate standard deviations between two runs of one point
+_CORRELATION_LENGTH = 0.5  # of the combined part, relative to the range of a field
+_LEAST_WEIGHT = 0.05  # relative to the likeliest setting: less likely settings are dropped
+_MOST_FITTED = 150  # trials that determine scale and noise: more change little and cost much
 
 
 class FieldImportance(NamedTuple):
-    """The part of the objective's variance over the space that a field alone explains, between 0 and 1; in 95 % of the
-    functions that the trials allow it lies between `low` and `high`."""
+    """Share of the objective's variance over the space that a field alone explains, between 0 and 1.
+
+    The share lies between `low` and `high` in 95 % of the posterior.
+    """
 
     field: str
     share: float
@@ -65,10 +69,10 @@ class FieldImportance(NamedTuple):
 
 
 def estimate_importances(section: "SearchSection", results: Sequence["TrialResult"]) -> tuple[FieldImportance, ...]:
-    """Return how much each field matters, by functions drawn from a Gaussian process through the trials' logarithms.
+    """Return the importance of each field, the greatest first; empty if too few trials have a value.
 
-    A functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of each function over the space: the
-    variance of its means by the field's values, over its variance.
+    Functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of functions drawn from the posterior: the
+    variance of a function's means by the values of a field, over its total variance.
     """
     from bench.sweep.search.proposers import find_cost
     from bench.sweep.search.space import SearchSpace, format_key
@@ -96,8 +100,10 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
 
 
 def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return of each function, a row of its values at all points, which part of its variance lies between the means of
-    the levels; 0 of a constant one."""
+    """Return the share of variance between the means of the levels, for each function; 0 for a constant function.
+
+    `drawn` has shape (functions, points), `levels` the level of each point.
+    """
     total, counts = drawn.var(axis=1), np.bincount(levels)
     means = np.stack([drawn[:, levels == level].mean(axis=1) for level in range(len(counts))])
     between = (counts[:, None] * (means - drawn.mean(axis=1)) ** 2).sum(axis=0) / len(levels)
@@ -106,7 +112,7 @@ def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> N
 
 
 def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the level of each value: equal ones have the same; of many numbers, those that are near each other."""
+    """Return the level of each value. Equal values share a level; many numbers are grouped into bins by rank."""
     texts = [_format_level(value) for value in column]
     if len(set(texts)) > _MOST_LEVELS and all(isinstance(value, int | float) for value in column):
         ranks = np.searchsorted(np.sort(np.array(column, dtype=float)), np.array(column, dtype=float))
@@ -116,7 +122,7 @@ def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
 
 
 class _Setting(NamedTuple):
-    """A scale and a noise, and the part of the draws that is theirs."""
+    """A scale and a noise, and their share of the draws."""
 
     scale: float
     noise: float
@@ -124,17 +130,21 @@ class _Setting(NamedTuple):
 
 
 class _Process:
-    """A Gaussian process over points, by their values."""
+    """A Gaussian process over points, given by their values."""
 
     def __init__(self, values: Sequence[Mapping[str, Any]]) -> None:
-        self._codes, self._points = _encode(values), np.arange(len(values))
+        keys = dict.fromkeys(key for one in values for key in one)
+        self._codes = [codes for key in keys if (codes := _encode_field([one.get(key) for one in values]))]
+        self._points = np.arange(len(values))
 
     def draw(self, tried: Sequence[tuple[int, float, float]], count: int, generator: np.random.Generator) -> Array:
-        """Draw the costs of all points together, about `count` times: an array of (draws, points). `tried` are numbers
-        of points, their costs, and the noise of each that a sound run has not."""
+        """Draw about `count` functions from the posterior, shape (draws, points).
+
+        `tried` has the index, the cost and the additional noise of each tried point; an undisturbed run has none.
+        """
         at, costs, noises = (np.array(column) for column in zip(*tried, strict=True))
         everything, drawn = self._points, []
-        sound = noises == 0  # what scale and noise are usual is told by these; by all where there are fewer
+        sound = noises == 0  # these determine scale and noise, if there are enough
         chosen = sound if sound.sum() >= _LEAST_TRIALS else np.full(len(at), True)
         for setting in self._fit(at[chosen], costs[chosen]):
             own = self._covariance(at, at, setting.scale) + np.diag(setting.noise**2 + noises**2)
@@ -148,10 +158,10 @@ class _Process:
         return np.concatenate(drawn)
 
     def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[_Setting]:
-        """Return scales and noises by how likely they make the costs; of many trials the likeliest alone."""
+        """Return scales and noises weighted by marginal likelihood; for many trials only the likeliest."""
         at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
-        deviation, alike = axes.T @ deviation, axes.sum(axis=0)  # along the axes: what is measured, what all share
+        deviation, alike = axes.T @ deviation, axes.sum(axis=0)  # in the eigenbasis: the costs, and the constant part
         likelihoods: dict[tuple[float, float], float] = {}
         for scale in _SCALES:
             usual = -0.5 * (math.log10(scale / _USUAL_SCALE) / _DECADES) ** 2
@@ -169,32 +179,27 @@ class _Process:
         return [_Setting(scale, noise, weight / sum(kept.values())) for (scale, noise), weight in kept.items()]
 
     def _covariance(self, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: float) -> Array:
-        """Return the prior covariance of deviations between candidates."""
+        """Return the prior covariance between points, shape (rows, columns)."""
         apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
         for codes in self._codes:
             apart += np.take(codes.distance[codes.level[rows]], codes.level[columns], axis=1)
-        covariance: Array = np.exp(apart * (-1 / _REACH))
+        covariance: Array = np.exp(apart * (-1 / _CORRELATION_LENGTH))
         apart *= -1 / fields
-        covariance += apart  # with 1: the mean over fields of what each alone has in common
+        covariance += apart  # plus 1: the mean over fields of each field's own part
         covariance *= 0.5 * scale**2
         covariance += 0.5 * scale**2 + _SHARED**2
         return covariance
 
 
 class _FieldCodes(NamedTuple):
-    """A field of every candidate: which of its levels, and how far these are from each other, between 0 and 1."""
+    """Levels of a field at every point, and the distances between levels, from 0 to 1."""
 
-    level: NDArray[np.int64]
-    distance: Array  # of (levels, levels)
-
-
-def _encode(values: Sequence[Mapping[str, Any]]) -> list[_FieldCodes]:
-    keys = list(dict.fromkeys(key for one in values for key in one))
-    return [codes for key in keys if (codes := _encode_field([one.get(key) for one in values]))]
+    level: NDArray[np.int64]  # (points,)
+    distance: Array  # (levels, levels)
 
 
 def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
-    """Return the codes of a field; None of one that does not vary."""
+    """Return the codes of a field; None if it does not vary."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
     texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
     count = len(numbers) + len(texts)

@@ -1,8 +1,9 @@
-"""A set of runs in a notebook: its tables and figures at hand, each worked out when it is first asked for."""
+"""A set of runs in a notebook: tables and figures as attributes, each computed when first used."""
 
 import functools
 import io
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,43 +17,78 @@ if TYPE_CHECKING:
     from analysis.results import Results
 
 _SCREEN_DPI = 110
+_PLACE = ("machine", "model", "nodes", "devices_per_node", "engine", "variant", "micro", "n")
+_SUMMARY = (
+    *_PLACE, "outcome", "step_s", "step_s_low", "step_s_high", "tokens_per_s", "peak_allocated_bytes", "flags",
+)  # fmt: skip
+_BEST = (
+    *_PLACE, "standing", "sample_s", "ratio", "ratio_low", "ratio_high", "tokens_per_s", "peak_allocated_bytes",
+    "flags",
+)  # fmt: skip
+"""Columns of the short views."""
 
 
 class MeasuredStudy:
-    """The answers of a set of runs: `table`, `summary`, `best`, `scaling` are DataFrames with units and meanings in
-    `attrs`, and `plot` draws the report's figures."""
+    """The tables and figures of a set of runs.
 
-    def __init__(self, results: "Results") -> None:
+    `table`, `summary`, `best` and `scaling` are DataFrames with units and meanings in `attrs`. `summary` and `best`
+    have their main columns; those of `full` have all columns. `trusted` has only undisturbed runs, and `plot` the
+    report's figures.
+    """
+
+    def __init__(self, results: "Results", *, short: bool = True) -> None:
         self.results = results
+        self._short = short
 
     def __repr__(self) -> str:
         table = self.results.table
-        ok = int((table["outcome"] == "ok").sum())
-        return f"<MeasuredStudy of {len(table):,} runs, {ok:,} of them ok>"
+        counts = Counter(flag for flags in table["flags"] for flag in str(flags).split())
+        flags = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common())
+        ok, configurations = int((table["outcome"] == "ok").sum()), table["config_id"].nunique()
+        return (
+            f"<MeasuredStudy: {len(table):,} runs of {configurations:,} configurations, {ok:,} ok; "
+            f"flags: {flags or 'none'}>"
+        )
 
     def answer(self) -> str:
-        """Return the answer in one to five sentences, a line each; empty where nothing was measured."""
+        """Return the answer in one to five sentences, one per line; empty if nothing was measured."""
         from analysis.answer import describe_answer
 
         return "\n".join(describe_answer(self.results))
 
     @functools.cached_property
+    def full(self) -> "MeasuredStudy":
+        """The same study with all columns in `summary` and `best`."""
+        return MeasuredStudy(self.results, short=False)
+
+    @functools.cached_property
+    def trusted(self) -> "MeasuredStudy":
+        """The study without runs whose times are no measurement of their configuration: runs on a busy machine, paused
+        runs, drills and runs on foreign hosts."""
+        from analysis.flags import DISTURBED, NO_MEASUREMENT
+
+        excluded = {*DISTURBED, *NO_MEASUREMENT}
+        flags = enumerate(self.results.table["flags"])
+        kept = [place for place, raised in flags if excluded.isdisjoint(str(raised).split())]
+        return MeasuredStudy(self.results.take(kept), short=self._short)
+
+    @functools.cached_property
     def table(self) -> "DataFrame":
-        """One row per run, failed ones too."""
+        """One row per run, failed runs included."""
         return _annotate(self.results.table)
 
     @functools.cached_property
     def summary(self) -> "DataFrame":
         """One row per configuration, machine, environment class and kind of evidence: medians over repeats, with
         intervals."""
-        return _annotate(self.results.summary)
+        return _annotate(self.results.summary, _SUMMARY if self._short else ())
 
     @functools.cached_property
     def best(self) -> "DataFrame":
-        """The configurations of each question, the fastest first, with what is known of the others beside it."""
+        """The configurations of each question, the fastest first, with the verdict on each."""
         from analysis.scaling import best
 
-        return _annotate(best.as_table(best.best(self.results)))
+        return _annotate(best.as_table(best.best(self.results)), _BEST if self._short else ())
 
     @functools.cached_property
     def scaling(self) -> "DataFrame":
@@ -68,7 +104,7 @@ class MeasuredStudy:
 
 
 class StudyFigures:
-    """The report's figures by name: `study.plot.step_time()`. Tab completes those that have something to show."""
+    """The report's figures by name, e.g. `study.plot.step_time()`. Tab completes those that have something to show."""
 
     def __init__(self, results: "Results") -> None:
         self._results = results
@@ -80,7 +116,7 @@ class StudyFigures:
         return f"<figures: {', '.join(dir(self)) or 'none has anything to show'}>"
 
     def __getattr__(self, name: str) -> "Callable[[], Figure]":
-        if name.startswith("_"):  # what notebooks look for in every object
+        if name.startswith("_"):  # notebooks look for methods such as _repr_html_ in every object
             raise AttributeError(name)
         from analysis.figures import list_figures
 
@@ -96,13 +132,14 @@ class StudyFigures:
         return {figure.name: picture for figure, picture in sorted(build_pictures(self._results))}
 
     def _draw(self, name: str) -> "Figure":
-        """Return a figure; a notebook shows it where it ends a cell, although pyplot has not made it."""
+        """Return a figure that a notebook shows at the end of a cell, although pyplot has not made it."""
         from analysis.drawing import compose
 
         if name not in self._shown:
             remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
             raise UserError(f"plot.{name}", "has nothing to show of these runs", remedy)
         figure = compose(self._shown[name])
+        # Notebooks call this method of an object that ends a cell; pyplot, which would add it, is not used.
         vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)
         return figure
 
@@ -110,7 +147,7 @@ class StudyFigures:
 def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
     """Return the tables and figures of every record at or below `paths`.
 
-    Files that are no records are named on standard error and left out. Raises UserError for a path that is not there.
+    Other files are skipped, with a warning. Raises UserError for a path that does not exist.
     """
     from analysis import results
 
@@ -119,10 +156,10 @@ def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
     return MeasuredStudy(found)
 
 
-def _annotate(frame: "DataFrame") -> "DataFrame":
-    from analysis.attributes import annotate
+def _annotate(frame: "DataFrame", columns: "Sequence[str]" = ()) -> "DataFrame":
+    from analysis.columns import annotate
 
-    return annotate(frame)
+    return annotate(frame[list(columns)] if columns else frame)
 
 
 def _render_png(figure: "Figure") -> bytes:

@@ -1,35 +1,51 @@
-"""Questions: which rows of a summary compete with each other, and what to call them and their choices."""
+"""Questions: which rows of a summary compete with each other, and how configurations differ.
 
-from collections.abc import Sequence
-from typing import Any
+question        rows that share `QUESTION` compete; the rest of a configuration is the choice.
+engines         two specs are compared as engines if they agree in every option that both engines know.
+variants        fields without a column in which configurations of a set differ.
+early failures  attempts that failed before their environment was known. Another row of the same configuration and
+                machine with a known environment supersedes them, since they were retried. Otherwise they join the rows
+                of the same question, and may be compared with a row of any environment.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.columns import LATER
-from analysis.early_failures import assign_environments, drop_retried
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
+from bench.core.files import read_engine_preset
 from bench.core.formatting import format_count
-from bench.core.spec import LENGTHS
+from bench.core.point_fields import flatten, is_shown
+from bench.core.spec import LENGTHS, EngineSpec, RunSpec, canonical
+from bench.engines import find_facts
 
 Question = dict[str, Any]
+Fields = Mapping[str, Mapping[str, str]]
+"""Fields of a spec as text, by config_id."""
 
 _PLACE = ("model", "nodes", "devices_per_node")
 _LENGTHS = {f"{kind}_length": f"{kind}_tokens" for kind in LENGTHS}
 _MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, "objective", "lengths")
 QUESTION = (*_PLACE, *_MORE)
-"""Rows that share these answer one question; engine, layout, batch and activation checkpointing are the choice."""
+"""Columns that rows of one question share. Engine, layout, batch and activation checkpointing are the choice."""
+_PROTOCOL = "measure."
+
+
+# ---------------------------------------- questions
 
 
 def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
     """Return the rows of a summary by question, in the order in which they appear.
 
-    Early failures stand with those that asked the same (`analysis.early_failures`). So does a point that a prediction
-    called infeasible with those that were measured, unless it was measured after all.
+    A point that a prediction called infeasible joins the measured rows of its question, unless it was measured too.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = drop_retried([add_lengths(row) for row in list_rows(summary)])
     ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
+    # a measurement supersedes the prediction that a point is infeasible
     rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
     for row, environment_id in assign_environments(rows, _build_question_key):
         key = tuple((row | {"environment_id": environment_id})[name] for name in QUESTION)
@@ -38,33 +54,49 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
     return [(dict(zip(QUESTION, key, strict=True)), rows) for key, rows in groups.items()]
 
 
+def _build_question_key(row: Row) -> tuple[Any, ...]:
+    """Return the question of a row, without the environment. A prediction has the question of its measurement."""
+    asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
+    return tuple(asked[name] for name in QUESTION)
+
+
+def add_lengths(row: Row) -> Row:
+    """Add the tokens per sample, which the summary has per step, and the optional columns that it lacks."""
+    counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
+    lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
+    return LATER | row | lengths
+
+
 def name_question(question: Question, all_questions: Sequence[Question]) -> str:
-    """Name a question: model and ranks, and whatever else sets it apart from others of the model."""
+    """Name a question: its model and ranks, and any difference from other questions of the model."""
     return " · ".join([question["model"], format_ranks(question), *describe_differences(question, all_questions)])
 
 
 def format_ranks(question: Question | Row) -> str:
-    """Write on how many ranks something ran, by nodes where there are several."""
+    """Return the number of ranks, by nodes if there are several."""
     nodes, devices = question["nodes"], question["devices_per_node"]
     return f"{nodes} × {devices} ranks" if nodes > 1 else format_count(devices, "rank")
 
 
 def describe_differences(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Name what besides its place sets a question apart from others of the model."""
-    return [
-        _format_part(part, question[part])
-        for part in _MORE
-        if question[part] is not None and _is_distinguishing(part, question, all_questions)
-    ]
+    """Name the columns besides the ranks in which a question differs from others of the model."""
+    texts = []
+    for part in _MORE:
+        # an environment class contains the devices per node, so it is compared among equal ranks
+        same_parts = _PLACE if part == "environment_id" else ("model",)
+        rivals = [other for other in all_questions if all(other[same] == question[same] for same in same_parts)]
+        if (value := question[part]) is not None and len({other[part] for other in rivals}) > 1:
+            texts.append(f"{part.removesuffix('_length')} {value:g}" if part.endswith("_length") else str(value))
+    return texts
 
 
 def describe_choice(row: Row) -> str:
-    """Name what is chosen in a row: the series and its micro-batch."""
+    """Name the choice of a row: the series and its micro-batch."""
     return f"{describe_series(row)}, micro {row['micro']}"
 
 
 def describe_series(row: Row) -> str:
-    """Name what is chosen in a row besides the micro-batch; a `protocol` is what sets it apart in a table."""
+    """Name the choice of a row without its micro-batch; a `protocol` distinguishes rows of a table (`tell_apart`)."""
     parts = [row["engine"]]
     if row["accumulation"] > 1:
         parts.append(f"× {row['accumulation']} accumulated")
@@ -75,28 +107,152 @@ def describe_series(row: Row) -> str:
     return " ".join(parts)
 
 
-def _is_distinguishing(part: str, question: Question, all_questions: Sequence[Question]) -> bool:
-    """Whether others of the model answer `part` otherwise; an environment class holds the devices per node, so it is
-    compared among equal ranks."""
-    same_parts = _PLACE if part == "environment_id" else ("model",)
-    rivals = [other for other in all_questions if all(other[same] == question[same] for same in same_parts)]
-    return len({other[part] for other in rivals}) > 1
+# ---------------------------------------- early failures
 
 
-def _format_part(part: str, value: Any) -> str:
-    if part.endswith("_length"):
-        return f"{part.removesuffix('_length')} {value:g}"
-    return str(value)
+class PlacedRow(NamedTuple):
+    """A row with its environment class; None if no row of the same question has a known environment."""
+
+    row: Row
+    environment_id: str | None
 
 
-def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return the question of a row, without the environment. A prediction has the question of its measurement."""
-    asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
-    return tuple(asked[name] for name in QUESTION)
+def has_failed_early(row: Row) -> bool:
+    """Return whether a row has neither a number nor a known environment. This includes predictions."""
+    return row["environment_id"] is None and not row["n"]
 
 
-def add_lengths(row: Row) -> Row:
-    """Add the tokens per sample, which the summary holds per step, and what it holds only where some run needs it."""
-    counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
-    lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
-    return LATER | row | lengths
+def drop_retried(rows: Sequence[Row]) -> list[Row]:
+    """Drop early failures that were retried. A rehearsal does not retry a real run."""
+
+    def build_key(row: Row) -> tuple[str, str, bool]:
+        return row["config_id"], row["machine"], row["evidence"] == "rehearsed"
+
+    known = {build_key(row) for row in rows if row["environment_id"] is not None}
+    return [row for row in rows if not has_failed_early(row) or build_key(row) not in known]
+
+
+def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
+    """Return each row with its environment, rows with a known environment first.
+
+    An early failure gets the environment of the first row with the same question, preferably one with a number.
+    """
+    # stable sorts: rows keep their order within those of known and of unknown environment
+    ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
+    first: dict[Hashable, str | None] = {}
+    for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
+        first.setdefault(question_of(row), row["environment_id"])
+    return [
+        PlacedRow(row, first[question_of(row)] if has_failed_early(row) else row["environment_id"]) for row in ordered
+    ]
+
+
+def may_be_same(one: str | None, other: str | None) -> bool:
+    """Return whether two environment classes may be equal; an unknown class may be any."""
+    return one is None or other is None or one == other
+
+
+# ---------------------------------------- engines
+
+
+def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:
+    """Return whether two specs differ only in the engine, and may be compared as two engines."""
+    return dump_without_engine(one) == dump_without_engine(other) and may_be_compared(one, other)
+
+
+def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
+    """Return whether the engines of two specs have equal options, apart from options that only one engine knows.
+
+    A stage with offload and another without it, or with other buckets, would compare these options and not the stages.
+    An option belongs to one engine alone if only its spec has it and its preset lists it: presets list the options
+    without a default. Any other option could have been given to both engines.
+    """
+    ours, theirs = _list_options(one), _list_options(other)
+    # an option that only one side sets counts as unequal
+    unequal = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    own_names = {name for name in read_engine_preset(one.engine.name) if name not in theirs}
+    own_names |= {name for name in read_engine_preset(other.engine.name) if name not in ours}
+    return unequal <= own_names
+
+
+def dump_without_engine(spec: RunSpec) -> str:
+    """Return a spec without its engine, as text."""
+    return canonical(spec.model_copy(update={"engine": EngineSpec(name="any", backend="any")}))
+
+
+def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
+    """Return the options of a spec's engine that the other engine does not know and that differ from the preset."""
+    preset, theirs = read_engine_preset(spec.engine.name), _list_options(other)
+    return {
+        name: value
+        for name, value in _list_options(spec).items()
+        if name not in theirs and not (name in preset and preset[name] == value)
+    }
+
+
+def describe_engine(spec: RunSpec, other: RunSpec) -> str:
+    """Name an engine that is compared with another, with its own options that differ from the preset."""
+    options_text = ", ".join(f"{name}={value}" for name, value in list_own_options(spec, other).items())
+    return f"{spec.engine.name} ({options_text})" if options_text else spec.engine.name
+
+
+def _list_options(spec: RunSpec) -> Mapping[str, Any]:
+    """Return the options of a spec's engine without those that identify the engine, such as the ZeRO stage."""
+    facts = find_facts(spec)
+    distinguishing = facts.distinguishing if facts else frozenset()
+    return {name: value for name, value in spec.engine.options.items() if name not in distinguishing}
+
+
+# ---------------------------------------- variants
+
+
+def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
+    """Return by config_id the fields, with values, in which configurations of one model, engine and data differ.
+
+    Fields with a column of the summary are omitted; empty if nothing is left. The protocol is omitted too: it is
+    described by `describe_protocol`, and by `tell_apart` where nothing else distinguishes two rows.
+    """
+    fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
+    texts = dict.fromkeys(specs, "")
+    groups = group_by(specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name))
+    for members in groups.values():
+        differ = [
+            name for name in _list_differing(members, fields) if not (is_shown(name) or name.startswith(_PROTOCOL))
+        ]
+        for member in members:
+            texts[member] = ", ".join(
+                f"{name.removeprefix('engine.options.').removeprefix('model.')}={fields[member].get(name, 'default')}"
+                for name in differ
+            )
+    return texts
+
+
+def describe_protocol(specs: Iterable[RunSpec]) -> str:
+    """Return the fields of the protocol in which configurations differ, with their values; empty if all are equal."""
+    values: dict[str, dict[str, None]] = {}
+    for spec in specs:
+        for name, value in flatten(spec.measure):
+            values.setdefault(name, {})[str(value)] = None
+    return "; ".join(f"{name} {', '.join(found)}" for name, found in values.items() if len(found) > 1)
+
+
+def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
+    """Return rows of a summary with a `protocol`: the fields that distinguish rows of equal name, else empty.
+
+    One field is given if it suffices. The protocol is for rows of a table; figures join such rows to one series.
+    """
+    texts: dict[str, str] = {}
+    for group in group_by(rows, name).values():
+        members = list(dict.fromkeys(row["config_id"] for row in group))
+        fields = {member: {one: str(value) for one, value in flatten(specs[member].measure)} for member in members}
+        differ = _list_differing(members, fields)
+        # one field is enough if its values are distinct
+        sufficient = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
+        for member in members if differ else ():
+            texts[member] = ", ".join(f"{one}={fields[member][one]}" for one in sufficient[:1] or differ)
+    return [row | {"protocol": texts.get(row["config_id"], "")} for row in rows]
+
+
+def _list_differing(members: Sequence[str], fields: Fields) -> list[str]:
+    names = dict.fromkeys(name for member in members for name in fields[member])
+    return [name for name in names if len({fields[member].get(name) for member in members}) > 1]

@@ -1,5 +1,6 @@
-"""The searches in results folders: their trials with what came of them, and how much each field matters."""
+"""Searches in results folders: their trials with the results, and the importance of each field."""
 
+import itertools
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIALS, _RECORD_DEPTH = "trials", 2  # a record lies in <study>/<configuration>/<attempt>
+_TRIALS, _RECORD_DEPTH = "trials", 2  # a record is in <study>/<configuration>/<attempt>
 
 
 class SearchTrial(NamedTuple):
-    """A trial; what did not end well, or is beyond a constraint, has no `value`."""
+    """A trial. It has no `value` if it did not end ok or violates a constraint."""
 
     number: int
     values: Mapping[str, Any]
     line: str
     outcome: str
-    value: float | None  # its objective
+    value: float | None  # of the objective
     interval: tuple[float, float] | None
     sample_s: float | None
     sample_node_s: float | None
@@ -36,14 +37,14 @@ class SearchTrial(NamedTuple):
 
 
 class MeasuredSearch(NamedTuple):
-    """A search, with its trials that have an answer."""
+    """A search with its completed trials."""
 
     study: str
     objective: str
-    least: bool  # whether the least is sought
+    least: bool  # whether the objective is minimised
     fields: tuple[str, ...]
     trials: tuple[SearchTrial, ...]
-    importances: tuple[FieldImportance, ...]  # the greatest first; empty where too few trials have an answer
+    importances: tuple[FieldImportance, ...]  # the greatest first; empty if too few trials have a value
 
     @property
     def answered(self) -> list[SearchTrial]:
@@ -52,18 +53,18 @@ class MeasuredSearch(NamedTuple):
 
 
 def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
-    """Return the searches of the studies in whose folders records lie, in the order of these."""
+    """Return the searches of the studies whose folders hold the records, in the order of the records."""
     folders = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)
     found = (_try_to_read(folder) for folder in folders if exists(folder / _TRIALS))
     return tuple(search for search in found if search and search.trials)
 
 
 def _try_to_read(folder: Path) -> MeasuredSearch | None:
-    """Return the search in a folder; None, and why on standard error, for one that cannot be read."""
+    """Return the search in a folder; None, with a warning, if it cannot be read."""
     try:
         if folder.is_dir():
             return _read_search(folder)
-        with tempfile.TemporaryDirectory() as unpacked:  # what reads a sweep reads plain files
+        with tempfile.TemporaryDirectory() as unpacked:  # the readers of a sweep need plain files
             unpack(folder, Path(unpacked))
             return _read_search(Path(unpacked))
     except UserError as error:
@@ -81,12 +82,12 @@ def _read_search(folder: Path) -> MeasuredSearch | None:
     if sweep is None or section is None:
         return None
     results = read_trial_results(folder, sweep)
-    trials: list[SearchTrial] = []
-    spent = 0.0
-    for result in results:
-        spent += result.node_hours
-        if result.outcome:
-            trials.append(_build_trial(section, result, keeps_constraints(section, result), spent))
+    spent = itertools.accumulate(result.node_hours for result in results)
+    trials = (
+        _build_trial(section, result, keeps_constraints(section, result), node_hours)
+        for result, node_hours in zip(results, spent, strict=True)
+        if result.outcome
+    )
     return MeasuredSearch(
         sweep.study,
         section.objective,

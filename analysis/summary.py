@@ -1,33 +1,35 @@
-"""The summary: one row per configuration, machine, environment class and kind of evidence; none is ever pooled.
+"""Summary of a run table: one row per configuration, machine, environment class and kind of evidence.
 
-Its columns are those of the run table that say what was measured, then
-variant           what else sets configurations of an engine apart in this set (`analysis.variants`); empty for nothing
-n                 allocations that the numbers rest on: of repeats that ended ok, without drills and without runs that a
+Rows of different environments are never pooled. The columns are those of the run table that identify what was measured,
+and these:
+variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
+n                 allocations behind the numbers, from repeats that ended ok, without drills and without runs that a
                   cause outside of them disturbed (`analysis.flags.DISTURBED`). Runs that share an allocation share its
-                  nodes and count once, with their median; outside of any each counts
-times and rates   missing where all runs were disturbed; n is then of these runs, whose memory and losses are known
-runs              rows of the run table, all attempts
-outcome           ok if n > 0, else how the last attempt ended
-reason            why it ended so; where n > 0, how many repeats failed or were disturbed and are not in the numbers
-sample_s          geometric mean over the allocations of the time per sample over all windows in each: what
-                  configurations are ranked by
-step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
-step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
+                  nodes and count once, with their median; a run outside of any job counts by itself.
+times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known.
+runs              rows of the run table, all attempts.
+outcome           ok if n > 0, else the outcome of the last attempt.
+reason            cause of that outcome; if n > 0, how many repeats failed or were disturbed and are excluded.
+sample_s          geometric mean over the allocations of the time per sample over all windows in each; configurations
+                  are ranked by it.
+step_s, rates     median over the repeats; step_s and tokens_per_s have intervals as *_low and *_high.
+step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all.
 tokens_trained, trained_s, validation_loss
-                  the same, where some run was trained to its end
-*_bytes           maximum over the repeats: the worst one decides what fits
-interval_kind     "within the run" for n = 1: what more steps there would give, not what another allocation would (of
-                  several runs in it, from the lowest end to the highest); "between repeats" from six on; "range of
-                  repeats" for fewer, where no 95 % interval exists; or missing
-interval_level    0.95, or the probability that a range of so few holds the median
-interval_n        what the interval rests on: the steps of the one run, or the repeats
-flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise
-notes             of any of these runs; without `few` from three allocations on, for it is of an interval within a run
+                  median over the repeats, if any run was trained to its end.
+*_bytes           maximum over the repeats: the worst decides what fits.
+interval_kind     "within the run" for n = 1, which predicts more steps there, not another allocation (for several runs
+                  in it, from the lowest end to the highest); "between repeats" from six on; "range of repeats" for
+                  fewer, which have no 95 % interval; or missing.
+interval_level    0.95, or the probability that a range of so few repeats holds the median.
+interval_n        steps of the one run, or repeats, behind the interval.
+flags             flags of any of the runs behind the numbers, and `mixed` if other repeats ended otherwise.
+notes             notes of any of these runs; without `few`, which concerns an interval within a run, if n is enough.
 """
 
+import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -37,14 +39,15 @@ from analysis.columns import LATER, LEARNED, LEARNED_TIMES, Kind
 from analysis.flags import DISTURBED, NO_MEASUREMENT
 from analysis.stats.compare import enough
 from analysis.stats.intervals import Interval, repeats_interval
-from analysis.table import build_typed_frame, list_rows
+from analysis.table import build_typed_frame, group_by, list_rows
 from bench.core.statistics import LEVEL
 
 Row = dict[str, Any]
 Allocations = Sequence[Sequence[Row]]
+"""Rows of the run table, grouped by the allocation that they share."""
 
 ANSWERING = ("study", "repeat", "attempt", "outcome", "flags")
-"""What decides which runs answer; see `select_answering`."""
+"""Columns that `select_answering` needs."""
 
 KEY = ("config_id", "environment_id", "machine", "evidence")
 _WHAT = (
@@ -72,17 +75,15 @@ COLUMNS = (
 def summarise(
     table: pd.DataFrame, variants: Mapping[str, str] | None = None, *, keep_disturbed: bool = False
 ) -> pd.DataFrame:
-    """Return the summary of a run table, in the order in which its configurations appear; `variants` by config_id.
+    """Return the summary of a run table, in the order in which its configurations appear.
 
-    With `keep_disturbed`, disturbed runs count like all others (`analysis.results.Results.with_disturbed`).
+    `variants` are texts by config_id. With `keep_disturbed`, disturbed runs count like all others
+    (`analysis.results.Results.with_disturbed`).
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in list_rows(table):
-        groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
     known, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
     rows = [
         _summarise_group(rows, what, keep_disturbed) | {"variant": known.get(rows[0]["config_id"], "")}
-        for rows in groups.values()
+        for rows in group_by(list_rows(table), itemgetter(*KEY)).values()
     ]
     names = (*COLUMNS, *what[len(_WHAT) :], *(name for name in LEARNED if name in table))
     return build_typed_frame({name: [row[name] for row in rows] for name in names}, _KINDS)
@@ -91,6 +92,7 @@ def summarise(
 def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: bool) -> Row:
     answers, good = _select_last_attempts(rows), select_answering(rows, keep_disturbed=keep_disturbed)
     allocations = _group_by_allocation(good)
+    # `good` has disturbed runs only if all are disturbed: their memory counts, their times do not
     timed = [] if any(map(is_disturbed, good)) and not keep_disturbed else allocations
     known = (good or answers)[-1]
     return {
@@ -106,7 +108,7 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: b
             for name in LEARNED
             if name in rows[0]
         },
-        "step_s_max": _compute_maximum([row for rows in timed for row in rows], "step_s_max"),
+        "step_s_max": _compute_maximum(itertools.chain(*timed), "step_s_max"),
         **{name: _compute_maximum(good, name) for name in _MAXIMA},
         "flags": _join_flags(good, answers),
         "notes": _join_notes(good, allocations),
@@ -115,36 +117,36 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: b
 
 
 def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> list[Row]:
-    """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
-    attempt, if it ended ok and was a measurement at all. Disturbed runs are among them only where all are disturbed,
-    or with `keep_disturbed`."""
-    good = [row for row in _select_last_attempts(rows) if _is_answering(row)]
+    """Return the rows of the run table behind the numbers of one configuration.
+
+    These are the last attempts of every repeat that ended ok and were measurements. Disturbed runs are included only if
+    all are disturbed, or with `keep_disturbed`.
+    """
+    good = [
+        row
+        for row in _select_last_attempts(rows)
+        if row["outcome"] == "ok" and set(NO_MEASUREMENT).isdisjoint(row["flags"].split())
+    ]
     return good if keep_disturbed else [row for row in good if not is_disturbed(row)] or good
 
 
 def is_disturbed(row: Row) -> bool:
-    """Whether a run, or a row of the summary whose runs all are, has times that count for nothing."""
+    """Return whether the times of a run are excluded, or those of all runs behind a row of the summary."""
     return not set(DISTURBED).isdisjoint(row["flags"].split())
 
 
 def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
-    """Say how many repeats are not in the numbers, and why: 7 of 10 repeats oom."""
-    counts = Counter(_name_exclusion(row) for row in answers if all(row is not one for one in good))
+    """Return how many repeats are excluded, and why: "7 of 10 repeats oom". The cause is a flag or the outcome."""
+    counts: Counter[str] = Counter()
+    for row in answers:
+        if all(row is not one for one in good):
+            flags = row["flags"].split()
+            counts[next((flag for flag in (*NO_MEASUREMENT, *DISTURBED) if flag in flags), str(row["outcome"]))] += 1
     return ", ".join(f"{count} of {len(answers)} repeats {why}" for why, count in counts.items())
 
 
-def _name_exclusion(row: Row) -> str:
-    """Return the outcome of a repeat, or the flag that excludes it."""
-    flags = row["flags"].split()
-    return next((flag for flag in (*NO_MEASUREMENT, *DISTURBED) if flag in flags), str(row["outcome"]))
-
-
-def _is_answering(row: Row) -> bool:
-    return row["outcome"] == "ok" and set(NO_MEASUREMENT).isdisjoint(row["flags"].split())
-
-
 def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
-    """Return the answer to each repeat: attempts before the last one were tried again."""
+    """Return the last attempt of each repeat, which supersedes those before it."""
     last: dict[tuple[Any, Any], Row] = {}
     for row in sorted(rows, key=itemgetter("study", "repeat", "attempt")):
         last[row["study"], row["repeat"]] = row
@@ -152,30 +154,26 @@ def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
 
 
 def _group_by_allocation(good: Sequence[Row]) -> Allocations:
-    """Return runs by what they shared; one outside of any job stands by itself."""
-    groups: dict[Any, list[Row]] = {}
-    for place, row in enumerate(good):
-        groups.setdefault(row["allocation"] or place, []).append(row)
-    return list(groups.values())
+    """Group runs by allocation; a run outside of any job is a group by itself."""
+    groups = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0])
+    return [[row for _, row in group] for group in groups.values()]
 
 
 def _compute_timing(allocations: Allocations) -> Row:
-    of_steps, of_rates = _compute_interval(allocations, "step_s"), _compute_interval(allocations, "tokens_per_s")
-    return {
-        "step_s": _compute_median(allocations, "step_s"), **_build_interval_cells("step_s", of_steps),
-        "tokens_per_s": _compute_median(allocations, "tokens_per_s"), **_build_interval_cells("tokens_per_s", of_rates),
-        **{f"interval_{part}": getattr(of_steps, part, None) for part in ("kind", "level", "n")},
-    }  # fmt: skip
-
-
-def _build_interval_cells(name: str, interval: Interval | None) -> Row:
-    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
+    cells: Row = {}
+    for name in ("step_s", "tokens_per_s"):
+        interval = _compute_interval(allocations, name)
+        cells |= {name: _compute_median(allocations, name)}
+        cells |= {f"{name}_{end}": getattr(interval, end, None) for end in ("low", "high")}
+        if name == "step_s":
+            cells |= {f"interval_{part}": getattr(interval, part, None) for part in ("kind", "level", "n")}
+    return cells
 
 
 def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
         return repeats_interval(_compute_medians(allocations, name))
-    (good,) = allocations
+    (good,) = allocations  # nothing shows how much allocations differ: the ends of all runs in it
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):
         return None
@@ -185,26 +183,22 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
 
 def _compute_sample_s(allocations: Allocations) -> float | None:
     """Return the geometric mean over allocations of the time per sample over all windows in each."""
-    known = [[row for row in rows if row["sample_s"] is not None] for rows in allocations]
-    means = [
-        _compute_weighted_mean([row["sample_s"] for row in rows], [row["n_steps"] for row in rows])
-        for rows in known
-        if rows
-    ]
+    means = []
+    for rows in allocations:
+        # a window has as many samples as steps, up to a factor that is the same for all runs of a configuration
+        windows = [(row["sample_s"] * row["n_steps"], row["n_steps"]) for row in rows if row["sample_s"] is not None]
+        if windows:
+            means.append(sum(seconds for seconds, _ in windows) / sum(steps for _, steps in windows))
     return statistics.geometric_mean(means) if means else None
 
 
-def _compute_weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-
-
 def _compute_median(allocations: Allocations, name: str) -> float | None:
-    """Return the median over allocations of the median over the runs in each; None where no run tells it."""
+    """Return the median over allocations of the median over the runs in each; None if no run has a value."""
     medians = _compute_medians(allocations, name)
     return statistics.median(medians) if medians else None
 
 
-def _compute_maximum(rows: Sequence[Row], name: str) -> Any:
+def _compute_maximum(rows: Iterable[Row], name: str) -> Any:
     return max((row[name] for row in rows if row[name] is not None), default=None)
 
 
@@ -215,6 +209,7 @@ def _compute_medians(allocations: Allocations, name: str) -> list[float]:
 
 def _join_flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
+    # numbers of the repeats that ended ok may be too good, if slow repeats hit the time limit
     if good and any(row["outcome"] != "ok" for row in answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))

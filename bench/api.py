@@ -1,4 +1,4 @@
-"""The Python face: what the command does, from plain arguments to values, for scripts and notebooks.
+"""The Python interface: everything that the command does, for scripts and notebooks.
 
     from bench import api
 
@@ -9,7 +9,7 @@
     api.predict(overrides="model=mt5_xl engine=zero3 devices_per_node=8 machine=h100")[0].time
 
 Overrides are a text as on the command line, a list of such texts, or a mapping, in which a list stands for several
-values. Nothing here prints; whatever cannot be done raises a UserError.
+values. Nothing here prints. A UserError is raised for a request that cannot be carried out.
 """
 
 import contextlib
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
+from bench.core.formatting import describe_result
 from bench.core.store import Unreadable
 from bench.core.study import Study
 from bench.core.terminal import Progress
 
-if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
+if TYPE_CHECKING:  # functions import what they need: `zeroscale status` needs no Hydra, `run` no scheduler
     from bench.core.errors import Check
+    from bench.core.record import RunRecord
     from bench.sweep.advise.search import Answer
     from bench.sweep.inputs import GivenOverrides
     from bench.sweep.local_attempt import MeasuredRun
@@ -44,13 +46,15 @@ __all__ = [
 
 Folder = str | Path
 TextListener = Callable[[str], None]
-"""Hears what is going on, a text at a time."""
+"""Called with a text for each event."""
 Follow = Callable[[Progress], None]
-"""Hears again and again how far the run under way is."""
+"""Progress callback of the current run."""
+Describe = Callable[["RunRecord"], str]
+"""Returns the result of a run in one line."""
 
 
 def _ignore_text(what: object) -> None:
-    """Say nothing."""
+    """Do nothing."""
 
 
 def _convert_path(folder: Folder | None) -> Path | None:
@@ -69,12 +73,12 @@ def plan(
     nice: int | None = None,
     begin: str | None = None,
 ) -> "PlannedSweep":
-    """Return a sweep with every point decoded, checked and predicted; nothing starts and nothing is written.
+    """Return a sweep with every point decoded, checked and predicted. Starts nothing and writes nothing.
 
-    `study` is the name of one in conf/study, a path to a file, or a Study; without one the overrides span the points.
-    `repeats` replaces the study's, which are one where no study is named. `prune` leaves out what a smaller micro-batch
-    or a prediction says cannot fit. The rest is for a launcher with a queue: an autopilot that goes on by itself, at
-    most `max_queued` jobs at a time, a lower priority, no start before `begin`.
+    `study` is the name of a file in conf/study, a path, or a Study; without it the overrides span the points. `repeats`
+    replaces the number of repeats of the study, or 1 without a study. `prune` skips points that cannot fit: a smaller
+    micro-batch ran out of memory, or a prediction excludes them. The other arguments are for a launcher with a queue:
+    an autopilot that resubmits, at most `max_queued` jobs at a time, a lower priority, no start before `begin`.
     """
     from bench.sweep import plan
 
@@ -86,11 +90,17 @@ def plan(
 
 
 def run(
-    plan: "PlannedSweep", results: Folder = RESULTS, *, tell: TextListener = _ignore_text, follow: Follow = _ignore_text
+    plan: "PlannedSweep",
+    results: Folder = RESULTS,
+    *,
+    tell: TextListener = _ignore_text,
+    follow: Follow = _ignore_text,
+    describe: Describe = describe_result,
 ) -> "SweepResult":
-    """Measure what of a plan has no answer yet, here and now; return how its points ended.
+    """Measure the points of a plan that have no answer yet on this machine; return the outcomes of all points.
 
-    `tell` hears every point that ends, `follow` how far the one under way is.
+    `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe` returns
+    the result of a run for that text.
     """
     from bench.sweep import definition
     from bench.sweep.local_sweep import LocalSweep
@@ -98,35 +108,35 @@ def run(
     from bench.sweep.status import read_state
 
     if plan.queues:
-        raise UserError(f"launcher={plan.sweep.launcher['name']}", "starts elsewhere", "submit the plan")
+        raise UserError(f"launcher={plan.sweep.launcher['name']}", "submits to a queue", "use `submit`")
     folder = Path(results) / plan.sweep.study
     definition.write(folder, plan.sweep)
-    finalize_lost(read_state(folder))  # what a machine that went down left of an earlier call
+    finalize_lost(read_state(folder))  # attempts of an earlier call that a crash of the machine ended
     wanted = list(plan.sweep.wanted())
-    return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow).run()
+    return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow, describe=describe).run()
 
 
 def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
-    """Submit a plan to its launcher's queue, as far as the limits allow, and return at once.
+    """Submit a plan to its launcher's queue, within the limits of the cluster, and return at once.
 
-    `notify` is a command that the plan's autopilot calls at its end, with the path of the summary that it wrote.
+    `notify` is a command that the plan's autopilot calls at its end, with the path of its summary as argument.
     """
     from bench import launchers
-    from bench.core.scheduling import SchedulerAway
+    from bench.core.scheduling import SchedulerUnavailable
     from bench.sweep import definition
     from bench.sweep.submitting import submit_pending
 
     if not plan.queues:
-        rule, remedy = "has no queue", f"run the plan, or choose {launchers.format_queueing()}"
+        rule, remedy = "has no queue", f"use `run`, or choose {launchers.format_queueing()}"
         raise UserError(f"launcher={plan.sweep.launcher['name']}", rule, remedy)
     folder = Path(results) / plan.sweep.study
     written = definition.write(folder, plan.sweep)
     try:
         return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise  # the sweep is resumed when it answers again
     except UserError:
-        written.unlink(missing_ok=True)  # refused: a later `resume` goes on with what was taken
+        written.unlink(missing_ok=True)  # refused: `resume` must not submit these points later
         raise
 
 
@@ -138,13 +148,14 @@ def resume(
     patience_s: float = 30.0,
     tell: TextListener = _ignore_text,
     follow: Follow = _ignore_text,
+    describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Start what of a study has no final answer yet, and never what has one: submitted to its queue, or measured here.
+    """Start the points of a study that have no final answer yet: submit them to the queue, or measure them here.
 
-    Return what was submitted, or how its points ended. Attempts that ended without a record get one first; every point
-    may be tried as often as its study allows. `autopilot`, `notify` and `patience_s` are for a queue: go on by itself,
-    call a command at the end (see `submit`), and wait so long for a scheduler that does not answer. `tell` and `follow`
-    are those of `run`.
+    Return the submitted jobs, or the outcomes of all points. Attempts that ended without a record get a record first.
+    A point runs at most as often as its study allows. With a queue, `autopilot` resubmits until all points are
+    answered, `notify` is the command that it calls at its end (see `submit`), and `patience_s` are the seconds to wait
+    for a scheduler that does not answer. `tell`, `follow` and `describe` are as in `run`.
     """
     from bench import launchers
     from bench.sweep import definition
@@ -172,7 +183,7 @@ def resume(
         from bench.sweep.search.planning import restore_search
 
         search = LocalSearch(searched, restore_search(searched).proposer)
-    return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, search=search).run()
+    return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, describe=describe, search=search).run()
 
 
 def plan_search(
@@ -184,7 +195,7 @@ def plan_search(
     nice: int | None = None,
     begin: str | None = None,
 ) -> "PlannedSearch":
-    """Return the search of a study's `search` section; nothing starts and nothing is written. The rest is as for
+    """Return the search of a study's `search` section. Starts nothing and writes nothing. The arguments are as in
     `plan`."""
     from bench.sweep.search import planning
 
@@ -200,19 +211,20 @@ def search(
     notify: str | None = None,
     tell: TextListener = _ignore_text,
     follow: Follow = _ignore_text,
+    describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Try one point after the other until the search is at its end, here and now; or submit as many trials as the
-    queue may have at a time, and return at once. A search that was ended goes on where it was.
+    """Run one trial after the other on this machine until the search has ended; or submit as many trials as the queue
+    may hold, and return at once. A search that was interrupted is continued.
     """
     from bench.sweep.search import planning
 
     folder = Path(results) / plan.sweep.study
     planning.write_search(folder, plan.sweep)
-    return resume(folder, autopilot=autopilot, notify=notify, tell=tell, follow=follow)
+    return resume(folder, autopilot=autopilot, notify=notify, tell=tell, follow=follow, describe=describe)
 
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
-    """Return what the search in a study's folder has found so far."""
+    """Return the best trials so far of the search in a study's folder."""
     from bench.sweep import definition
     from bench.sweep.search.planning import restore_search
     from bench.sweep.search.verdict import conclude
@@ -221,40 +233,41 @@ def search_verdict(folder: Folder) -> "SearchVerdict":
     folder = Path(folder)
     sweep = definition.find_search(definition.read(folder))
     if sweep is None:
-        raise UserError(str(folder), "holds no search", "give the folder of one, or ask for its `status`")
+        raise UserError(str(folder), "holds no search", "give the folder of a search, or use `status`")
     return conclude(restore_search(sweep).pool, read_trial_results(folder, sweep))
 
 
 def cancel(folder: Folder) -> list[str]:
-    """Cancel every job of a study that its scheduler still has, and no other; return their numbers."""
+    """Cancel all jobs of a study that its scheduler still has, and no others; return their numbers."""
     from bench.sweep import submitting
 
     return submitting.cancel_jobs(Path(folder))
 
 
 def unreadable(folder: Folder) -> list[Unreadable]:
-    """Return the files of a study's folder that do not hold what their names say: they count as not there."""
+    """Return the files of a study's folder that cannot be read, and are ignored."""
     from bench.sweep import definition
     from bench.sweep.snapshot import read_snapshot
 
-    definition.read(Path(folder))  # raises for a folder of no study
+    definition.read(Path(folder))  # raises UserError for a folder without a study
     return list(read_snapshot(Path(folder)).unreadable)
 
 
 class Status(NamedTuple):
-    """Where every point of a study stands."""
+    """State of every point of a study."""
 
     view: "StudyState"
     scheduler_away: str  # why the scheduler was not asked, or did not answer; empty: it did
 
     @property
     def answered(self) -> bool:
-        """Whether every point has its final answer."""
+        """Return whether every point has its final answer."""
         return all(point_status.final for point_status in self.view.statuses)
 
     @property
     def under_way(self) -> bool:
-        """Whether something may still change by itself; of a scheduler that does not answer nobody knows."""
+        """Return whether a job or a local run may still change the state; taken for granted, unless all points are
+        answered, while the scheduler is unavailable."""
         if self.scheduler_away:
             return not self.answered
         may_move = any(state.live and not state.stuck and not state.follows for state in self.view.queue.values())
@@ -262,14 +275,14 @@ class Status(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """Whether all that is left in the queue waits for somebody to change something, or for what does."""
+        """Return whether all jobs left in the queue need an intervention, or depend on a job that does."""
         return not self.scheduler_away and bool(self.view.live) and not self.under_way
 
 
 def status(folder: Folder) -> Status:
-    """Return where a study stands, after giving every attempt that ended without a record the one it should have left.
+    """Return the state of a study, after writing records for attempts that ended without a record.
 
-    While its scheduler does not answer, nothing can be told dead, and what the folder says is returned.
+    While its scheduler is unavailable, no attempt counts as dead, and the state follows from the folder alone.
     """
     from bench.sweep.lost import finalize_lost, keep_ends
     from bench.sweep.status import read_state
@@ -278,8 +291,8 @@ def status(folder: Folder) -> Status:
     try:
         view = read_state(folder)
     except UserError as error:
-        return Status(read_state(folder, ask=False), str(error))  # raises again if it is the folder that is wrong
-    with contextlib.suppress(OSError):  # a folder that may only be read is shown as it is
+        return Status(read_state(folder, ask=False), str(error))  # raises again if the folder is the cause
+    with contextlib.suppress(OSError):  # a read-only folder is shown as it is
         concluded, ended = finalize_lost(view), keep_ends(view)
         if concluded or ended:
             view = read_state(folder)
@@ -296,11 +309,11 @@ def prepare(
     architectures: Sequence[str] | None = None,
     follow: Follow = _ignore_text,
 ) -> "Iterator[Check]":
-    """Stage data, tokenizers and compiled ops that the points need where there is no network, and check them; return
-    what was found, one thing at a time, while the work goes on.
+    """Stage data, tokenizers and compiled ops for nodes without a network, and check them; yield one finding at a time.
 
-    `offline` only checks. `architectures` are the GPUs' to build for, such as 8.0; by default that of the GPU here. For
-    a launcher with a queue the job that checks on a node is written below `results`. `follow` hears what is going on.
+    `offline` only checks. `architectures` are compute capabilities to build ops for, such as 8.0; by default that of
+    the local GPU. For a launcher with a queue, a job script that checks on a node is written below `results`. `follow`
+    is called with the current step.
     """
     from bench.sweep import prepare as preparation
 
@@ -325,12 +338,12 @@ def predict(
     rehearsed_s: float | None = None,
     software: str | None = None,
 ) -> "list[Prediction]":
-    """Return the memory and the step time that are predicted of every point; no time of a point that does not fit.
+    """Return the predicted memory and step time of every point; no time for a point that does not fit.
 
-    The slowest rank computes `straggler` times as long, a step waits `data_wait_s` for its batches, and `rehearsed_s`
-    is what a rehearsal on such a machine says that a step computes. `software` is the class of the software that
-    trains: eager, usual or fused. It may stand among the overrides instead; without it the class is usual, whose
-    interval is the widest.
+    `straggler` is the factor by which the slowest rank computes longer, `data_wait_s` the seconds that a step waits for
+    its batches, `rehearsed_s` the seconds that a step computes by a rehearsal on such a machine. `software` is the
+    class of the training software: eager, usual or fused; it may be an override instead. The default, usual, has the
+    widest interval.
     """
     from bench.sweep import prediction
 
@@ -346,7 +359,7 @@ def predict(
 
 
 def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
-    """Return one point that is to be measured here, checked; `study` is the folder of its results."""
+    """Return one point to measure on this machine, checked; `study` is the folder of its results."""
     from bench.sweep import plan
 
     return plan.plan_point(overrides, study, _convert_path(config_dir))
@@ -360,18 +373,23 @@ def rehearsal(
     study: str = "rehearsals",
     config_dir: Folder | None = None,
 ) -> "SingleRun":
-    """Return the rehearsal of one rank of a job that may be larger than this machine, checked; with `shapes_only` the
-    rank may be larger too. `study` is the folder of its results."""
+    """Return the rehearsal of one rank of a job, checked. The job may be larger than this machine; with `shapes_only`
+    the rank may be larger too. `study` is the folder of its results."""
     from bench.sweep import plan
 
     return plan.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only, study=study)
 
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
-    """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
+    """Run the result of `point` or `rehearsal` as a new repeat; return the run's folder and its record."""
+    from bench.core import store
     from bench.sweep import local_attempt
 
     study = Path(results) / made.requested.circumstance.study
+    try:  # before the wait for the lock, which may take minutes
+        study.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise store.build_unwritable_error(study, error) from error
     return local_attempt.run_attempt(made.requested, study, follow, new_repeat=True)
 
 
@@ -384,29 +402,22 @@ def rehearse(
     config_dir: Folder | None = None,
     follow: Follow = _ignore_text,
 ) -> "MeasuredRun":
-    """Run one rank of a job that may be larger than this machine, its collectives only pretended; with `shapes_only`
-    nothing is computed either: memory is counted, and not used."""
+    """Run one rank of a job that may be larger than this machine, with simulated collectives. With `shapes_only`
+    nothing is computed, and memory is counted without being used."""
     made = rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir)
     return measure(made, results, follow=follow)
 
 
-def advise(
-    question: "GivenOverrides",
-    *,
-    results: Folder | None = None,
-    config_dir: Folder | None = None,
-) -> "Answer":
-    """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
+def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
+    """Return the advised stage, micro-batch and node count, its rivals, and the rejected candidates.
 
-    `question` has overrides and the plain words of `zeroscale advise`: tokens, samples, loss, law, best,
-    deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results`
-    on the same machine outrank formulas; by default those of results/runs, if any.
+    `question` has overrides and the words of `zeroscale advise`: tokens, samples, loss, law, best, deadline,
+    node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results` on the same
+    machine outrank formulas; by default those of results/runs, if there are any.
     """
     from bench.sweep.advise import questions, search
     from bench.sweep.inputs import format_overrides
 
     return search.find_answer(
-        questions.parse_query(format_overrides(question)),
-        _convert_path(config_dir),
-        _convert_path(results),
+        questions.parse_query(format_overrides(question)), _convert_path(config_dir), _convert_path(results)
     )

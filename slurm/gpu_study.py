@@ -1,10 +1,10 @@
-"""The studies of one GPU, one after the other, and an archive of their results: `make gpu-study`.
+"""Run the studies of one GPU in turn, and pack their results into an archive: `make gpu-study`.
 
   make gpu-study GPU_STUDY="--machine h200"     on a machine with a GPU
   make gpu-study GPU_STUDY=--trial              on a CPU: every study is planned, and one tiny point is measured
-  timeout --signal=INT 9m make gpu-study        ends in good order after nine minutes; call it again to go on
+  timeout --signal=INT 9m make gpu-study        ends in an orderly way after nine minutes; call it again to continue
 
-It needs no network. What has its answer is not measured again.
+It needs no network. Points that have an answer are not measured again.
 """
 
 import argparse
@@ -24,13 +24,13 @@ SHORT = (
     "measure.warmup_steps=4", "measure.gpu_warmup_s=0", "measure.block_steps=2", "measure.min_steps=4",
     "measure.window_s=0",
 )  # fmt: skip
-"""The protocol of rehearsals and trials, which time nothing that is to be compared."""
+"""Protocol of rehearsals and trials, whose times are not compared."""
 PLAIN = {"mt5_xl": 8, "mt5_large": 16}
-"""Models that are compared with a plain Trainer, with micro-batches that fit both."""
+"""Models that are compared with a plain transformers Trainer, and micro-batches that fit both."""
 
 
 class Step(NamedTuple):
-    """A module with its arguments; `output` is the file of what it prints, which is there only after a success."""
+    """A module with its arguments; `output` is a file with what it prints, written only after a success."""
 
     module: str
     words: tuple[str, ...]
@@ -39,17 +39,17 @@ class Step(NamedTuple):
 
 
 def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield what is called, in the order of worth to a user whose time may end."""
+    """Yield the steps, the most valuable first, since a user's time may end."""
     place = (f"machine={machine}", "--results", str(runs))
 
     def sweep(study: str) -> Step:
         return Step(CLI, ("sweep", f"study={study}", *place))
 
-    # On a machine without a GPU these tests skip, and would show nothing.
+    # Without this variable the tests are skipped on a machine without a GPU, and would show nothing.
     tests = ("-q", "-rs", "tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
     yield Step("pytest", tests, reports / "check.txt", {"ZEROSCALE_REQUIRE_CUDA": "1"})
     yield from map(sweep, ("single_gpu", "single_gpu_tuning"))
-    # Another setting of the allocator is another question, and no repeat of a point: it has a folder of its own.
+    # Another setting of the allocator is another question, and no repeat of a point: hence a folder of its own.
     apart = (f"machine={machine}", "--results", str(runs / "expandable_segments"))
     expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     yield Step(CLI, ("sweep", "study=single_gpu_fast", *apart), environment=expandable)
@@ -76,15 +76,17 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
 
 
 def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield the same sweeps as plans for a cluster, and one tiny point that is measured."""
+    """Yield dry runs of the same sweeps for a cluster, and one tiny point that is measured."""
     for step in list_steps("h200", runs, reports):
         if step.words[0] == "sweep":
-            yield step._replace(words=(*step.words, "launcher=slurm", "--dry-run"))
+            yield step._replace(
+                words=(*step.words, "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run")
+            )
     yield Step(CLI, ("sweep", *TINY, *SHORT, "devices_per_node=1", "machine=cpu", "--results", str(runs)))
 
 
 def list_fastest(folder: Path) -> Iterator[list[str]]:
-    """Yield the overrides of every model's fastest run in a study's results."""
+    """Yield the overrides of each model's fastest run in a study's results."""
     import analysis
 
     if not folder.is_dir():
@@ -98,7 +100,7 @@ def list_fastest(folder: Path) -> Iterator[list[str]]:
 
 
 def call(step: Step) -> bool:
-    """Return whether a step has its answer now."""
+    """Run a step unless its output exists; return whether it succeeded."""
     if step.output and step.output.exists():
         return True
     print(" ".join((step.module, *step.words)), flush=True)
@@ -116,14 +118,17 @@ def call(step: Step) -> bool:
 def main() -> int:
     """Return 0 if every step has its answer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machine", default="auto", help="a file of conf/machine, for its peak (%(default)s)")
-    parser.add_argument("--trial", action="store_true", help="on a CPU, without measuring the studies")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="of runs/gpu, reports/gpu (%(default)s)")
+    parser.add_argument("--machine", default="auto", help="file of conf/machine, for the peak rate (%(default)s)")
+    parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), help="folder of runs/gpu and reports/gpu (%(default)s)"
+    )
     args = parser.parse_args()
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))  # the step hears of it too, and ends
+    # The step gets the signal too, and ends.
+    signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
     failed = [step for step in steps if interrupted or not call(step)]
     for folder in sorted({path.parents[3] for path in runs.rglob("record.json")}):
@@ -133,7 +138,7 @@ def main() -> int:
         for folder in filter(Path.is_dir, (runs, reports)):
             archive.add(folder, folder.relative_to(args.results))
     for step in failed:
-        print("not answered: call it again, or see what failed above:", step.module, *step.words)
+        print("not answered: call it again, or see the errors above:", step.module, *step.words)
     return 1 if failed else 0
 
 

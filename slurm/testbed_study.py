@@ -1,7 +1,7 @@
-"""A study from nothing to a report, on a testbed of its own: `make testbed-study`, as root.
+"""Measure a study on a testbed of its own, and write its report: `make testbed-study`, as root.
 
-Four nodes are brought up, every point is measured at one link rate after the other, the report is written, and the
-testbed is taken down whatever happens. What has its answer already is not measured again.
+A testbed of four nodes is started, every point is measured at one link rate after the other, and the report is written.
+The testbed is taken down in any case. Points that have an answer are not measured again.
 """
 
 import argparse
@@ -21,11 +21,12 @@ _BEGAN_AT = time.monotonic()
 
 def main() -> int:
     """Return 0 if every point has its answer at every rate and the report is written."""
-    args = _parser().parse_args()
+    args = _build_parser().parse_args()
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     os.environ["SLURM_CONF"] = f"/tmp/zeroscale-testbed-{args.name}/slurm.conf"
-    os.environ["OMP_NUM_THREADS"] = "1"  # reaches the ranks; a node here is one core, and more threads only wait
+    # Inherited by the ranks; a node here is one core, and more threads only wait.
+    os.environ["OMP_NUM_THREADS"] = "1"
     shape = ("--nodes", "4", "--rate", args.rates[0], "--subnet", args.subnet)
     failed = 0
     try:
@@ -34,30 +35,32 @@ def main() -> int:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        if not failed:  # else it has said why, and left nothing
+        # Else `up` has printed why, and left nothing.
+        if not failed:
             _testbed("down", args.name)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", default="testbed", help="a file of conf/study (%(default)s)")
-    parser.add_argument(
-        "--rates", type=_read_rates, default=RATES, help="of the links, one after the other (%(default)s)"
-    )
-    parser.add_argument("--name", default="zsstudy", help="of the testbed (%(default)s)")
-    parser.add_argument("--subnet", default="10.78.0.0/24", help="of the testbed (%(default)s)")
+    parser.add_argument("study", nargs="?", default="testbed", help="file of conf/study (%(default)s)")
+    help_text = "rates of the links, one after the other (%(default)s)"
+    parser.add_argument("--rates", type=_parse_rates, default=RATES, help=help_text)
+    parser.add_argument("--name", default="zsstudy", help="name of the testbed (%(default)s)")
+    parser.add_argument("--subnet", default="10.78.0.0/24", help="subnet of the testbed (%(default)s)")
     parser.add_argument("--results", type=Path, help="(results/runs/STUDY)")
     parser.add_argument("--report", type=Path, help="(results/reports/STUDY)")
     return parser
 
 
-def _read_rates(text: str) -> list[str]:
-    """Read what `--rates` was given; a rate that no file describes is refused before anything is brought up."""
+def _parse_rates(text: str) -> list[str]:
+    """Return the rates in `--rates`; refuse a rate without a machine file before anything is started."""
     machines = Path(__file__).parents[1] / "conf/machine"
     known = sorted(path.stem.removeprefix("testbed_") for path in machines.glob("testbed_*.yaml"))
     rates = text.split(",")
     if unknown := [rate for rate in rates if rate not in known]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: no machine testbed_{unknown[0]}; name of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r}: no machine testbed_{unknown[0]}; choose from {', '.join(known)}"
+        )
     return rates
 
 
@@ -73,8 +76,8 @@ def _study(args: argparse.Namespace) -> int:
 def _measure(study: str, rate: str, bed: str, results: Path) -> bool:
     """Measure the study with every link of the testbed `bed` at `rate`; return whether every point has its answer.
 
-    Each rate has a results folder of its own: whatever goes on with a sweep starts all that is left in its folder, and
-    what was asked of one rate must not run at another.
+    Each rate has its own results folder: `resume` starts all points that are left in a folder, and a point of one rate
+    must not run at another.
     """
     folder, words = str(results / study), (f"study={study}", f"machine=testbed_{rate}", "--results", str(results))
     if _testbed("link", bed, "all", "--rate", rate) or _zeroscale("sweep", *words):
@@ -94,7 +97,7 @@ def _zeroscale(*words: str) -> int:
 
 
 def _call(*command: str) -> int:
-    """Say what is done and do it. It is in a session of its own, so that it hears of Ctrl-C from us, and once."""
+    """Print and run a command. It has its own session, so that only this program passes Ctrl-C on, once."""
     minutes, seconds = divmod(round(time.monotonic() - _BEGAN_AT), 60)
     shown = " ".join(command[1:]).replace("-m bench.cli", "zeroscale")
     print(f"{minutes}:{seconds:02} {shown}", flush=True)
@@ -108,7 +111,8 @@ def _call(*command: str) -> int:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)  # as an exception, so that the testbed is taken down
+    # An exception, so that the testbed is taken down.
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import warm
 
-gc.disable()  # until all tests are collected: that imports torch and hundreds of modules, and none of it is garbage
+gc.disable()  # until all tests are collected: collection imports hundreds of modules, none of which is garbage
 
-settings.register_profile("patient", deadline=None)  # an example may take long on a busy machine, and be right
+settings.register_profile("patient", deadline=None)  # examples may take long on a busy machine
 settings.load_profile("patient")
 
-# `nohup make test &` begins with it ignored, and so would all that tests start and interrupt
+# under `nohup make test &` SIGINT is ignored, also in the processes that tests start and interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# before torch is imported: threads of two who test on two cores wait for each other by spinning
+# before torch is imported: on two cores the threads of two test processes would spin while they wait
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 warm.install()
@@ -31,8 +31,8 @@ LONG = ("test_golden.py", "test_docs.py", "test_t5.py", "test_consolidated.py", 
 
 
 class ByFile(LoadScopeScheduling):
-    """Assign tests to workers. A file is one worker's, since its tests share what takes long to make. The tests of
-    Slurm mostly wait, and share two testbeds: one worker has those of mishaps, another has the rest."""
+    """Assign tests to workers. All tests of a file go to one worker, since they share slow fixtures. The tests of
+    Slurm mostly wait and share two testbeds: one worker runs those of mishaps, another the rest."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -61,12 +61,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: no search for garbage has to go through it again."""
+    """Exclude everything imported so far from garbage collection, since it stays until the end."""
     gc.freeze()
     gc.enable()
-    gc.set_threshold(50_000, 20, 50)  # as a command has them
+    gc.set_threshold(50_000, 20, 50)  # the thresholds of a command
 
 
-# local runs of a session of tests wait for each other, and not for those of another
+# local runs of one test session wait for each other, but not for those of other sessions
 _SESSION = tempfile.TemporaryDirectory(prefix="zeroscale-tests-")
 os.environ["XDG_RUNTIME_DIR"] = _SESSION.name

@@ -1,4 +1,4 @@
-"""What the pages promise: links that lead somewhere, a current reference, and commands that do what is shown."""
+"""Pages: links have targets, the reference is current, and commands print what the page shows."""
 
 import argparse
 import contextlib
@@ -78,7 +78,7 @@ def _anchors(text: str) -> set[str]:
 
 
 class Command(NamedTuple):
-    """One command of a page; `output` is what stands below it, None where it stands without `$`."""
+    """One command of a page. `output` is the text below it; None for a command without `$`."""
 
     words: tuple[str, ...]
     output: str | None
@@ -101,7 +101,7 @@ def _commands(text: str) -> Iterator[Command]:
 
 
 def _words(line: str) -> tuple[str, ...]:
-    """Return the words of a line that calls `zeroscale`, variables before it left out; nothing for another line."""
+    """Return the words of a line that calls `zeroscale`, without variables before it; nothing for another line."""
     found = re.match(r"(?:\$ )?(?:\w+=(?:\"[^\"]*\"|\S*) )*(?:\S*/)?zeroscale (.*)", line)
     words = shlex.split(found[1], comments=True) if found else []
     return tuple(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
@@ -137,7 +137,7 @@ _MT5 = {
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages speak of."""
+    """A folder with the files that the pages mention."""
     folder = tmp_path_factory.mktemp("house")
     recorded = ROOT / "results" / "measured"
     shutil.copytree(recorded, folder / "results" / "measured")
@@ -145,7 +145,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.unpack(recorded / "two_cores.zip" / runs, folder / "results" / name)
     shutil.copytree(ROOT / "results" / "predictions", folder / "results" / "predictions")
     (folder / "my" / "launcher").mkdir(parents=True)
-    shutil.copy(ROOT / "conf" / "launcher" / "slurm.yaml", folder / "my" / "launcher" / "slurm_mine.yaml")
+    site = (ROOT / "conf/launcher/slurm.yaml").read_text().replace("gpus: null", 'gpus: "--gres=gpu:{devices}"')
+    (folder / "my" / "launcher" / "slurm_mine.yaml").write_text(site)
     (folder / "my" / "model").mkdir()
     shape = yaml.safe_load((ROOT / "conf" / "model" / "tiny.yaml").read_text())
     shape |= {"name": "mine", "parameters": None}
@@ -180,7 +181,7 @@ def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Comma
 
 
 def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the words of a command that measures or submits, as a dry run; nothing for a command that only reads."""
+    """Return the words of a command that measures or submits as a dry run; nothing for a command that only reads."""
     if "--dry-run" not in parser.format_help():
         return []
     here = ["machine=cpu", "devices_per_node=2"]  # whatever machine this is
@@ -189,7 +190,7 @@ def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[s
 
 
 def _pattern(output: str) -> str:
-    """Return what prints as `output` does: `…` alone on a line stands for any lines, within one for anything."""
+    """Return a pattern for `output`: `…` alone on a line matches any lines, within a line any text."""
     lines = [
         "(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + " *\n" for line in output.splitlines()
     ]
@@ -197,7 +198,7 @@ def _pattern(output: str) -> str:
 
 
 def _printed(folder: Path, words: tuple[str, ...]) -> tuple[str, int]:
-    """Return what a command prints in a folder, errors too, and its exit code."""
+    """Return the output of a command in a folder, with its errors, and its exit code."""
     out = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = cli.main(words)

@@ -33,7 +33,7 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
     told = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[0] == str(installed / "bench" / "conf")
-    assert told.stdout.splitlines()[-1] == "20 points, nothing started"
+    assert told.stdout.splitlines()[0] == "15 runs of 5 points, nothing started"
 
 
 def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def test_a_wheel_leaves_out_what_reads_the_runs_of_the_checkout(installed: Path,
     assert not (installed / "analysis" / "validation").exists()
     told = called(installed, tmp_path, "bench.cli", "predictions")
     remedy = "call `python -m analysis.validation` in a checkout of the repository"
-    assert (told.returncode, told.stderr) == (2, f"zeroscale: predictions: no such verb any more; {remedy}\n")
+    assert (told.returncode, told.stderr) == (2, f"zeroscale: predictions: this verb was removed; {remedy}\n")
 
 
 def test_a_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path) -> None:

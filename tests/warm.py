@@ -1,9 +1,9 @@
-"""Processes of the tests that are forked from one that has done their imports.
+"""Processes of the tests, forked from a server that has done their imports.
 
-A rank spends nearly all of its processor time on imports of torch and DeepSpeed. `Popen` here is `subprocess.Popen`,
-but it forks a module of `bench` or a script of the tests from a server with these imports done, as the fork server of
-a packed job does for its ranks. Supervisors and ranks that such a process starts are forked, too. Any other command
-starts as usual, and so does a command whose environment changes what is imported (`PYTHONPATH`, `LD_PRELOAD`).
+A rank spends nearly all of its processor time on imports of torch and DeepSpeed. `Popen` here is `subprocess.Popen`.
+But it forks a module of `bench` or a script of the tests from a server with these imports done, like the fork server
+of a packed job. Supervisors and ranks that such a process starts are forked, too. Any other command
+starts as usual. So does a command whose environment changes what is imported (`PYTHONPATH`, `LD_PRELOAD`).
 """
 
 import atexit
@@ -36,10 +36,10 @@ _IMPORTING = ("PYTHONSAFEPATH", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONWARNINGS"
 _MESSAGE_BYTES, _DESCRIPTORS, _ABOVE = 64, 32, 512
 _libc = ctypes.CDLL(None)
 _RealPopen = subprocess.Popen
-_environment = dict(os.environ)  # of a server, whichever test is the first to need it
+_environment = dict(os.environ)  # for servers, independent of the test that starts them
 
 _servers: dict[str | None, "Server"] = {}
-"""Those of this process, by PYTHONPATH."""
+"""Servers of this process, by PYTHONPATH."""
 _paths: set[str | None] = {os.environ.get("PYTHONPATH")}
 """Values of PYTHONPATH for which a server may be started."""
 
@@ -293,6 +293,6 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     sys.path.append(str(TESTS.parent))
-    from tests import warm  # one module, whoever forks
+    from tests import warm  # as one module in all processes
 
     warm.main()

@@ -1,6 +1,8 @@
-"""The claims of published work, and what a set of runs says of them: an analogue of them, never a reproduction. What
-tests a claim nevertheless, and the verdict, say `analysis.claims.rule` and `analysis.claims.verdicts`; which claims
-there are, `analysis.claims.sources`.
+"""Claims of published work, and the findings of a set of runs about them.
+
+sources   the claims and published numbers.
+findings  comparisons of a set of runs for each claim; they are analogues, not reproductions.
+verdicts  the rule that decides whether comparisons test a claim, and the verdict on it.
 """
 
 from collections import Counter
@@ -12,68 +14,71 @@ from analysis.summary import Row
 from bench.core.spec import RunSpec
 
 Quantity = Literal["sample_s", "moved_bytes", "idle_share"]
-"""What two configurations are compared by: their seconds per sample over the whole window, or another column of the run
+"""Quantity that two configurations are compared by: seconds per sample over the whole window, or a column of the run
 table."""
 Effect = Literal[
     "faster", "less", "slower", "more", "faster by less than 3 %", "less by less than 3 %", "slower by less than 3 %",
     "more by less than 3 %", "equal within 3 %", "no detectable difference", "too few repeats to tell",
     "first out of memory", "second out of memory", "unknown",
 ]  # fmt: skip
-"""Of the second configuration compared with the first, in steps per second, or less and more of another quantity,
-corrected for the number of comparisons of the finding. A difference may be detected and shown to be below 3 %, the
-smallest that anybody would act on; equal is where none was detected. Out of memory is a side that never ran where the
-other did; unknown where a side has no number for another reason."""
+"""Effect of the second configuration compared with the first: in steps per second, or less and more of another
+quantity.
+
+It is corrected for the number of comparisons of the finding. A detected difference may be shown to be below 3 %, the
+smallest relevant one; "equal" means that none was detected. "Out of memory" means that one side never ran and the other
+did; "unknown" that a side has no number for another reason.
+"""
 Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
 
 
 class Start(NamedTuple):
-    """When and in which allocation a run started."""
+    """Start time and allocation of a run."""
 
     started_at: str  # ISO 8601, UTC; empty where unknown
     allocation: str
 
 
 Starts = tuple[Start, ...]
-"""Those of the runs behind one side of a comparison."""
+"""Starts of the runs behind one side of a comparison."""
 
 
 class ClaimSide(NamedTuple):
-    """One of two configurations that are compared: its row of the summary, and what was asked."""
+    """One of two configurations that are compared: its row of the summary and its spec."""
 
     row: Row
     spec: RunSpec
 
 
 class ClaimComparison(NamedTuple):
-    """Two configurations that differ in one thing; `shared_text` says what they share."""
+    """Two configurations that differ in one thing; `shared_text` describes what they share."""
 
     before: Row
     after: Row
     differ: tuple[str, str]
     shared_text: str
-    tested: stats.Comparison | None  # the second's over the first's; None where one has no number
-    as_preset: bool = True  # whatever option only one of their engines knows is as its preset has it
+    tested: stats.Comparison | None  # the second's over the first's; None if a side has no number
+    as_preset: bool = True  # options that only one of their engines knows are as in its preset
     effect: Effect = "unknown"
-    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # reads records, so only where it is needed
-    is_slow_network: bool = False  # the same two were compared on a machine with a faster network as well
+    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # reads records, so it is called only if needed
+    is_slow_network: bool = False  # the same two were also compared on a machine with a faster network
 
 
 class Claim(NamedTuple):
-    """A claim of a source, and what in a set of runs can speak for or against it."""
+    """A claim of a source, and the comparisons in a set of runs that support or contradict it."""
 
     id: str
     text: str
     source: str
-    shared: Callable[[RunSpec], str]  # what two configurations must share
-    compared: Callable[[RunSpec, RunSpec], bool]  # whether two that do are a comparison, in this order
-    differ: Callable[[RunSpec, RunSpec], str]  # what the first is, beside the second
+    shared: Callable[[RunSpec], str]  # key that two compared configurations must share
+    compared: Callable[[RunSpec, RunSpec], bool]  # whether two such configurations are compared, in this order
+    differ: Callable[[RunSpec, RunSpec], str]  # name of the first, compared with the second
     judge: Callable[[Mapping[Effect, int]], Verdict]
     quantity: Quantity = "sample_s"
-    of_slow_network: bool = False  # speaks of a slow network, so that it takes two networks to test
+    of_slow_network: bool = False  # about a slow network: a test needs two networks
 
 
 class ClaimFinding(NamedTuple):
-    """What became of a claim on one machine with one model."""
+    """The comparisons for a claim on one machine with one model."""
 
     claim: Claim
     machine: str

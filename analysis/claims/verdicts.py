@@ -1,38 +1,63 @@
-"""Each claim of the sources beside what was measured, with a verdict and why; as text for documents and programs.
+"""Verdict on each claim of the sources: the rule that decides which comparisons test it, the verdict, and the reason.
 
-An analogue, such as a tiny model on a CPU, is never called a reproduction: `analysis.claims.rule` says what tests a
-claim.
+Findings that fall short of the rule are analogues, such as a tiny model on a CPU, and are never called a reproduction.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect, rule
+from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect, Starts
 from analysis.claims.findings import find_findings, name_effects
-from analysis.claims.rule import covered
 from analysis.claims.sources import CLAIMS, SMALL, STUDY, read_published
-from analysis.formats import MISSING, format_markdown_table
+from analysis.formats import MISSING, format_markdown_table, format_significant
 from analysis.results import Results
-from analysis.stats import compare as stats
+from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS
+from analysis.table import group_by, list_rows
 from bench.core.formatting import format_count
+from bench.core.spec import RunSpec
 
 Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
 
+SMALLEST, LARGEST = 580e6, 13e9
+"""Parameters of the study's models, from its abstract."""
+LARGE = 1e9
+"""Parameters from which on a model counts as large, as in the other sources."""
+
+DOUBTFUL = ("short", "straggler", "busy")
+"""Flags of runs that test no claim. A side is flagged busy only if all of its runs are."""
+
+TEXT = (
+    f"A set of runs tests a claim of {STUDY} only under that study's conditions: an mT5 model of 580M to 13B "
+    "parameters (the parameter count of a published shape; for C3 mT5-XXL), on GPUs of one machine and environment "
+    "class, on two or more node counts, for C1 with the same work per step on all of them. It needs "
+    f"{LEAST_RUNS} or more independent repeats of each side, without the flags {', '.join(DOUBTFUL)}, all of which "
+    "ended ok, in one allocation or in overlapping time; comparisons are corrected for their number. Options that two "
+    "stages share must be equal, and all others must be as in their preset. A claim of another source needs a model of "
+    "a billion parameters or more on several nodes with GPUs, and as many repeats without those flags; a claim about a "
+    "slow network also needs the same two configurations compared on a faster network. A difference below "
+    f"{100 * INTEREST:g} % decides nothing against a claim, and equality decides nothing at all. A side that ran out "
+    "of memory counts with its fastest micro-batch that fits; if none fits, the other side is the faster one. Anything "
+    "else is an analogue and tests nothing, whatever it shows. The GPUs and node counts of the study are not known "
+    "here, and need not be the same."
+)
+
+_XXL = "mt5_xxl"
 _NOTHING_TO_COMPARE = {
     True: "the set spans neither two node counts nor two ZeRO stages on several nodes",
     False: "the set has no two layouts on several nodes that differ in this only",
 }
 _VERDICTS: dict[str, Verdict] = {"as in the study": "reproduced", "not as in the study": "contradicted"}
-_BELOW: Counter[Effect] = Counter([stats.EQUAL, *SMALL.values()])
-"""Effects below the smallest that anybody would act on."""
+_BELOW: Counter[Effect] = Counter([EQUAL, *SMALL.values()])
+"""Effects below the smallest relevant difference."""
 
 
 class Entry(NamedTuple):
-    """What became of one claim on one machine; `machine` is empty where nothing there can speak for it."""
+    """The verdict on one claim on one machine; `machine` is empty if nothing there is comparable."""
 
     claim: str
     text: str
@@ -44,71 +69,177 @@ class Entry(NamedTuple):
 
 
 def judge(results: Results) -> list[Entry]:
-    """Return an entry for each claim of the sources and each machine where something was compared that is like it."""
+    """Return an entry for each claim of the sources and each machine with comparisons for it."""
     found = find_findings(results)
-    weighed = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
+    testable = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
     entries: list[Entry] = []
     for row in read_published("claims").rows:
         head = (row["id"], row["claim"], row["source"])
         if row["kind"] == "setting":
             why = "says what was studied, nothing that could be measured"
-            entries.append(Entry(*head, "", covered(row["id"], results), "not testable here", why))
+            entries.append(Entry(*head, "", describe_coverage(row["id"], results), "not testable here", why))
         else:
-            entries += _entries(head, weighed.get(row["id"]), found)
+            entries += _build_entries(head, testable.get(row["id"]), found)
     return entries
 
 
-def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return the entries as a table of text, one row per entry."""
-    return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
-
-
-def _entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[ClaimFinding]) -> Iterator[Entry]:
-    machines: dict[str, list[ClaimFinding]] = {}
-    for finding in found:
-        if finding.claim is claim:
-            machines.setdefault(finding.machine, []).append(finding)
+def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[ClaimFinding]) -> Iterator[Entry]:
+    machines = group_by((finding for finding in found if finding.claim is claim), lambda finding: finding.machine)
     if not machines:
         yield Entry(*head, "", "", "not testable here", _NOTHING_TO_COMPARE[claim is None or claim.source == STUDY])
     for machine, of_machine in machines.items():
-        measured = "; ".join(f"{finding.model}: {_counts(finding.counts)}" for finding in of_machine)
-        yield Entry(*head, machine, measured, *_weigh(of_machine))
+        measured = "; ".join(f"{finding.model}: {_format_counts(finding.counts)}" for finding in of_machine)
+        yield Entry(*head, machine, measured, *_decide(of_machine))
 
 
-def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
-    """Return the verdict on a claim on one machine, from the models there that test it, and why."""
-    short = {finding.model: rule.obstacles(finding) for finding in found}
+def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
+    """Return the verdict on a claim on one machine, from the models there that test it, and the reason."""
+    short = {finding.model: list_obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
         analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
-        return "not testable here", f"{_joined(short)} (analogue: {analogue})"
+        return "not testable here", f"{_join_reasons(short)} (analogue: {analogue})"
     claim = tests[0].claim
-    counts = _effects(claim, [comparison for finding in tests for comparison in rule.testing(finding)])
+    comparisons = [comparison for finding in tests for comparison in list_tests(finding)]
+    effects = name_effects(claim, [comparison.tested for comparison in comparisons if comparison.tested])
+    # failures need no correction, since they have no p-value
+    counts = Counter([*effects, *(comparison.effect for comparison in comparisons if not comparison.tested)])
     verdict = _VERDICTS.get(claim.judge(counts), "cannot be told")
-    why = f"below {100 * stats.INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
-    why += f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
+    why = f"below {100 * INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
+    why += f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_format_counts(counts)}"
     why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "cannot be told" else ""
-    if left := Counter(reason for finding in tests for reason in rule.list_rejected(finding)):
+    if left := Counter(reason for finding in tests for reason in list_rejected(finding)):
         why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
-    others = {model: why for model, why in short.items() if why}
-    return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
+    analogues = {model: reasons for model, reasons in short.items() if reasons}
+    return verdict, why + (f"; left out as analogues: {_join_reasons(analogues)}" if analogues else "")
 
 
-def _effects(claim: Claim, comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
-    """Return what all comparisons tell together."""
-    tested = [comparison.tested for comparison in comparisons if comparison.tested]
-    failed = [comparison.effect for comparison in comparisons if not comparison.tested]
-    return Counter([*name_effects(claim, tested), *failed])
-
-
-def _counts(counts: Counter[Effect]) -> str:
+def _format_counts(counts: Counter[Effect]) -> str:
     counts_text = ", ".join(f"{counts[effect]} {effect}" for effect in get_args(Effect) if counts[effect])
     return f"of {format_count(counts.total(), 'comparison')} {counts_text}" if counts_text else "nothing compared"
 
 
-def _joined(short: dict[str, list[str]]) -> str:
-    return "; ".join(dict.fromkeys(why for whys in short.values() for why in whys))
+def _join_reasons(short: Mapping[str, list[str]]) -> str:
+    return "; ".join(dict.fromkeys(why for reasons in short.values() for why in reasons))
 
+
+# ---------------------------------------- the rule
+
+
+def list_tests(finding: ClaimFinding) -> list[ClaimComparison]:
+    """Return the comparisons that test the claim, including those with too few repeats."""
+    return [comparison for comparison in finding.comparisons if not _explain_rejection(finding, comparison)]
+
+
+def list_rejected(finding: ClaimFinding) -> list[str]:
+    """Return the reason of every comparison that does not test the claim."""
+    return [reason for comparison in finding.comparisons if (reason := _explain_rejection(finding, comparison))]
+
+
+def list_obstacles(finding: ClaimFinding) -> list[str]:
+    """Return in which respects a finding falls short of the rule; empty if it tests its claim."""
+    if not finding.comparisons:
+        return ["nothing that differs only in this was measured"]
+    obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
+    if not tests:
+        return [*obstacles, *dict.fromkeys(list_rejected(finding))]
+    nodes = {row["nodes"] for comparison in tests for row in (comparison.before, comparison.after)}
+    if len(nodes) < 2 and finding.claim.source == STUDY:
+        obstacles.append("one node count only")
+    if not any(comparison.tested is not None and comparison.tested.decides for comparison in tests):
+        obstacles.append(f"fewer than {LEAST_RUNS} independent repeats a side")
+    return obstacles
+
+
+def find_studied_model(parameters: int | None) -> str | None:
+    """Return the mT5 model within the study's range with this parameter count; None if there is none."""
+    shapes = {
+        row["parameters"]: row["model"] for row in read_published("t5_shapes").rows if row["model"].startswith("mt5_")
+    }
+    return shapes.get(str(parameters)) if SMALLEST <= (parameters or 0) <= LARGEST else None
+
+
+def _format_parameters(parameters: int | None) -> str:
+    return f"{format_significant(parameters / 1e6, 3)}M parameters" if parameters else "parameters not counted"
+
+
+def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
+    """Yield why the model or its device differ from those of the source."""
+    numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
+    counts = {row["parameters"] for row in numbers}  # equal names may hide different shapes
+    if finding.claim.source == STUDY:
+        model = find_studied_model(counts.pop()) if len(counts) == 1 else None
+        if model is None:
+            size_text = _format_parameters(numbers[0]["parameters"]) if numbers else "no run ended ok"
+            yield f"{finding.model} ({size_text}) is no mT5 of 580M to 13B"
+        elif finding.claim.id == "C3" and model != _XXL:
+            yield f"{finding.model} is not mT5-XXL"
+    elif (least := min((count or 0 for count in counts), default=0)) < LARGE:
+        yield f"{finding.model} ({_format_parameters(least)}) has less than a billion"
+    on_gpus = all(row["peak_reserved_bytes"] is not None for row in numbers)  # known on every GPU
+    if not on_gpus or (not numbers and finding.claim.source != STUDY):
+        yield "not on GPUs"
+
+
+def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> str:
+    """Return why a comparison does not test its claim; empty if it does."""
+    before, after = comparison.before, comparison.after
+    if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
+        return "the work per step grew with the nodes, so that no more steps per second could be expected"
+    if not comparison.as_preset and finding.claim.source == STUDY:
+        return "an option that only one of the two stages knows is not its preset's"
+    if comparison.effect == "unknown" and any(not row["n"] for row in (before, after)):
+        outcomes = dict.fromkeys(row["outcome"] for row in (before, after) if not row["n"])
+        return f"a side has no number ({', '.join(outcomes)})"
+    if finding.claim.of_slow_network and not comparison.is_slow_network:
+        return "the same two were not compared on a faster network as well"
+    # a failed repeat may have been a slow one, so the others would be too fast
+    flags = {flag for row in (before, after) for flag in row["flags"].split()}
+    if "mixed" in flags:
+        return "some repeats of a side failed"
+    if doubtful := [flag for flag in DOUBTFUL if flag in flags]:
+        return f"a side is flagged {', '.join(doubtful)}"
+    return _explain_times_apart(*comparison.find_starts()) if comparison.tested else ""
+
+
+def _explain_times_apart(before: Starts, after: Starts) -> str:
+    """Return why a difference may be due to different days.
+
+    Empty if the sides shared an allocation, or if their time ranges overlap.
+    """
+    if {one.allocation for one in before} & {one.allocation for one in after}:
+        return ""
+    times = [[one.started_at for one in side] for side in (before, after)]
+    if not all(times) or not all(all(side) for side in times):
+        return "it is not recorded when a side ran"
+    (first, last), (begin, end) = ((min(side), max(side)) for side in times)
+    return "" if first <= end and begin <= last else "one side ran before the other"
+
+
+_SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
+    "C5": {
+        "micro-batch": attrgetter("batch.micro"), "samples per step": attrgetter("global_batch"),
+        "learning rate": attrgetter("optimizer.lr"), "precision": attrgetter("precision"),
+    },
+    "C6": {"data": attrgetter("data.name"), "loader workers": attrgetter("data.workers")},
+}  # fmt: skip
+"""Settings that claims state, with the values of a spec."""
+
+
+def describe_coverage(claim: str, results: Results) -> str:
+    """Return which values of the setting in a claim were measured; empty for an unknown claim."""
+    measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
+    if claim == "C4":
+        sizes: dict[str, int | None] = {row["model"]: row["parameters"] for row in measured}
+        within = [name for name, count in sizes.items() if find_studied_model(count)]
+        models = ", ".join(f"{name} ({_format_parameters(count)})" for name, count in sizes.items())
+        return f"{models or 'no model'}; of the mT5 models from 580M to 13B: {', '.join(within) or 'none'}"
+    specs = [results.specs[row["config_id"]] for row in measured]
+    values = {name: sorted(set(map(of, specs))) for name, of in _SETTINGS.get(claim, {}).items()}
+    return "; ".join(f"{name} {', '.join(map(str, found)) or 'none'}" for name, found in values.items())
+
+
+# ---------------------------------------- forms
 
 HEAD = ("Claim", "The source", "Machine", "Measured", "Verdict", "Why")
 
@@ -121,12 +252,13 @@ def cells(entry: Entry) -> tuple[str, ...]:
 
 def to_markdown(entries: Sequence[Entry]) -> str:
     """Return the rule and a Markdown table."""
-    return f"{rule.TEXT}\n\n{format_markdown_table(HEAD, [cells(entry) for entry in entries], [False] * len(HEAD))}"
+    return f"{TEXT}\n\n{format_markdown_table(HEAD, [cells(entry) for entry in entries], [False] * len(HEAD))}"
 
 
 def to_csv(entries: Sequence[Entry]) -> str:
-    """Return CSV with a header; what does not apply is empty."""
-    return as_table(entries).to_csv(index=False, lineterminator="\n")
+    """Return CSV with a header; cells that do not apply are empty."""
+    frame = pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def to_json(entries: Sequence[Entry]) -> str:

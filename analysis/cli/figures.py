@@ -7,16 +7,16 @@ zeroscale figures results/runs/smoke --format svg --only throughput,memory --out
 import argparse
 from pathlib import Path
 
-from analysis.cli import records
+from analysis.cli import add_paths, read_records, reporting_unwritable
 
 _FIGURES = Path("results/figures")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    records.arguments(parser)
+    add_paths(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_FIGURES}/<study>, or all for several")
-    parser.add_argument("--format", default="pdf,png", metavar="F,…", help="of pdf, png and svg; default: pdf,png")
-    parser.add_argument("--only", metavar="NAME,…", help="these figures alone; default: all with something to show")
+    parser.add_argument("--format", default="pdf,png", metavar="F,…", help="any of pdf, png and svg; default: pdf,png")
+    parser.add_argument("--only", metavar="NAME,…", help="only these figures; default: all that have something to show")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,16 +35,14 @@ def run(args: argparse.Namespace) -> int:
                 raise UserError(f"{option} {one}", "unknown", suggest_nearest(one, known))
     with terminal.progress(quiet=False) as follow:
         follow("reading records")
-        found = records.read(args.paths, follow)
+        found = read_records(args.paths, follow)
     studies = set(found.table["study"])
     out = args.out or _FIGURES / (studies.pop() if len(studies) == 1 else "all")
-    try:
+    with reporting_unwritable(out):
         out.mkdir(parents=True, exist_ok=True)
         for figure, picture in build_pictures(found):
             for form in forms if figure.name in only else ():
                 path = out / f"{figure.name}.{form}"
                 path.write_bytes(save(compose(picture), form, figure.name))
                 print(path)
-    except OSError as error:
-        raise UserError(str(out), f"cannot be written ({error.strerror})", "choose another --out") from error
     return 0

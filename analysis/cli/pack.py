@@ -1,16 +1,16 @@
-"""Pack the records of a study into one archive that names nobody: to publish, or to send for a review.
+"""Pack the records of a study into one anonymous archive, to publish or to send for a review.
 
   zeroscale pack results/runs/paper
   zeroscale pack results/runs/paper --out for-review.zip
   zeroscale pack results/runs/paper --whole --out kept.zip
 
-The archive holds `RUN/record.json` for every record. `table`, `report` and every other reading verb read it, as it is
-or unpacked. Only the fields of an allow-list are copied: numbers, versions, times, and of texts those that come with
-zeroscale, such as the name of a field, of a choice or of a model in conf/. Other names become pseudonyms: hosts
-`host1-…`, jobs `job1-…`, models of your own `model1-…`. Logs, reasons, paths, variables, site options, container
-images, git commits and free texts are left out.
+The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading verbs read it, packed or
+unpacked. Only the fields of an allow-list are copied: numbers, versions, times, and texts that come with zeroscale,
+such as the name of a field, of a choice or of a model in conf/. Other names become pseudonyms: hosts `host1-…`, jobs
+`job1-…`, your own models `model1-…`. Logs, reasons, paths, variables, site options, container images, git commits and
+free texts are left out.
 
-`--whole` is for your own shelf: every file of one results folder, byte by byte, with all names in it.
+`--whole` makes a private archive: every file of one results folder, unchanged, with all names.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from analysis.cli import records
+from analysis.cli import add_paths, report_missing, reporting_unwritable
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.files import find_conf_folder, pack, read_whole
@@ -39,7 +39,7 @@ from bench.core.store import RECORD, to_json, write_atomically
 _log = logging.getLogger(__name__)
 
 _OUT = object()
-"""Stands for the value of a field that is left out."""
+"""The value of a field that is left out."""
 _PACKAGES = (
     "torch", "cuda", "hip", "nccl", "rccl", "driver", "deepspeed", "transformers", "tokenizers", "datasets", "numpy",
     "pyarrow", "hydra-core", "triton", "python", "zeroscale",
@@ -51,16 +51,14 @@ _MORE_WORDS = (
     "quiet", "recv", "reduce", "rendezvous", "scatter", "send", "slurm", "sockets", "start", "tokens",
     "tokens_padding", "update",
 )  # fmt: skip
-"""Keys and values that zeroscale writes into records, and that neither a schema nor a file of conf/ holds."""
+"""Keys and values that zeroscale writes into records, and that are in no schema and no file of conf/."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    records.arguments(parser)
+    add_paths(parser)
     out = Path("results/packs/records.zip")
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s")
-    parser.add_argument(
-        "--whole", action="store_true", help="for yourself: every file of one folder as it is, names too"
-    )
+    parser.add_argument("--whole", action="store_true", help="private: every file of one folder unchanged, with names")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,27 +74,27 @@ def run(args: argparse.Namespace) -> int:
         results.warn(found)
         packed = pack_records(found.records.values())
     if not packed:
-        raise records.missing(args.paths)
-    try:
+        raise report_missing(args.paths)
+    with reporting_unwritable(args.out):
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(args.out, pack(packed))
-    except OSError as error:
-        raise UserError(str(args.out), f"cannot be written ({error.strerror})", "choose another --out") from error
     print(args.out)
     return 0
 
 
 _Rename = Callable[[str, Any], str]
-"""Return the pseudonym of a value of some kind, the same throughout the archive."""
+"""Returns the pseudonym of a value by its kind, the same throughout the archive."""
 _Rule = Callable[[Any, _Rename], Any]
-"""Return what is copied of a field's value, which is not None."""
+"""Returns the copied part of a field's value, which is not None."""
 
 
 def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
-    """Return the files of the archive by path. A record that does not hold without the names of its plug-in is named in
-    a warning and left out."""
+    """Return the files of the archive by path.
+
+    A record that is invalid without the names of its plug-in is left out, with a warning.
+    """
     found = list(records)
-    # Pseudonyms of two archives must differ. Published values alone go into the hash, so it confirms no guessed name.
+    # Pseudonyms of two archives must differ. The hash has only published values, so it cannot confirm a guessed name.
     published = [(one.circumstance.started_at, one.observations and one.observations.steps) for one in found]
     suffix = hashlib.sha256(repr(published).encode()).hexdigest()[:6]
     numbers: dict[str, dict[str, str]] = {}
@@ -114,14 +112,14 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
             _log.warning("left out of the archive: %s: no record without the names of its plug-in", record.config_id)
             continue
         run_id = f"{packed.config_id}-{packed.circumstance.repeat}.{packed.circumstance.attempt}"
-        times[run_id] += 1  # on another machine, or of another study
+        times[run_id] += 1  # the same run on another machine, or of another study
         folder = run_id if times[run_id] == 1 else f"{run_id}_{times[run_id]}"
         files[f"{folder}/{RECORD}"] = to_json(packed)
     return files
 
 
 def _copy(value: Any, rename: _Rename) -> Any:
-    """Numbers, truth values, and zeroscale's own words. A list with any other text is left out whole."""
+    """Copy numbers, truth values and zeroscale's own words. A list with any other text is left out as a whole."""
     if isinstance(value, Mapping):
         inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
         return {key: item for key, item in inner.items() if item is not _OUT}
@@ -132,23 +130,23 @@ def _copy(value: Any, rename: _Rename) -> Any:
 
 
 def _copy_versions(value: Any, rename: _Rename) -> Any:
-    """Plain version numbers of known packages."""
+    """Copy plain version numbers of known packages."""
     texts = {package: value[package] for package in _PACKAGES if package in value}
     return {package: text if _VERSION.fullmatch(text or "") else None for package, text in texts.items()}
 
 
 def _copy_form(pattern: str) -> _Rule:
-    """A text of a form that has no room for a name."""
+    """Return the rule that copies a text only in a form without room for a name."""
     return lambda value, rename: value if re.fullmatch(pattern, value) else _OUT
 
 
 def _name(kind: str) -> _Rule:
-    """A word of zeroscale's own, or a pseudonym."""
+    """Return the rule that copies a word of zeroscale, and replaces any other by a pseudonym."""
     return lambda value, rename: value if value in list_own_words() else rename(kind, value)
 
 
 def _mark(value: Any, rename: _Rename) -> Any:
-    """That there is a text."""
+    """Replace a text, so that its presence is known."""
     return "left out by zeroscale pack"
 
 
@@ -193,28 +191,30 @@ KEPT: Mapping[str, _Rule] = {
     "observations.drill": _mark,
     "observations.data": lambda data, rename: {"content": rename("content", data)},
 }
-"""Every field that is copied, with its rule. A rule holds for all below its field; a later rule replaces an earlier.
-Besides, `config_id` is computed anew, and the job gets a pseudonym."""
+"""Every copied field, with its rule. A rule applies to all fields below; a later rule overrides an earlier one.
+In addition, `config_id` is computed again, and the job gets a pseudonym."""
 
 
 def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
-    """Return a record with the fields of `KEPT` alone."""
+    """Return a record with only the fields of `KEPT`."""
     plain: Any = record.model_dump(mode="json", by_alias=True)
     packed: Any = {"schema_version": record.schema_version}
     for path, rule in KEPT.items():
         *parents, field = path.split(".")
+        # A part that the record has not (null) has no fields to copy.
         source = functools.reduce(lambda inner, parent: inner.get(parent) or {}, parents, plain)
         if field in source:
             target = functools.reduce(lambda inner, parent: inner.setdefault(parent, {}), parents, packed)
             target[field] = None if source[field] is None else rule(source[field], rename)
             if target[field] is _OUT:
                 del target[field]
+    # A model, engine or data set that lost a field is no longer the named one.
     for part in ("model", "engine", "data"):
         given, kept = plain["spec"][part], packed["spec"][part]
         if any(
             kept.get(field, _OUT) != value for field, value in given.items() if (part, field) != ("model", "source")
         ):
-            kept["name"] = rename(part, given)  # it has lost something: it must not be pooled with another
+            kept["name"] = rename(part, given)
     if job := _pack_job(record, rename):
         packed["environment"]["job"] = job
     packed["config_id"] = config_id(RunSpec.model_validate(packed["spec"]))
@@ -222,7 +222,7 @@ def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
 
 
 def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
-    """Return the job of a run by a pseudonym, with those hosts that were its own where a host was not."""
+    """Return the job of a run under a pseudonym. If it ran on a foreign host, the job names its own hosts."""
     from analysis.columns import list_columns
     from analysis.observed import find_job
 
@@ -236,15 +236,15 @@ def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
 
 @functools.cache
 def list_own_words() -> frozenset[str]:
-    """Return the words that come with zeroscale: fields and choices of its records and plug-ins, and what stands in
-    those files of conf/ that name no site."""
+    """Return the words that come with zeroscale: fields and choices of its records and plug-ins, and the texts of those
+    files of conf/ that name no site."""
     documents: list[Any] = [_MORE_WORDS, RunRecord.model_json_schema()]
     kinds: tuple[tuple[plugins.Kind[Any], str], ...] = (
         (plugins.ENGINE, "Options"), (plugins.FAMILY, "Shape"), (plugins.DATA, "Options"),
     )  # fmt: skip
     for kind, part in kinds:
         for word, plugin in plugins.list_usable(kind):
-            if plugin.__name__.startswith(f"{kind.package}."):  # no installed package's
+            if plugin.__name__.startswith(f"{kind.package}."):  # not that of another installed package
                 documents += [word, getattr(plugin, part).model_json_schema()]
     for group in ("data", "engine", "machine", "model", "objective"):
         for file in (find_conf_folder() / group).glob("*.yaml"):

@@ -1,4 +1,4 @@
-"""Write tables and figures as one page that opens offline, with the files beside it.
+"""Write tables and figures as one page that opens offline, with the tables as files next to it.
 
   zeroscale report results/runs/smoke
   zeroscale report results/runs/smoke results/runs/adhoc --out results/reports/both
@@ -10,27 +10,28 @@ An older report in the folder is replaced.
 import argparse
 from pathlib import Path
 
-from analysis.cli import records
+from analysis.cli import add_paths, read_records
 
 _REPORTS = Path("results/reports")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    records.arguments(parser)
+    add_paths(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_REPORTS}/<study>, or all for several")
-    parser.add_argument("--price", type=float, metavar="P", help="of a device and hour, in any currency: adds costs")
+    parser.add_argument("--price", type=float, metavar="P", help="per device and hour, in any currency: adds costs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
     from bench.core import processes, terminal
 
+    # Without garbage collection the imports of matplotlib and pandas take a quarter less time.
     with processes.importing():
         from analysis import report
 
     with terminal.progress(quiet=False) as follow:
         follow("reading records")
-        found = records.read(args.paths, follow)
+        found = read_records(args.paths, follow)
         studies = set(found.table["study"])
         out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
         page = report.write_report(found, out, args.price, lambda what, share: follow(terminal.Progress(what, share)))

@@ -1,85 +1,102 @@
-"""Show one row per run, those that failed too.
+"""Show one row per run, failed runs included.
 
   zeroscale table results/runs/smoke
   zeroscale table results/runs --format csv > runs.csv
   zeroscale table results/runs/smoke --columns engine,world_size,micro,tokens_per_s,flags
   zeroscale table results/runs/paper --price 2.5
 
-Text shows the columns that fit a terminal; Markdown, CSV and JSON show all of them. CSV and JSON are exact. The report
-says what each column means.
+Text has the main columns that fit the terminal, or 100 columns in a file; --wide has more of them, with one line per
+run. Markdown, CSV and JSON have all columns; CSV and JSON are exact. `zeroscale explain COLUMN` explains a column.
 """
 
 import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from analysis.cli import records
-from bench.core.errors import UserError, make_printable, suggest_nearest
+from analysis.cli import add_paths, read_records
+from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pandas import DataFrame
+
+_FOLDED = {"options": 30, "flags": 12, "reason": 30}
+"""Columns whose texts may be folded, and the width that they need at least."""
+_OMITTED_FIRST = (
+    "options", "compute_s", "sample_s", "precision", "decoder_length", "encoder_length", "evidence", "mfu",
+    "tokens_trained", "model", "config_id", "cost_per_million_tokens", "peak_allocated_bytes",
+)  # fmt: skip
+"""Columns that a narrow table leaves out: those with a single value first, then in this order."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    records.arguments(parser)
+    add_paths(parser)
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
-    parser.add_argument(
-        "--price", type=float, metavar="P", help="of a device per hour, in your currency; fills cost_per_million_tokens"
-    )
+    parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per run")
+    price = "per device and hour, in any currency: fills cost_per_million_tokens"
+    parser.add_argument("--price", type=float, metavar="P", help=price)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0; what is no record is named on standard error."""
-    from analysis import formats, prices
+    """Return 0; files that are no records are named on standard error."""
+    from analysis import formats
+    from analysis.metrics import cost
 
-    found = records.read(args.paths)
-    priced = found.table if args.price is None else prices.add_prices(found.table, args.price)
-    frame = _chosen(priced, args.columns)
+    found = read_records(args.paths)
+    frame = found.table if args.price is None else cost.add_prices(found.table, args.price)
+    names = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
+    for name in names or [args.columns] * (args.columns is not None):
+        if name not in frame.columns:
+            raise UserError(f"--columns {name}", "no such column", suggest_nearest(name, map(str, frame.columns)))
+    frame = frame[names] if names else frame
     if args.format == "text":
-        _print(frame if args.columns else _readable(frame))
+        _print(frame, wide=args.wide, chosen=bool(names))
     else:
         written = {"md": formats.to_markdown, "csv": formats.to_csv, "json": formats.to_json}[args.format](frame)
         sys.stdout.write(written)
     return 0
 
 
-def _chosen(frame: "DataFrame", listed: str | None) -> "DataFrame":
-    if listed is None:
-        return frame
-    names = [name.strip() for name in listed.split(",") if name.strip()]
-    for name in names or [listed]:
-        if name not in frame.columns:
-            raise UserError(f"--columns {name}", "no such column", suggest_nearest(name, map(str, frame.columns)))
-    return frame[names]
-
-
-def _readable(frame: "DataFrame") -> "DataFrame":
-    from analysis.columns import SHOWN, SHOWN_WHERE_DIFFERENT
-
-    has_value = frame.notna() & (frame.astype("string") != "")
-    has_value["evidence"] = bool((frame["evidence"] != "measured").any())  # said where not all of it is measured
-    for name in SHOWN_WHERE_DIFFERENT:
-        has_value[name] = frame[name].nunique(dropna=False) > 1
-    return frame[[name for name in (*SHOWN, "reason") if name in has_value and has_value[name].any()]]
-
-
-def _print(frame: "DataFrame") -> None:
-    """Print a table as wide as the terminal, or as wide as it is where the output goes elsewhere."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
+    """Print a table with one line per run if it is `wide` or in a file with `chosen` columns, else as wide as fits."""
     from analysis.columns import list_all_columns
-    from analysis.formats import format_cell
+    from analysis.formats import find_width, format_cell, render_text_table
     from analysis.table import list_rows
 
-    known = list_all_columns()
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in map(str, frame.columns):
-        right = known[name].kind in ("integer", "number")
-        shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
-    for row in list_rows(frame):
-        shown.add_row(*(Text(make_printable(format_cell(known[name], value))) for name, value in row.items()))
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
-    console.print(shown)
+    known, names = list_all_columns(), list(map(str, frame.columns)) if chosen else _list_main_columns(frame)
+    rows = [[format_cell(known[name], row[name]) for name in names] for row in list_rows(frame)]
+    width = None if wide or (chosen and not sys.stdout.isatty()) else find_width()
+    omitted = [] if chosen or width is None else _choose_omitted(names, rows, width)
+    kept = [place for place, name in enumerate(names) if name not in omitted]
+    right = [known[names[place]].kind in ("integer", "number") for place in kept]
+    cells = [[row[place] for place in kept] for row in rows]
+    sys.stdout.write(render_text_table([names[place] for place in kept], cells, right, width))
+    if omitted:
+        print(f"not shown, since {width} columns have no room: {', '.join(omitted)}; add --wide", file=sys.stderr)
+
+
+def _list_main_columns(frame: "DataFrame") -> list[str]:
+    """Return the main columns that have a value in some row; some of them only if rows differ."""
+    from analysis.columns import SHOWN, SHOWN_WHERE_DIFFERENT
+
+    is_shown = dict((frame.notna() & (frame.astype("string") != "")).any())
+    is_shown["evidence"] = bool((frame["evidence"] != "measured").any())  # only if not all is measured
+    is_shown |= {name: frame[name].nunique(dropna=False) > 1 for name in SHOWN_WHERE_DIFFERENT}
+    return [name for name in (*SHOWN, "reason") if is_shown.get(name)]
+
+
+def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", width: int) -> list[str]:
+    """Return the columns to leave out, so that the others fit `width`."""
+    widths = {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
+    needed = {name: min(number, max(_FOLDED.get(name, number), len(name))) for name, number in widths.items()}
+    # A column with one value says nothing about the differences of rows.
+    several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
+    omitted: list[str] = []
+    for name in sorted(_OMITTED_FIRST, key=lambda name: name in several):
+        kept = [number for one, number in needed.items() if one not in omitted]
+        if sum(kept) + 2 * (len(kept) - 1) <= width:
+            break
+        omitted += [name] if name in needed else []
+    return omitted

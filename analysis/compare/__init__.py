@@ -1,17 +1,17 @@
-"""Two sets of results, configuration by configuration: faster, slower, the same or not comparable.
+"""Comparison of two sets of results, configuration by configuration: faster, slower, the same or not comparable.
 
-fields   what sets configurations apart, and which differences are the question
-pairing  which configuration of A is set against which of B, and what people call a pair
-judging  what a pair says, counts and bytes among it, and the gate
-phrases  how a pair is told in words
-output   text, Markdown, JUnit XML, JSON and CSV
+- `fields`: fields in which configurations differ, and those that are compared on purpose
+- `pairing`: pairs of a configuration of A and one of B, and their names
+- `judging`: the result of a pair, from times, counts and bytes, and the gate
+- `phrases`: results in words
+- `output`: text, Markdown, JUnit XML, JSON and CSV
 """
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from analysis.compare.fields import VariedField
-from analysis.compare.judging import Gate, PairResult, lines
+from analysis.compare.judging import Gate, PairResult, judge_pairs
 from analysis.compare.pairing import describe_nearest_miss, label_pairs, list_configurations, pair_configurations
 from analysis.results import Results
 
@@ -21,27 +21,27 @@ EXIT_CODES: Mapping[Verdict | None, int] = {None: 0, "PASS": 0, "FAIL": 1, "INCO
 
 
 class ComparisonSetup(NamedTuple):
-    """How two sets are compared."""
+    """Settings of a comparison of two sets."""
 
-    called: tuple[str, str]  # A and B
+    called: tuple[str, str]  # names of A and B
     across: tuple[VariedField, ...] = ()
     gate: Gate | None = None
-    paired: bool = False  # repeat n of A and of B were made one after the other
-    keep_disturbed: bool = False  # of paired runs alone: busy ones count too, as `zeroscale ab` promises
+    paired: bool = False  # repeat n of A and repeat n of B ran one after the other
+    keep_disturbed: bool = False  # with `paired` only: busy runs count, since the load was on both sides
 
 
 class SetComparison(NamedTuple):
-    """The answer: a line for each pair, by name."""
+    """The result of each pair, by its name."""
 
     question: ComparisonSetup
     lines: tuple[tuple[str, PairResult], ...]
-    note: str = ""  # where A and B share no configuration, what keeps two of them apart
+    note: str = ""  # if no configurations could be paired, the differences of the most similar two
 
     @property
     def verdict(self) -> Verdict | None:
-        """What becomes of the gate; None without one.
+        """The verdict of the gate; None without a gate.
 
-        It fails by a line, or because A and B share no configuration; it passes where every line keeps it.
+        It is FAIL if a line breaks the gate or A and B share no configuration, and PASS if every line keeps it.
         """
         if self.question.gate is None:
             return None
@@ -49,13 +49,8 @@ class SetComparison(NamedTuple):
             return "FAIL"
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 
-    @property
-    def broken(self) -> bool:
-        """Whether the gate fails."""
-        return self.verdict == "FAIL"
-
     def breaks(self, line: PairResult) -> bool:
-        """Whether a line breaks the gate."""
+        """Return True if a line breaks the gate; with `strict`, an open line does too."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
 
@@ -65,11 +60,11 @@ class SetComparison(NamedTuple):
 
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
-    """Compare two sets of results; UserError for what `across` cannot mean."""
+    """Compare two sets of results. UserError if `across` names no field or is ambiguous."""
     if question.paired and question.keep_disturbed:
         a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)
     found = pair_configurations(ours, theirs, question.across)
-    judged = lines(a, b, found, question.gate, paired=question.paired)
+    judged = judge_pairs(a, b, found, question.gate, paired=question.paired)
     note = "" if any(pair.a and pair.b for pair in found) else describe_nearest_miss(ours, theirs)
     return SetComparison(question, tuple(zip(label_pairs(found), judged, strict=True)), note)

@@ -1,7 +1,7 @@
-"""What sets two configurations apart, field by field, and which differences are the question."""
+"""The fields in which two configurations differ, and the fields that `--across` compares on purpose."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from analysis.summary import Row
@@ -11,26 +11,27 @@ from bench.core.record import EnvironmentClass
 from bench.core.spec import RunSpec
 
 Fields = dict[str, str]
-"""By dotted name, as text: those of the spec (`engine.options.stage`) and of what it met (`versions.torch`)."""
+"""Values as text by dotted name: fields of the spec (`engine.options.stage`), the environment (`versions.torch`) …"""
 
+# Fields outside the spec's identity. They differ on purpose with --across, and otherwise forbid a comparison.
 _CIRCUMSTANCE = ("measure", "machine", "evidence")
 _ENVIRONMENT = ("device", "container", "versions")
-_SAME_THING = {"machine": ("machine", "device")}  # a machine is what it is called and what is in it
+_SAME_THING = {"machine": ("machine", "device")}  # another machine usually has another device as well
 
 
 class VariedField(NamedTuple):
-    """A field, or all below it, in which A and B may differ; with `values`, what it is in A and what it is in B."""
+    """A field in which A and B may differ, with all fields below it. `values`: its values in A and in B, if given."""
 
     name: str
     values: tuple[str, str] | None = None
 
     def covers(self, field: str) -> bool:
-        """Whether `field` is this one or below it."""
+        """Return True for this field and all fields below it."""
         return any(_is_at_or_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
 
 
 class FieldDifference(NamedTuple):
-    """A field that is not the same in A and in B; None where a side has no such field."""
+    """A field with different values in A and in B; None for a side without the field."""
 
     field: str
     a: str | None
@@ -41,7 +42,7 @@ class FieldDifference(NamedTuple):
 
 
 def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
-    """Return the fields of a row of the summary; those of its environment only where that is known."""
+    """Return the fields of a row of the summary, with those of its environment if it is known."""
     plain = select(spec.model_dump(mode="json", by_alias=True), "identity")
     plain |= {"objective": spec.objective, "parallel": spec.parallel.model_dump()}
     met: dict[str, Any] = {"machine": row["machine"], "evidence": row["evidence"]}
@@ -57,8 +58,9 @@ def parse_across(text: str) -> tuple[VariedField, ...]:
 
 
 def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None:
-    """Raise UserError for a field that no configuration has, nor any other could have."""
-    names = {name for one in known for field in one for name in _list_prefixes(field)}
+    """Raise UserError for a field that no configuration can have."""
+    parts = [field.split(".") for one in known for field in one]
+    names = {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
     names |= {*RunSpec.model_fields, *_CIRCUMSTANCE, *_ENVIRONMENT}
     for one in across:
         if one.name not in names:
@@ -66,13 +68,13 @@ def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None
 
 
 def find_value(name: str, one: Fields) -> str | None:
-    """Return the value of a field; that of `engine` is its name."""
+    """Return the value of a field. A group such as `engine` has its name as value."""
     return one.get(name, one.get(f"{name}.name"))
 
 
 def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple[str, str], ...]:
-    """Return what two configurations must share to be set against each other at all: what was measured, without what
-    is the question, the protocol and what it met."""
+    """Return the fields that two configurations must share to be paired at all: those of the spec, without `across` and
+    the protocol."""
     across = tuple(across)
     return tuple(sorted(
         (field, value) for field, value in one.items()
@@ -82,10 +84,9 @@ def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple
 
 
 def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -> tuple[FieldDifference, ...]:
-    """Return the fields in which A and B differ, those across left out. An environment that nobody knows differs in
-    nothing."""
+    """Return the fields in which A and B differ, except those of `across`. An unknown environment differs in none."""
     names, across = sorted(a.keys() | b.keys()), tuple(across)
-    if not (_has_environment(a) and _has_environment(b)):
+    if not ("device" in a and "device" in b):  # the environment of a side is unknown
         names = [name for name in names if not any(_is_at_or_below(name, part) for part in _ENVIRONMENT)]
     return tuple(
         FieldDifference(name, a.get(name), b.get(name))
@@ -95,8 +96,8 @@ def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -
 
 
 def name_across(differences: Iterable[FieldDifference]) -> str:
-    """Return what `--across` would have to name for these differences to be the question: a machine and its device as
-    one, of several versions or several keys of the protocol all."""
+    """Return the value of `--across` that allows these differences. Several versions, or several keys of the protocol,
+    become one name."""
     fields = dict.fromkeys(one.field for one in differences)
     names = {"machine" if field in _SAME_THING["machine"] else field: None for field in fields}
     for part in ("versions", "measure"):
@@ -112,18 +113,9 @@ def _parse_varied_field(part: str) -> VariedField:
         return VariedField(name)
     a, colon, b = values.partition(":")
     if not (a and colon and b):
-        raise UserError(f"--across {part}", "not FIELD=A:B", f"write what it is in A and in B, as in {name}=this:that")
+        raise UserError(f"--across {part}", "not FIELD=A:B", f"give its values in A and in B, e.g. {name}=this:that")
     return VariedField(name, (a, b))
-
-
-def _has_environment(one: Fields) -> bool:
-    return "device" in one
 
 
 def _is_at_or_below(field: str, name: str) -> bool:
     return field == name or field.startswith(f"{name}.")
-
-
-def _list_prefixes(field: str) -> Iterator[str]:
-    parts = field.split(".")
-    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))

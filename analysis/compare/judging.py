@@ -1,4 +1,4 @@
-"""What a pair says: which side is faster, which counts and bytes changed, and whether the gate holds."""
+"""The result of a pair: the faster side, changed counts and bytes, and whether the gate holds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from analysis.compare.pairing import ComparedConfiguration, ConfigurationPair
 from analysis.formats import format_significant
 from analysis.observed import compute_step_flops, find_worst_rank_value
 from analysis.results import Results
-from analysis.scaling.time_per_sample import Pace, compare_paces
+from analysis.scaling import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.stats.compare import MOST, count_missing_repeats, find_smallest_slowdown
 from analysis.summary import is_disturbed
@@ -20,50 +20,54 @@ PEAK = "peak_allocated_bytes"
 _MEMORY = ("resident_bytes", PEAK)
 _COUNTS = ("calls", "payload_bytes")
 FIXED = ("parameters", "model_flops", "hardware_flops", *_MEMORY)
-"""Quantities of every run, beside those of each kind of collective."""
-# What the harness and gloo keep on a CPU: repeats of 40 configurations differed by up to 4 KiB. Their peaks did so by
-# 3.7 %, and are not exact there; those of the initialisation, at stage 3, by 192 KiB, and are not looked at.
+"""Quantities of every run; each kind of collective adds its own."""
+# Tolerance on a CPU, where memory of the harness and of gloo counts as well: repeats of 40 configurations differed by
+# up to 4 KiB. Their peaks differed by 3.7 %, so they are not exact there. Peaks of the initialisation differed by
+# 192 KiB at stage 3, so they are no quantity at all.
 _SLACK_BYTES = 64 * 1024
 
 
 class QuantityChange(NamedTuple):
-    """A quantity that no run of B has in common with any run of A, from the lowest to the highest of their values."""
+    """A quantity whose values in A and in B do not overlap. `a`, `b`: its lowest and highest value."""
 
     name: str
     a: tuple[int, int]
     b: tuple[int, int]
-    exact: bool = True  # no run should differ from another of the same code
+    exact: bool = True  # equal in all runs of the same code
 
     @property
     def growth(self) -> float:
-        """The least ratio of a value of B to one of A; infinite from nothing to something."""
+        """The smallest ratio of a value of B to one of A; infinite if all values of A are 0."""
         return self.b[0] / self.a[1] if self.a[1] else float("inf")
 
 
 def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tuple[QuantityChange, ...]:
-    """Return the quantities that all runs of both sides know and whose values do not overlap."""
+    """Return the quantities known for all runs of both sides whose values do not overlap."""
     kinds = sorted({kind for record in (*ours, *theirs) for kind in _get_collectives(record)})
     a, b = ([list_quantities(record, kinds) for record in side] for side in (ours, theirs))
     known = [name for name in a[0] if all(name in one for one in (*a, *b))] if a and b else []
-    on_host = any(map(_is_on_host, (*ours, *theirs)))
-    found = [
-        QuantityChange(name, _find_range(name, a), _find_range(name, b), not (on_host and name == PEAK))
-        for name in known
-    ]
-    return tuple(
-        change for change in found if _is_apart(change, _SLACK_BYTES if on_host and change.name in _MEMORY else 0)
-    )
+    on_host, found = any(map(_is_on_host, (*ours, *theirs))), []
+    for name in known:
+        (low, high), (lower, higher) = (
+            (min(values), max(values)) for values in ([one[name] for one in side] for side in (a, b))
+        )
+        slack = _SLACK_BYTES if on_host and name in _MEMORY else 0
+        if high + slack < lower or higher + slack < low:
+            found.append(QuantityChange(name, (low, high), (lower, higher), not (on_host and name == PEAK)))
+    return tuple(found)
 
 
 def is_quantity(name: str) -> bool:
-    """Whether a quantity may have this name; no list holds all kinds of collectives."""
+    """Return True for a possible name of a quantity; kinds of collectives are open-ended."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
 def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
-    """Return what a run that ended well counted, whatever is known of it: FLOPs of a step over all ranks, calls and
-    payload bytes per step of each of the `kinds` of collectives, of the rank that moves most, and memory of the rank
-    that holds most."""
+    """Return the known quantities of a run.
+
+    FLOPs are those of a step over all ranks. Calls and payload bytes of each of the `kinds` of collectives are per
+    step, of the rank that moves most. Memory is that of the rank that holds most.
+    """
     observed = record.observations
     if observed is None:
         return {}
@@ -79,18 +83,9 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
     return found | {name: value for name, value in memory.items() if value is not None}
 
 
-def _is_apart(change: QuantityChange, slack: int) -> bool:
-    return change.a[1] + slack < change.b[0] or change.b[1] + slack < change.a[0]
-
-
-def _find_range(name: str, side: Sequence[dict[str, int]]) -> tuple[int, int]:
-    values = [one[name] for one in side]
-    return min(values), max(values)
-
-
 def _is_on_host(record: RunRecord) -> bool:
-    """Whether tensors live in the host's memory, beside those of the harness, which keeps a few numbers of every step,
-    and of gloo, whose threads let go of a bucket when they come to it: that moves the peak."""
+    """Return True if tensors share the host's memory with the harness and gloo, whose threads free buckets at no fixed
+    time: that moves the peak."""
     link = record.observations.link if record.observations else None
     return link is not None and link.backend == "gloo"
 
@@ -103,33 +98,33 @@ Status = Literal[
     "faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell", "not comparable",
     "only in A", "only in B", "failed in A", "failed in B", "failed in both",
 ]  # fmt: skip
-"""Of B, seen from A."""
+"""Status of B compared with A."""
 GateStatus = Literal["kept", "open", "broken"]
 
 
 class Gate(NamedTuple):
-    """What B may not do. `limit` 0.03: a time per sample more than 3 % longer, a peak of memory more than 3 % higher.
+    """Limits for B. `limit` 0.03: at most 3 % more time per sample, and at most 3 % more peak memory.
 
-    Time breaks it where the whole interval of the ratio lies above the limit, all pairs of the set taken together, and
-    keeps it where the whole interval lies below. Otherwise the gate is open, and so it is where there are too few
-    repeats to tell. Memory breaks it where every run of B is that much above every run of A,
-    and a failure where A ran. With `exact`, any other quantity that changes does too.
+    Time breaks the gate if the whole interval of the ratio, corrected for all pairs, lies above the limit. It keeps the
+    gate if the whole interval lies below. Otherwise, and with too few repeats, the gate is open. Memory breaks it if
+    every run of B is that much above every run of A, and so does a failure in B of what ran in A. With `exact`, any
+    other changed quantity breaks it too.
     """
 
     limit: float | None = None
     exact: bool = False
-    strict: bool = False  # what is open counts as broken
-    looks: int = 1  # how often the same runs are judged, the last time among them, while they become more
+    strict: bool = False  # open counts as broken
+    looks: int = 1  # times that the growing set of runs is judged, including the last
     allowed: frozenset[str] = frozenset()  # quantities that may change
 
     @property
     def level(self) -> float:
-        """Of each look, so that all of them together are wrong in at most 5 % (Bonferroni's inequality)."""
+        """Confidence level of each look, so that all together err in at most 5 % (Bonferroni's inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
 class PairResult(NamedTuple):
-    """What one pair says; `comparison` is of B over A and there only where both have a time."""
+    """The result of one pair. `comparison`: of B over A, if both have a time."""
 
     a: ComparedConfiguration | None
     b: ComparedConfiguration | None
@@ -137,61 +132,68 @@ class PairResult(NamedTuple):
     why: str = ""
     comparison: stats.Comparison | None = None
     changes: tuple[QuantityChange, ...] = ()
-    intended: tuple[FieldDifference, ...] = ()  # in what they differ, because that is the question
-    held: GateStatus | None = None  # None: nothing of it is gated
+    intended: tuple[FieldDifference, ...] = ()  # differences compared on purpose
+    held: GateStatus | None = None  # None: the gate does not apply
     gate_reasons: tuple[str, ...] = ()  # why the gate is open or broken
-    differ: tuple[FieldDifference, ...] = ()  # what keeps the two from being compared
+    differ: tuple[FieldDifference, ...] = ()  # differences that prevent a comparison
 
     @property
     def is_paired(self) -> bool:
-        """Whether both sides have the configuration and ran it well, also if none of its times count."""
+        """True if the configuration ended ok on both sides, even if none of its times count."""
         return bool(self.comparison) or (self.status == "not comparable" and not self.differ)
 
     @property
     def runs(self) -> tuple[int, int] | None:
-        """The runs that the comparison rests on, of A and of B."""
+        """Numbers of runs of A and of B in the comparison."""
         return self.comparison and self.comparison.runs[::-1]
 
 
-def percent(share: float) -> str:
-    """Return a share as people write it: 3 % for 0.03."""
+def format_share(share: float) -> str:
+    """Write a share as a percentage: `3 %` for 0.03."""
     return f"{100 * share:.4g} %"
 
 
-def lines(
+def judge_pairs(
     a: Results, b: Results, pairs: Sequence[ConfigurationPair], gate: Gate | None, *, paired: bool
 ) -> list[PairResult]:
-    """Judge all pairs together: of many, some would seem to differ by chance (`analysis.stats.compare`).
+    """Judge all pairs together: among many, some would differ by chance (`analysis.stats.compare`).
 
-    `paired` says that the runs of one repeat, of A and of B, were made one after the other, as `zeroscale ab` does.
+    `paired`: the runs of one repeat of A and of B ran one after the other, as `zeroscale ab` does it.
     """
     level = gate.level if gate else LEVEL
-    drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
+    # Verdicts of all pairs are corrected together, so statuses can be set only after every pair is compared.
+    drafts = [_judge_alone(a, b, pair, level, paired=paired) for pair in pairs]
     statuses = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(statuses)) if line.comparison else line for line in drafts]
-    return _apply_gate(judged, gate) if gate else judged
+    if gate is None:
+        return judged
+    compared = [line.comparison for line in judged if line.comparison]
+    among, beyond = sum(one.decides for one in compared), iter(stats.exceed(compared, gate.limit or 0.0, gate.level))
+    return [_gate_pair(line, gate, among, beyond=bool(line.comparison) and next(beyond)) for line in judged]
 
 
-def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
+def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
+    """Return the result of a pair; the status of one with a comparison is decided together with the other pairs."""
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
         assert one is not None
-        return PairResult(ours, theirs, "only in A" if ours else "only in B", _failure(one))
+        return PairResult(ours, theirs, "only in A" if ours else "only in B", _describe_failure(one))
     if pair.differ:
         return PairResult(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)), differ=pair.differ)
-    failures = _failure(ours), _failure(theirs)
+    failures = _describe_failure(ours), _describe_failure(theirs)
     if all(failures):
         return PairResult(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
     if any(failures):
         return PairResult(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
-    if None in (ours.row["step_s"], theirs.row["step_s"]):  # of a rehearsal, or of busy runs
+    if None in (ours.row["step_s"], theirs.row["step_s"]):  # a rehearsal, or only busy runs
         busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
         why = f"all runs of {busy} are flagged busy" if busy else "runs without step times"
         return PairResult(ours, theirs, "not comparable", why)
-    before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
+    # Counts and bytes come from the records, since the summary has no collectives.
+    before, after = (_build_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
-    status: Status = stats.TOO_FEW  # until all are seen together
+    status: Status = stats.TOO_FEW
     why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     return PairResult(
         ours, theirs, status, why, compare_paces(after, before, level), find_changes(*records), pair.intended
@@ -199,51 +201,39 @@ def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, pai
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
-    """Say whose repeats ran on the same nodes again, where the other side ran on others: such repeats are not
-    independent, and a slow node is taken for a slow configuration."""
+    """Name the sides whose repeats share nodes, if the other side ran on other nodes. Such repeats are not independent:
+    a slow node looks like a slow configuration."""
     used = [Counter(host for hosts in side.values() for host in hosts) for side in (a, b)]
     if used[0].keys() == used[1].keys():
         return ""
-    again = {
-        name: ", ".join(sorted(host for host, times in counts.items() if times > 1)[:3])
-        for name, counts in zip("AB", used, strict=True)
-    }
-    said = [f"repeats of {name} share nodes ({hosts})" for name, hosts in again.items() if hosts]
-    return f"{' and '.join(said)}: a slow node counts as its configuration" if said else ""
+    sides = []
+    for name, counts in zip("AB", used, strict=True):
+        again = sorted(host for host, times in counts.items() if times > 1)[:3]
+        sides += [f"repeats of {name} share nodes ({', '.join(again)})"] if again else []
+    return f"{' and '.join(sides)}: a slow node counts as its configuration" if sides else ""
 
 
-def _failure(one: ComparedConfiguration) -> str:
-    """Return why a configuration has no number; empty where it has."""
+def _describe_failure(one: ComparedConfiguration) -> str:
+    """Return why a configuration has no number; empty if it has one."""
     if one.row["n"]:
         return ""
     if one.row["outcome"] == "ok":
-        return "a fault was planted in all runs"
+        return "all runs are drills, with an injected fault"
     return ": ".join(part for part in (one.row["outcome"], one.row["reason"]) if part)
 
 
-def _pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
-    """Return the seconds per sample of a configuration's steps by allocation, or by repeat."""
-    if not paired:
-        runs = side.runs(one.row)
-    else:
-        places = {place: str(side.table["repeat"].iloc[place]) for place in side.list_timed(one.row)}
-        runs = {}
-        for place, name in places.items():
-            runs.setdefault(name, []).extend(side.window(place))
+def _build_pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
+    """Return the seconds per sample of a configuration's steps by allocation, or by repeat if `paired`."""
+    runs = {} if paired else side.runs(one.row)
+    for place in side.list_timed(one.row) if paired else ():
+        runs.setdefault(str(side.table["repeat"].iloc[place]), []).extend(side.window(place))
     batch = one.row["global_batch"]
     return Pace({name: [seconds / batch for seconds in steps] for name, steps in runs.items()})
 
 
-def _apply_gate(lines: Sequence[PairResult], gate: Gate) -> list[PairResult]:
-    among = sum(line.comparison is not None and line.comparison.decides for line in lines)
-    compared = [line.comparison for line in lines if line.comparison]
-    beyond = iter(stats.exceed([*compared], gate.limit or 0.0, gate.level))
-    return [_gate_pair(line, gate, among, beyond=bool(line.comparison) and next(beyond)) for line in lines]
-
-
 def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> PairResult:
     if line.comparison:
-        broken, opened = _broken(line, gate, beyond=beyond), _open(line.comparison, gate, max(among, 1))
+        broken, opened = _list_violations(line, gate, beyond=beyond), _list_doubts(line.comparison, gate, max(among, 1))
         held: GateStatus = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, gate_reasons=broken or opened)
     if line.status == "failed in B":
@@ -252,7 +242,8 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
     return line._replace(held="open") if missing or line.status == "not comparable" else line
 
 
-def _broken(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
+def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
+    """Return the names of quantities, or of other rules, that break the gate."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:
@@ -261,13 +252,14 @@ def _broken(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
         grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit
         if (grown or (gate.exact and change.exact)) and change.name not in gate.allowed:
             found.append(change.name)
-    if gate.exact and _mixed(line.b) and not _mixed(line.a):
+    mixed = ["mixed" in one.row["flags"].split() for one in (line.a, line.b)]
+    if gate.exact and mixed == [False, True]:
         found.append("some runs failed in B")
     return tuple(found)
 
 
-def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
-    """Say why time neither breaks the gate nor keeps it: kept is that a slowdown past the limit is excluded."""
+def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
+    """Return why time neither breaks nor keeps the gate; empty if a slowdown above the limit is excluded."""
     if gate.limit is None:
         return ()
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)
@@ -277,12 +269,9 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
     reasons = (
-        f"more than {percent(gate.limit)} cannot be excluded",
-        f"below {format_significant(100 * seen, 2)} % nothing could be seen",
+        f"more than {format_share(gate.limit)} cannot be excluded",
+        f"a slowdown below {format_significant(100 * seen, 2)} % could not be detected",
     )
+    # The estimate of missing repeats assumes the noise measured so far, so it is rough.
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
-    return (*reasons, f"{wanted} more a side see {percent(gate.limit)}") if more else reasons
-
-
-def _mixed(one: ComparedConfiguration) -> bool:
-    return "mixed" in one.row["flags"].split()
+    return (*reasons, f"{wanted} more a side would detect {format_share(gate.limit)}") if more else reasons

@@ -1,19 +1,18 @@
-"""A comparison as text for a terminal, Markdown for a pull request, JUnit XML for CI, JSON and CSV for programs."""
+"""A comparison as text for a terminal, Markdown for a pull request, JUnit XML for CI, or JSON and CSV for programs."""
 
 import csv
-import io
 import json
 import re
-import sys
 from typing import Any
 
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from analysis.compare import SetComparison
-from analysis.compare.judging import PairResult, QuantityChange
+from analysis.compare.judging import PairResult
 from analysis.compare.phrases import (
     HEAD,
     RIGHT,
+    SHORT,
     build_cells,
     describe_ground,
     describe_intervals,
@@ -22,33 +21,37 @@ from analysis.compare.phrases import (
     format_time_change,
     list_remarks,
 )
-from analysis.formats import CsvLines, escape_cell, escape_markdown, format_markdown_table
+from analysis.formats import (
+    CsvLines,
+    escape_cell,
+    escape_markdown,
+    find_width,
+    format_markdown_table,
+    render_text_table,
+)
 from bench.core.errors import make_printable
 
 _STYLES = {"broken": "bold red", "open": "yellow"}
-_WIDE = 10_000  # where the output goes to a file or another program, a row stays a line
 
 
-def to_text(compared: SetComparison) -> str:
-    """Return a table as wide as the terminal, or as wide as it is where the output goes elsewhere."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in HEAD:
-        shown.add_column(Text(name), justify="right" if name in RIGHT else "left", overflow="fold")
-    for name, line in compared.lines:
-        style = _STYLES.get(line.held or "", "")
-        shown.add_row(*(Text(make_printable(cell), style) for cell in build_cells(name, line)))
-    terminal, buffer = sys.stdout.isatty(), io.StringIO()
-    width = Console().width if terminal else _WIDE
-    console = Console(file=buffer, width=width, highlight=False, force_terminal=terminal)
-    console.print(Text(make_printable(describe_sides(compared))))
-    console.print(shown)
-    console.print(Text(describe_intervals(compared)), soft_wrap=True)
-    console.print(Text(format_headline(compared), "bold"), soft_wrap=True)
-    return buffer.getvalue()
+def to_text(compared: SetComparison, *, wide: bool = False) -> str:
+    """Return a table of the main columns that fits the terminal or, if `wide`, of all columns with one line per row."""
+    names = [name.split(" · ") for name, _ in compared.lines]
+    # Parts of a name that all pairs share are written once, above the table.
+    shared = [part for part in names[0] if all(part in name for name in names)] if len(names) > 1 and not wide else []
+    short = [" · ".join(part for part in name if part not in shared) for name in names]
+    columns = [HEAD.index(name) for name in (HEAD if wide else SHORT)]
+    cells = [build_cells(name, line) for name, (_, line) in zip(short, compared.lines, strict=True)]
+    table = render_text_table(
+        [HEAD[column] for column in columns],
+        [[row[column] for column in columns] for row in cells],
+        [HEAD[column] in RIGHT for column in columns],
+        None if wide else find_width(),
+        [_STYLES.get(line.held or "", "") for _, line in compared.lines],
+    )
+    parts = [make_printable(describe_sides(compared)), f"All: {make_printable(' · '.join(shared))}." * bool(shared)]
+    parts += [table.rstrip("\n"), describe_intervals(compared), format_headline(compared)]
+    return "".join(f"{part}\n" for part in parts if part)
 
 
 _FOLDED = (
@@ -58,7 +61,7 @@ _FOLDED = (
 
 
 def to_markdown(compared: SetComparison) -> str:
-    """Return the comparison as GitHub shows it."""
+    """Return Markdown for GitHub, with unchanged pairs folded away."""
     shown = [(name, line) for name, line in compared.lines if not _is_folded(line)]
     parts = [f"**{escape_markdown(format_headline(compared))}**", escape_markdown(describe_sides(compared))]
     parts += [_render_pairs_table(shown)] if shown else []
@@ -81,18 +84,18 @@ def _render_pairs_table(lines: list[tuple[str, PairResult]]) -> str:
 
 _CLASS = "zeroscale.compare"
 _NOT_COMPARED = ("not comparable", "only in A", "only in B", "failed in A", "failed in both")
-_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # from XML 1.0, production 2
 
 
 def to_junit(compared: SetComparison) -> str:
-    """Return the XML. What breaks the gate failed, and what could not be compared was skipped; without a gate, none
-    fails."""
+    """Return JUnit XML: a pair that breaks the gate has failed, and a pair that could not be compared is skipped."""
     suite = TestSuite("zeroscale compare")
     suite.add_property("sides", _strip_invalid_xml(describe_sides(compared)))
     suite.add_property("verdict", compared.verdict or "no gate")
     suite.add_property("outcome", _strip_invalid_xml(format_headline(compared)))
     suite.add_testcases([_build_case(name, line, compared.breaks(line)) for name, line in compared.lines])
-    if compared.broken and not compared.breaking():
+    # A gate without any comparable pair fails, but JUnit XML needs a failed case to show it.
+    if compared.verdict == "FAIL" and not compared.breaking():
         nothing = TestCase("anything to compare", _CLASS)
         nothing.result = [Failure(_strip_invalid_xml(format_headline(compared)), "gate")]
         suite.add_testcase(nothing)
@@ -115,7 +118,7 @@ def _build_case(name: str, line: PairResult, broken: bool) -> TestCase:
 
 
 def _format_details(line: PairResult) -> str:
-    """Return what a person needs to know of a line, besides its name."""
+    """Return the result of a pair in words, without its name."""
     timed = (
         [f"time per sample {format_time_change(line)}", f"rests on {describe_ground(line)}"] if line.comparison else []
     )
@@ -123,7 +126,7 @@ def _format_details(line: PairResult) -> str:
 
 
 def _strip_invalid_xml(text: str) -> str:
-    """Leave out what no XML may hold; the writer escapes the rest."""
+    """Remove characters that XML does not allow; the writer escapes the rest."""
     return _NO_XML.sub("", text)
 
 
@@ -133,15 +136,15 @@ _SIDE = (
 
 
 def to_json(compared: SetComparison) -> str:
-    """Return the outcome and an object for each line."""
-    a, b = compared.question.called
+    """Return the outcome, and an object for each pair."""
+    (a, b), gate = compared.question.called, compared.question.gate
     plain = {
         "a": a,
         "b": b,
         "across": [part.name for part in compared.question.across],
-        "gate": _dump_gate(compared),
+        "gate": gate and gate._asdict() | {"allowed": sorted(gate.allowed)},
         "verdict": compared.verdict,
-        "broken": compared.broken,
+        "broken": compared.verdict == "FAIL",
         "headline": format_headline(compared),
         "lines": [
             {**_build_row(name, line), "changes": [change._asdict() for change in line.changes]}
@@ -152,11 +155,11 @@ def to_json(compared: SetComparison) -> str:
 
 
 def to_csv(compared: SetComparison) -> str:
-    """Return a row for each line; what changed is told as `name: values of A -> values of B`."""
-    rows = [
-        {**_build_row(name, line), "changes": "; ".join(map(_format_raw_change, line.changes))}
-        for name, line in compared.lines
-    ]
+    """Return a row for each pair; a changed quantity is written `name: values of A -> values of B`."""
+    rows = []
+    for name, line in compared.lines:
+        changes = [(one.name, *(" ".join(map(str, side)) for side in (one.a, one.b))) for one in line.changes]
+        rows.append(_build_row(name, line) | {"changes": "; ".join(f"{n}: {a} -> {b}" for n, a, b in changes)})
     lines, names = CsvLines(), list(rows[0]) if rows else ["name"]
     writer = csv.DictWriter(lines, names, lineterminator=lines.END)
     writer.writeheader()
@@ -174,24 +177,11 @@ def _build_row(name: str, line: PairResult) -> dict[str, Any]:
         "held": line.held,
         "doubts": ", ".join(line.gate_reasons),
         "ratio": found and found.ratio,
-        "ratio_low": interval and interval.low,
-        "ratio_high": interval and interval.high,
-        "interval_kind": interval and interval.kind,
-        "interval_level": interval and interval.level,
-        "p": found and found.p,
-        "cliffs_delta": found and found.cliffs_delta,
-        "unit": found and found.unit,
+        **{f"ratio_{end}": interval and getattr(interval, end) for end in ("low", "high")},
+        **{f"interval_{part}": interval and getattr(interval, part) for part in ("kind", "level")},
+        "p": found and found.p_value,
+        **{name: found and getattr(found, name) for name in ("cliffs_delta", "unit")},
         "a_runs": line.runs and line.runs[0],
         "b_runs": line.runs and line.runs[1],
         **{f"{side}_{key}": one and one.row[key] for side, one in (("a", line.a), ("b", line.b)) for key in _SIDE},
     }
-
-
-def _dump_gate(compared: SetComparison) -> dict[str, Any] | None:
-    gate = compared.question.gate
-    return gate and gate._asdict() | {"allowed": sorted(gate.allowed)}
-
-
-def _format_raw_change(change: QuantityChange) -> str:
-    a, b = (" ".join(map(str, side)) for side in (change.a, change.b))
-    return f"{change.name}: {a} -> {b}"

@@ -1,4 +1,4 @@
-"""Which configuration of A is set against which of B, and what people call a pair."""
+"""Pairs of a configuration of A and one of B, and the names of pairs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from analysis.compare.fields import (
     list_differences,
     list_fields,
 )
-from analysis.early_failures import drop_retried
+from analysis.questions import drop_retried
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
@@ -22,27 +22,28 @@ from bench.core.record import Environment
 
 
 class ComparedConfiguration(NamedTuple):
-    """One row of a summary, with what tells it from others."""
+    """A row of the summary, with its fields."""
 
     row: Row
     fields: Fields
 
 
 class ConfigurationPair(NamedTuple):
-    """What is set against each other, at least one of the two; where `differ` is not empty, in vain."""
+    """A configuration of A and one of B, at least one of them. If `differ` is not empty, they cannot be compared."""
 
     a: ComparedConfiguration | None
     b: ComparedConfiguration | None
-    differ: tuple[FieldDifference, ...] = ()  # besides what is the question
-    intended: tuple[FieldDifference, ...] = ()  # what is
+    differ: tuple[FieldDifference, ...] = ()  # except those compared on purpose
+    intended: tuple[FieldDifference, ...] = ()  # those compared on purpose
 
 
 _Groups = dict[tuple[tuple[str, str], ...], list[ComparedConfiguration]]
-"""Configurations by what two must share to be set against each other."""
+"""Configurations by the fields that two must share to be paired."""
 
 
 def list_configurations(results: Results) -> list[ComparedConfiguration]:
-    """Return the rows of a summary, without early failures of what was tried again."""
+    """Return the rows of the summary, without early failures of points that were tried again."""
+    # Environments of one class agree in all compared fields, so one record of each is parsed.
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
         environment_id: Environment.model_validate_json(text).classification
@@ -59,24 +60,24 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
 def pair_configurations(
     ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration], across: Sequence[VariedField] = ()
 ) -> list[ConfigurationPair]:
-    """Pair what measured the same but for what is `across`, in the order of A and then of B; UserError where `across`
-    names no field, or where it leaves several to choose from.
+    """Return the pairs that measured the same except for `across`, in the order of A and then of B.
 
-    What differs in protocol, machine or versions besides is paired with its nearest, so that this can be said.
+    Configurations that also differ in protocol, machine or versions are paired with the most similar one, so that the
+    difference can be reported. UserError if `across` names no field, or leaves several configurations to choose from.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
-    a, b = (
-        _group_by_identity(_select_members(side, members, across), across)
-        for side, members in (("A", ours), ("B", theirs))
-    )
-    for side, groups in (("A", a), ("B", b)):
+    a: _Groups = {}
+    b: _Groups = {}
+    for side, members, groups in (("A", ours, a), ("B", theirs, b)):
+        for one in _select_members(side, members, across):
+            groups.setdefault(build_pairing_key(one.fields, across), []).append(one)
         _check_unambiguous(side, groups, across)
     found = [pair for key, members in a.items() for pair in _match_members(members, b.pop(key, []), across)]
     return [*found, *(ConfigurationPair(None, one) for members in b.values() for one in members)]
 
 
 def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration]) -> str:
-    """Return what keeps the first configuration of A and its nearest of B apart; empty where one of them is empty."""
+    """Return the differences between the first configuration of A and the most similar one of B; empty if a side is."""
     differing = [list_differences(one.fields, other.fields) for one in ours[:1] for other in theirs]
     return ", ".join(map(str, sorted(differing, key=len)[0])) if differing else ""
 
@@ -84,8 +85,14 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Pair the members of one group: the most alike first, so that whoever has an equal gets it."""
-    possible = [_build_pair(a, b, across) for a in ours for b in theirs]
+    """Yield pairs of one group, the most similar first, so that equal configurations are paired with each other."""
+    possible = []
+    for a in ours:
+        for b in theirs:
+            differ = list_differences(a.fields, b.fields, across)
+            intended = tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
+            possible.append(ConfigurationPair(a, b, differ, intended))
+    # Greedy: the pair with the fewest differences first, so that equal configurations get each other.
     left = [*ours, *theirs]
     for pair in sorted(possible, key=lambda pair: len(pair.differ)):
         if pair.a in left and pair.b in left:
@@ -94,24 +101,10 @@ def _match_members(
     yield from (ConfigurationPair(one, None) if one in ours else ConfigurationPair(None, one) for one in left)
 
 
-def _build_pair(a: ComparedConfiguration, b: ComparedConfiguration, across: Sequence[VariedField]) -> ConfigurationPair:
-    differ = list_differences(a.fields, b.fields, across)
-    return ConfigurationPair(
-        a, b, differ, tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
-    )
-
-
-def _group_by_identity(members: Sequence[ComparedConfiguration], across: Sequence[VariedField]) -> _Groups:
-    groups: _Groups = {}
-    for one in members:
-        groups.setdefault(build_pairing_key(one.fields, across), []).append(one)
-    return groups
-
-
 def _select_members(
     side: str, members: Sequence[ComparedConfiguration], across: Sequence[VariedField]
 ) -> list[ComparedConfiguration]:
-    """Return those that have the values that were asked for on this side."""
+    """Return the configurations that have the values of `across` for this side."""
     kept = list(members)
     for one in across:
         if one.values:
@@ -125,7 +118,7 @@ def _select_members(
 
 
 def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError where two of one side differ in nothing but what is across: either could be meant."""
+    """Raise UserError if two configurations of a side differ only in `across`: either could be meant."""
     for members in groups.values() if across else ():
         for number, one in enumerate(members):
             for other in members[:number]:
@@ -140,7 +133,7 @@ def _build_ambiguity_error(side: str, one: Fields, other: Fields, across: Sequen
     return UserError(
         f"--across {','.join(part.name for part in across)}",
         f"{side} holds both {values[0]} and {values[1]} of the same point",
-        f"choose one for each side, as in --across {name}={values[0]}:{values[1]}",
+        f"choose one for each side, e.g. --across {name}={values[0]}:{values[1]}",
     )
 
 
@@ -149,53 +142,37 @@ _IMPLIED = ("model.shape", "model.parameters", "model.family", "engine.backend",
 
 
 def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
-    """Return what each pair is called; a part that is not the same in A and in B stands as `this → that`."""
-    fields_by_pair = [_select_fields(pair) for pair in pairs]
-    groups: dict[tuple[str, ...], list[Fields]] = {}
-    for fields in fields_by_pair:
-        groups.setdefault(_build_group_key(fields), []).append(fields)
-    varying = {kind: set(_find_varying_fields(members)) for kind, members in groups.items()}
-    return [
-        " · ".join(
-            [
-                *_format_main_parts(pair),
-                *(_format_varying_part(name, fields) for name in fields if name in varying[_build_group_key(fields)]),
-            ]
-        )
-        for pair, fields in zip(pairs, fields_by_pair, strict=True)
-    ]
+    """Return the name of each pair. A part that differs between A and B is written `this → that`."""
+    groups: dict[tuple[str, str], list[Fields]] = {}
+    for pair in pairs:
+        fields = _get_fields(pair)
+        groups.setdefault((fields["model.name"], fields["engine.name"]), []).append(fields)
+    varying = {kind: set(_list_varying_fields(members)) for kind, members in groups.items()}
+    labels = []
+    for pair in pairs:
+        fields = _get_fields(pair)
+        both = zip(_list_main_labels(fields), _list_main_labels(pair.b.fields if pair.b else fields), strict=True)
+        names = [name for name in fields if name in varying[fields["model.name"], fields["engine.name"]]]
+        more = [f"{name.removeprefix('engine.options.')}={fields[name]}" for name in names]
+        labels.append(" · ".join([*(one if one == other else f"{one} → {other}" for one, other in both), *more]))
+    return labels
 
 
-def _select_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields by which a pair is told: those of A, or of B where there is no A."""
+def _get_fields(pair: ConfigurationPair) -> Fields:
+    """Return the fields that name a pair: those of A, or of B if there is no A."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields
 
 
-def _build_group_key(fields: Fields) -> tuple[str, ...]:
-    return fields["model.name"], fields["engine.name"]
-
-
-def _find_varying_fields(members: Sequence[Fields]) -> Iterator[str]:
+def _list_varying_fields(members: Sequence[Fields]) -> Iterator[str]:
     for name in dict.fromkeys(name for fields in members for name in fields):
         is_always_named = name in _MAIN or any(name.startswith(prefix) for prefix in _IMPLIED)
         if not is_always_named and len({fields.get(name) for fields in members}) > 1:
             yield name
 
 
-def _format_main_parts(pair: ConfigurationPair) -> list[str]:
-    a, b = (pair.a or pair.b), (pair.b or pair.a)
-    assert a is not None and b is not None
-    ours, theirs = _list_main_labels(a.fields), _list_main_labels(b.fields)
-    return [one if one == other else f"{one} → {other}" for one, other in zip(ours, theirs, strict=True)]
-
-
 def _list_main_labels(fields: Fields) -> list[str]:
     nodes, devices = fields["nodes"], fields["devices_per_node"]
     ranks = f"{nodes} × {devices} ranks" if nodes != "1" else f"{devices} rank{'s' if devices != '1' else ''}"
     return [fields["model.name"], ranks, fields["engine.name"], f"micro {fields['batch.micro']}"]
-
-
-def _format_varying_part(name: str, fields: Fields) -> str:
-    return f"{name.removeprefix('engine.options.')}={fields.get(name, 'none')}"

@@ -1,14 +1,13 @@
-"""How figures are drawn: panels as values, which matplotlib draws one by one for the report's page and together for
-print and notebooks.
+"""Figures as values: panels that matplotlib draws one by one for the report's page, or together for print.
 
-Figures are built without pyplot: no state that outlives them, no display.
+Figures are built without pyplot, so they keep no global state and need no display.
 """
 
 import math
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -24,16 +23,16 @@ from matplotlib.text import Text
 from analysis.summary import Row, is_disturbed
 
 INK = "#1b1b1d"
-"""Of everything that is not data. The report replaces it by the page's own colour."""
+"""Colour of everything that is not data. The report's page replaces it by its own text colour."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart; without its yellow, too faint on paper."""
+"""Palette of Okabe and Ito, which colour-blind readers can tell apart; without its yellow, too faint on paper."""
 
 MARKERS = "osD^vPX"
 LINES: Any = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 
 STYLE: Any = {
-    "font.family": "DejaVu Sans",  # wider than what browsers take instead, so that nothing runs into each other there
+    "font.family": "DejaVu Sans",  # wider than the fonts of browsers, so texts that fit here also fit there
     "font.size": 8, "axes.titlesize": 8, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7.5,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
@@ -45,29 +44,31 @@ STYLE: Any = {
     "text.parse_math": False,  # a dollar in an option's value is a dollar
     "svg.fonttype": "none", "pdf.fonttype": 42, "figure.facecolor": "white", "savefig.facecolor": "white",
 }  # fmt: skip
-"""Text stays text in SVG and PDF, so that it can be searched and edited."""
+"""Settings of matplotlib. Text stays text in SVG and PDF, so that it can be searched and edited."""
 
 styled = matplotlib.rc_context(STYLE)
-"""Decorates what draws or saves a figure, so that it looks the same whatever the caller's settings are."""
+"""Decorator for functions that draw or save a figure: it looks the same under any settings of the caller."""
 
-WIDTH_IN = 7.2  # the text width of two columns in print
+WIDTH_IN = 7.2  # text width of a two-column page
 WHOLE, MOST = 20, 12
-"""Panels of a figure in print: up to the first number fit a page; of more, the second number is drawn."""
+"""Panels of a printed figure: up to WHOLE fit a page; if there are more, MOST of them are drawn."""
 
+# Measured in DejaVu Sans: inches of a letter in titles and notes, of a line, and of the entries of a legend.
 _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
-_REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # points, and width of a letter of the first
-_NAME, _NAMES, _MOST_NAMES = 24, 38, 10  # letters of a name below an axis and of all side by side; names
+_REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # largest and smallest font size; inches of a letter of the largest
+_NAME, _NAMES, _MOST_NAMES = 34, 38, 20  # letters of a name below an axis, letters of all in a line, and names at most
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
     "fsdp_no_reshard",
 )  # fmt: skip
+"""Engines in the order in which they choose a look: frequent ones keep theirs, whatever stands next to them."""
 BUSY = "busy"
 _ENDED = {"oom": "OOM", "host_oom": "host OOM"}
 
 
 class Look(NamedTuple):
-    """Colour and marker of an engine; series of one engine differ in their lines and in how full their markers are."""
+    """Colour and marker of an engine. Series of one engine differ in line style and in the filling of their markers."""
 
     place: int
     variant: int = 0
@@ -86,13 +87,13 @@ class Look(NamedTuple):
         return {"color": self.colour, "linestyle": LINES[self.variant % len(LINES)]}
 
     def style_marks(self, *, hollow: bool = False) -> dict[str, Any]:
-        """Return the style of markers without lines."""
+        """Return matplotlib's style of markers without lines."""
         fill = "none" if hollow else (self.colour, 0.35) if self.variant % 2 else self.colour
         return {"color": self.colour, "marker": self.marker, "linestyle": "none", "markerfacecolor": fill}
 
 
 class Key(NamedTuple):
-    """An entry of a legend; on the page it hides the marks of the series `label`."""
+    """An entry of a legend. On the page it hides the series `label`."""
 
     label: str
     style: Mapping[str, Any]
@@ -103,7 +104,7 @@ class Key(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Inches of a panel's axes and around them."""
+    """Height of a panel's axes and its margins, in inches."""
 
     height: float = 1.6
     left: float = 0.62
@@ -118,11 +119,12 @@ PLAIN = Space()
 class Panel:
     """A pair of axes.
 
-    title   words; a line may break between two of them
-    draw    draws into empty axes of their final size
-    group   panels of a group share lines in print, so that those side by side can be compared
-    weight  numbers in it: of too many panels in print those with the fewest are left out
-    wide    whether it takes the whole width of a page; `narrow` is its space on a phone, None where it does not fit
+    title   its words; a line may break between two of them
+    draw    function that draws into empty axes of their final size
+    group   in print, panels of one group share lines, so that neighbours can be compared
+    weight  numbers in it; if there are too many panels in print, those with the fewest are omitted
+    wide    whether it takes the whole width of a page
+    narrow  space of a wide panel on a phone; None if it does not fit there
     """
 
     title: Sequence[str]
@@ -136,7 +138,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure; without a panel there is nothing to show. `note` says how to read it."""
+    """A figure, empty without a panel. `note` explains how to read it."""
 
     panels: Sequence[Panel] = ()
     keys: Sequence[Key] = ()
@@ -144,14 +146,14 @@ class Picture:
 
 
 class Marks(NamedTuple):
-    """What an element of a drawing shows: a series, and of each point the row of a summary or some words."""
+    """Data behind an element of a drawing: its series, and for each point the row of a summary or a text."""
 
     series: str
     tips: Sequence[Row | str]
 
 
 class Drawing(Figure):
-    """A figure that knows what its elements show, by their gid."""
+    """A figure with the data behind its elements, by their gid."""
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__(figsize=(width, height))
@@ -159,7 +161,7 @@ class Drawing(Figure):
 
 
 def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> None:
-    """Say what an artist shows, so that the report's page can hide it and tell its points."""
+    """Attach data to an artist, so that the report's page can hide its series and describe its points."""
     figure = artist.get_figure(root=True)
     if isinstance(figure, Drawing):
         gid = f"m{len(figure.marks)}"
@@ -168,12 +170,13 @@ def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> No
 
 
 def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each engine that stands on one page: its usual one, with another colour where an engine before
-    it has the same and one is free."""
+    """Return the look of each engine of a page: its usual one, or one with a free colour if that colour is taken."""
     taken: dict[str, Look] = {}
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
+        # crc32, since hash() of a text differs from process to process, and equal records must give equal files.
         usual = _ENGINES.index(engine) if engine in _ENGINES else zlib.crc32(engine.encode()) % len(COLOURS) ** 2
         looks = [Look(place) for place in (usual, *range(len(COLOURS) ** 2))]
+        # A free colour comes first, since colours are told apart more easily than markers.
         used, pairs = {one.colour for one in taken.values()}, {(one.colour, one.marker) for one in taken.values()}
         free = (one for one in looks if one.colour not in used)
         other = (one for one in looks if (one.colour, one.marker) not in pairs)
@@ -182,7 +185,7 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
 
 
 def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of every series by its name, which begins with its engine; `engines` are all of the page."""
+    """Return the look of every series by its name, which begins with its engine. `engines`: all engines of the page."""
     looks, turns = choose_looks(engines), Counter[str]()
     found = {}
     for label in sorted(set(labels)):
@@ -193,17 +196,17 @@ def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Loo
 
 
 def get_room_in(axes: Axes) -> float:
-    """Return how wide axes are, in inches."""
+    """Return the width of axes in inches."""
     return float(axes.bbox.width / axes.get_figure(root=True).dpi)  # type: ignore[union-attr]
 
 
 def shorten_text(text: str, letters: float) -> str:
-    """Return a text that has at most so many letters."""
+    """Return a text cut to this number of letters."""
     return text if len(text) <= letters else f"{text[: max(int(letters) - 1, 1)]}…"
 
 
 def format_reason(row: Row | None) -> str:
-    """Say in a word or two why there is no number."""
+    """Write in a word or two why there is no number."""
     if row is None:
         return "not run"
     ended = str(row["outcome"])
@@ -213,22 +216,23 @@ def format_reason(row: Row | None) -> str:
 
 
 def write_reason(axes: Axes, x: float, y: float, row: Row | None, room_in: float = math.inf) -> Text:
-    """Write why there is no number at a place so wide: how the run ended, or that there was none."""
+    """Draw the reason for a missing number, in a font that fits the given width."""
     text = format_reason(row)
+    # The smallest size is still readable in print; below it a long reason overlaps its neighbours.
     size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
     style: Any = {"alpha": 0.6} if row is None or text == BUSY else {"fontweight": "bold"}
     return axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
 
 
 def measure_names(names: Sequence[str]) -> float:
-    """Return the inches that names below an axis need, of a panel that a phone has room for."""
+    """Return the height in inches that names below an axis need, in a panel as narrow as a phone."""
     if len(names) > _MOST_NAMES:
         return 0.22
     return 0.25 + 0.03 * min(max(map(len, names)), _NAME) if _is_aslant(names) else 0.22
 
 
 def draw_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Write names below an axis, aslant where they would run into each other; of too many none."""
+    """Draw names below an axis, at an angle if they would overlap otherwise; none if they are too many."""
     if len(names) > _MOST_NAMES:
         places, names = [], []
     axes.set_xticks(places, [shorten_text(name, _NAME) for name in names])
@@ -241,7 +245,7 @@ def _is_aslant(names: Sequence[str]) -> bool:
 
 
 def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], colour: str) -> Line2D:
-    """Draw arrows at the end of an axis: what stands there lies further out."""
+    """Draw arrows at the end of an axis, for points beyond it."""
     (arrows,) = axes.plot(
         *zip(*points, strict=True), marker=marker, color=colour, linestyle="none", markersize=4, clip_on=False, zorder=4
     )
@@ -250,58 +254,47 @@ def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], 
 
 @styled
 def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
-    """Return one panel without its title, so wide."""
+    """Return one panel of this width, without its title."""
+    # Half a letter of room above the axes, for the upper half of the highest tick's label.
     height = 0.08 + space.height + space.below
     drawing = Drawing(width_in, height)
     axes = drawing.add_axes(
-        (
-            space.left / width_in,
-            space.below / height,
-            1 - (space.left + space.right) / width_in,
-            space.height / height,
-        )
+        (space.left / width_in, space.below / height, 1 - (space.left + space.right) / width_in, space.height / height)
     )
     for patch in (drawing.patch, axes.patch):
-        patch.set_visible(False)
+        patch.set_visible(False)  # the page has its own background, light or dark
     panel.draw(axes)
     return drawing
 
 
 @styled
 def compose(picture: Picture) -> Figure:
-    """Return a figure for print: a legend, all panels or the most telling of too many, and a note that says so."""
+    """Return a figure for print: a legend, the panels, and a note. A page has room for a limited number of panels."""
     panels = _select_panels(picture.panels)
     lines = _break_lines(panels)
     columns = max((len(line) for line in lines), default=1)
     width = WIDTH_IN if columns > 1 or any(panel.wide for panel in panels) else 0.6 * WIDTH_IN
-    titles = [_wrap_title(panel, width if panel.wide else width / columns) for panel in panels]
-    heads = dict(zip(map(id, panels), titles, strict=True))
-    heights = [
-        max(len(heads[id(panel)]) for panel in line) * _TITLE_IN
-        + 0.16
-        + max(panel.space.height + panel.space.below for panel in line)
-        for line in lines
-    ]
+    heads = [[_wrap_title(panel, width if panel.wide else width / columns) for panel in line] for line in lines]
+    depths = [max(map(len, titles)) * _TITLE_IN for titles in heads]
+    bodies = [max(panel.space.height + panel.space.below for panel in line) + 0.16 for line in lines]
     omitted = len(picture.panels) - len(panels)
     more = f"{omitted} of {len(picture.panels)} panels left out, those with the fewest numbers of each model."
     note = textwrap.wrap(" ".join(filter(None, [picture.note, more * bool(omitted)])), int((width - 0.2) / _SMALL_IN))
     keys, across = _measure_keys(picture.keys, width)
     above, below = _KEY_LINE_IN * math.ceil(len(keys) / across) + 0.1, _LINE_IN * len(note) + 0.12
-    height = above + sum(heights) + below
+    height = above + sum(depths) + sum(bodies) + below
     figure = Figure(figsize=(width, height))
     top = height - above
-    for line, high in zip(lines, heights, strict=True):
-        deep = max(len(heads[id(panel)]) for panel in line)
-        for column, panel in enumerate(line):
+    for line, titles, depth, body in zip(lines, heads, depths, bodies, strict=True):
+        for column, (panel, title) in enumerate(zip(line, titles, strict=True)):
             across_in, space = (width if panel.wide else width / columns), panel.space
-            left, title = column * across_in + space.left, heads[id(panel)]
-            bottom = top - deep * _TITLE_IN - 0.06 - space.height
+            left, bottom = column * across_in + space.left, top - depth - 0.06 - space.height
             wide = across_in - space.left - space.right
             axes = figure.add_axes((left / width, bottom / height, wide / width, space.height / height))
             panel.draw(axes)
             aside = space.left - 0.1 if panel.wide else min(0.35, space.left - 0.1)
             axes.set_title("\n".join(title), x=-aside / wide)
-        top -= high
+        top -= depth + body
     if keys:
         handles = [key.build_handle(key.label) for key in keys]
         figure.legend(handles=handles, loc="upper left", ncols=across, borderaxespad=0.2)
@@ -311,31 +304,33 @@ def compose(picture: Picture) -> Figure:
 
 
 def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
-    """Return all panels that fit a page, else the MOST of the greatest weight, as many of each group as there is room
-    for, in their order."""
+    """Return the panels of a page in their order: all, or the MOST of greatest weight, spread over the groups."""
     if len(panels) <= WHOLE:
         return list(panels)
-    turns: Counter[str] = Counter()
-    ranked = []
-    for place in sorted(range(len(panels)), key=lambda place: -panels[place].weight):
-        ranked.append((turns[panels[place].group], place))
-        turns[panels[place].group] += 1
-    return [panels[place] for place in sorted(place for _, place in sorted(ranked)[:MOST])]
+    order = sorted(range(len(panels)), key=lambda place: -panels[place].weight)
+    return [panels[place] for place in select_evenly([(place, panels[place].group) for place in order], MOST)]
+
+
+def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int]:
+    """Return at most `most` places in ascending order, spread evenly over groups. `ranked`: places with their groups,
+    the preferred places of a group first."""
+    turns: Counter[Hashable] = Counter()
+    numbered = []
+    for place, group in ranked:
+        numbered.append((turns[group], place))
+        turns[group] += 1
+    return sorted(place for _, place in sorted(numbered)[:most])
 
 
 def _break_lines(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Return panels line by line: those of a group together, a wide one alone."""
-    groups = [list(some) for _, some in groupby(panels, key=lambda panel: panel.group)]
-    number = len(panels)
-    fitting = {1: 1, 2: 2, 4: 2}.get(number, 3 if number <= 12 else 4)
-    columns = max(1, min(fitting, max((len(group) for group in groups), default=1)))
+    """Return panels line by line. Groups begin a new line, and a wide panel has a line of its own."""
+    # Up to three panels side by side are readable in print; twelve and more are an overview, four a line.
+    fitting = {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 12 else 4)
+    columns = min(fitting, max(Counter(panel.group for panel in panels).values(), default=1))
     lines: list[list[Panel]] = []
-    for group in groups:
-        for place, panel in enumerate(group):
-            alone = panel.wide or not place or lines[-1][0].wide or len(lines[-1]) == columns
-            lines += [[panel]] if alone else []
-            if not alone:
-                lines[-1].append(panel)
+    for (_, wide), some in groupby(panels, key=lambda panel: (panel.group, panel.wide)):
+        members, step = list(some), 1 if wide else columns
+        lines += [members[place : place + step] for place in range(0, len(members), step)]
     return lines
 
 
@@ -351,9 +346,10 @@ def _wrap_title(panel: Panel, width_in: float) -> list[str]:
 
 
 def _measure_keys(keys: Sequence[Key], width: float) -> tuple[list[Key], int]:
-    """Return the entries of a legend with labels that fit, and how many stand side by side."""
+    """Return the entries of a legend, their labels cut to fit, and the number of entries in a line."""
     room = int((width - _KEY_IN) / _KEY_LETTER_IN)
     fitting = [key._replace(label=shorten_text(key.label, room)) for key in keys]
+    # If the entries do not fit one line, every column gets the width of the widest entry.
     entries = [_KEY_IN + _KEY_LETTER_IN * len(key.label) for key in fitting]
     if not entries or sum(entries) <= width:
         return fitting, max(len(entries), 1)

@@ -1,4 +1,4 @@
-"""Curves: a column of the summary against micro-batch or nodes, a curve per series, a panel per group of rows."""
+"""Curves: a column of the summary against micro-batch or nodes, with a panel per group of rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,39 +24,53 @@ from analysis.drawing import (
     measure_names,
     write_reason,
 )
-from analysis.drawing.groups import QuestionGroup, describe_omitted, describe_question, name_series, sort_groups
+from analysis.drawing.groups import (
+    QuestionGroup,
+    build_question,
+    describe_omitted,
+    describe_question,
+    list_rare_flags,
+    name_series,
+    sort_groups,
+)
+from analysis.formats import format_interval_kind
+from analysis.questions import Question
 from analysis.results import Results
+from analysis.scaling.curves import CurvePoint, Law, ScalingCurve, build_curves
 from analysis.summary import Row
 
 MAX_CURVES = 14
-"""Curves of a figure: more cannot be told apart."""
+"""Curves of a figure: more could not be told apart."""
 
-_ABOVE, _FURTHEST = 1.08, 1.5  # end of an axis over the highest point, and at most for the sake of intervals
+_ABOVE, _FURTHEST = 1.08, 1.5  # end of the y axis over the highest point, without and with room for intervals
 _MOST_NAMES = 3  # panels without a number that a note names
-_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4  # of what is above zero, of a line of the strip, and lines between both
+_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4  # height above zero, of a line of the strip, and gap between, in lines
 _TICKS = 6
-_EDGE = 0.5  # of the room between two places, left and right of the outer ones
+_EDGE = 0.5  # margin left and right of the outer places, in distances between places
+_BAR, _THIN_BAR = 0.9, 0.4  # line width of an interval between runs, and of an interval of one run's steps
 _IDEAL: Any = {"color": INK, "linestyle": (0, (5, 3)), "linewidth": 0.8}
 _PREDICTED = (0, (3, 2))
 
 
 class PlottedQuantity(NamedTuple):
-    """What is drawn: a column of the summary divided by `unit`; `interval` says that it has *_low and *_high,
-    `predicted` that predicted_* says beside it what was expected."""
+    """The quantity that a figure draws: a column of the summary divided by `unit`.
+
+    `interval`: it has columns *_low and *_high. `predicted`: a column predicted_* is drawn next to it.
+    """
 
     column: str
     label: str
     interval: bool = True
     unit: float = 1.0
-    thousands: bool = False  # 1200 is written 1.2k
-    across: str = "micro"  # the column whose values stand side by side
+    thousands: bool = False  # write 1200 as 1.2k
+    across: str = "micro"  # column of the x axis
     across_label: str = "micro-batch"
     ideal: float | None = None
     predicted: bool = False
 
 
 class ChartPoint(NamedTuple):
-    """A number in the unit drawn, at its place along x, of a row of the summary."""
+    """A number of a row of the summary, in the unit of the axis, at its place along x."""
 
     place: int
     value: float
@@ -65,8 +79,11 @@ class ChartPoint(NamedTuple):
 
 
 class ChartCurve(NamedTuple):
-    """A series: points of a segment are joined, and places without a number are known only of one that failed
-    somewhere. What was predicted has the label of what was measured; it is hollow, its line dashed."""
+    """A series. Points of a segment are joined by a line.
+
+    `gaps`: places without a number, listed only for a series of which some run failed. A predicted curve has the label
+    of the measured one; it is hollow and dashed.
+    """
 
     label: str
     segments: tuple[tuple[ChartPoint, ...], ...]
@@ -79,7 +96,7 @@ class ChartCurve(NamedTuple):
 
 
 class ChartPanel(NamedTuple):
-    """Curves over the same places; panels of a model share the scale that ends at `top`, 0 where it has no number."""
+    """Curves over the same places along x. Panels of one model share a scale."""
 
     title: Sequence[str]
     model: str
@@ -92,18 +109,21 @@ class ChartPanel(NamedTuple):
 
     @property
     def incomplete(self) -> list[ChartCurve]:
-        """The curves with gaps, a line each of the strip below zero."""
+        """The curves with gaps; each has a line in the strip below zero."""
         return [curve for curve in self.curves if curve.gaps]
 
 
 def build_picture(
     results: Results, groups: Sequence[QuestionGroup], quantity: PlottedQuantity, note: str = ""
 ) -> Picture:
-    """Return the figure of a quantity with a panel per group, those of a model on one scale; a group without any number
-    is named in the note instead, unless none has one."""
+    """Return the figure of a quantity with a panel per group.
+
+    A group without a number is named in the note and not drawn, unless no group has one.
+    """
     every = build_panels(groups, quantity)
     panels = [panel for panel in every if panel.points] or every
     empty = [panel for panel in every if panel not in panels]
+    # Of too many curves those with the fewest numbers are left out.
     points: Counter[str] = Counter()
     for curve in (curve for panel in panels for curve in panel.curves if not curve.predicted):
         points[curve.label] += len(curve.points)
@@ -111,6 +131,7 @@ def build_picture(
     fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
     looks = assign_looks(labels, results.table["engine"])
     panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
+    # Panels with a single place write names of series below the axis, for which all panels leave the same room.
     named = [[curve.label for curve in panel.curves] for panel in panels if len(panel.places) == 1]
     below = max([0.42, *(0.2 + measure_names(names) for names in named)])
     drawn = []
@@ -123,12 +144,14 @@ def build_picture(
         drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
     keys += [Key("ideal", _IDEAL)] if quantity.ideal is not None else []
-    notes = [_describe_intervals(panels) * quantity.interval, note, _describe_empty(empty), fewer]
+    flags = Counter(flag for panel in panels for point in panel.points for flag in list_rare_flags(point.row))
+    flagged = f"Flagged points: {', '.join(f'{count} {flag}' for flag, count in flags.most_common())}." if flags else ""
+    notes = [_describe_intervals(panels) * quantity.interval, note, flagged, _describe_empty(empty), fewer]
     return Picture(drawn, keys, " ".join(filter(None, notes)))
 
 
 def build_panels(groups: Sequence[QuestionGroup], quantity: PlottedQuantity) -> list[ChartPanel]:
-    """Return the panels of groups, in their order, with all curves."""
+    """Return the panels of groups in their order, with all curves."""
     ordered = sort_groups(groups)
     questions = [group.question for group in ordered]
     return [_build_panel(group, describe_question(group.question, questions), quantity) for group in ordered]
@@ -149,13 +172,20 @@ def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQu
 
 
 def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:
-    """Return a point for every number, joined where two neighbours have exactly one each. Where a place was tried and
-    has no number, all places without one are gaps."""
+    """Return a curve with a point for every number; two neighbours are joined if each place has exactly one point.
+
+    If some run of the series failed, all places without a number are gaps.
+    """
     segments: list[tuple[ChartPoint, ...]] = []
     gaps: list[tuple[int, Row | None]] = []
     before = 0
     for place, rows in enumerate(cells):
-        here = [_build_point(place, row, quantity) for row in rows if row[quantity.column] is not None]
+        here = []
+        for row in (row for row in rows if row[quantity.column] is not None):
+            low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
+            ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
+            here.append(ChartPoint(place, row[quantity.column] / quantity.unit, ends, row))
+        # Several points at one place are configurations that differ otherwise, so no line would be right.
         if before == 1 and len(here) == 1:
             segments[-1] = (*segments[-1], *here)
         else:
@@ -165,15 +195,11 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
     return ChartCurve(label, tuple(segments), tuple(gaps) if any(row for _, row in gaps) else ())
 
 
-def _build_point(place: int, row: Row, quantity: PlottedQuantity) -> ChartPoint:
-    low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
-    ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
-    return ChartPoint(place, row[quantity.column] / quantity.unit, ends, row)
-
-
 def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> float:
-    """Return the end of an axis that begins at zero: above the highest point, and not at the end of an interval so wide
-    that it would squeeze all others; 0 without a number."""
+    """Return the upper end of an axis that begins at zero; 0 without a number.
+
+    It lies above the highest point, but a very wide interval is cut, since it would squeeze all others.
+    """
     points = [point for panel in panels for point in panel.points]
     highest = max([quantity.ideal or 0.0, *(point.value for point in points)])
     furthest = max([highest, *(point.ends[1] for point in points if point.ends)])
@@ -182,16 +208,15 @@ def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> flo
 
 def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
     rows = [point.row for panel in panels for point in panel.points if point.ends and point.row["interval_kind"]]
-    kinds = sorted({f"{100 * row['interval_level']:.0f} %, {row['interval_kind']}" for row in rows})
-    known = any(point.ends for panel in panels for point in panel.points)
-    if not known:
+    kinds = sorted({format_interval_kind(row).replace("\u00a0", " ") for row in rows})
+    if not any(point.ends for panel in panels for point in panel.points):
         return "No interval is known."
-    named = f" ({' or '.join(kinds)})" if kinds else ""
-    return f"Bars: interval{named}. Hollow: none is known. Arrow: the interval ends beyond the axis."
+    named = f" ({'; '.join(kinds)})" if kinds else ""
+    return f"Bars: interval{named}. Thin: of one run. Hollow: no interval. Arrow: the interval ends beyond the axis."
 
 
 def _describe_empty(panels: Sequence[ChartPanel]) -> str:
-    """Name the panels in which nothing has a number, and why."""
+    """Name the panels without a number, and the reasons."""
     if not panels:
         return ""
     reasons = [
@@ -199,16 +224,16 @@ def _describe_empty(panels: Sequence[ChartPanel]) -> str:
     ]
     names = [f"{' · '.join(panel.title)} ({', '.join(why)})" for panel, why in zip(panels, reasons, strict=True)]
     more = [f"{len(panels) - _MOST_NAMES} more"] if len(panels) > _MOST_NAMES else []
-    return f"Not drawn, since nothing has a number: {'; '.join([*names[:_MOST_NAMES], *more])}."
+    return f"Not drawn, since they have no number: {'; '.join([*names[:_MOST_NAMES], *more])}."
 
 
 def _draw_panel(
     axes: Axes, panel: ChartPanel, quantity: PlottedQuantity, looks: Mapping[str, Look], scale: tuple[float, int]
 ) -> None:
-    """Draw curves above zero, and below it a line per curve with gaps; `scale` is the end of the y axis, and for how
-    many lines there is room."""
+    """Draw curves above zero, and below it a line per curve with gaps. `scale`: the end of the y axis, and the number
+    of such lines."""
     top, lines = scale[0] or 1.0, scale[1]
-    line = _STRIP_IN / _HEIGHT_IN * top
+    line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
     axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, top)
     axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top] if scale[0] else [])
@@ -221,7 +246,7 @@ def _draw_panel(
     several = len(panel.places) > 1
     axes.set_xlabel(quantity.across_label if several else f"{quantity.across_label} {panel.places[0]}")
     labels = list(dict.fromkeys(curve.label for curve in panel.curves))
-    # In a panel of one place curves stand side by side, each above its name.
+    # With a single place along x, curves stand side by side, each above its name.
     asides = {label: 0.0 if several else (place + 0.5) / len(labels) - 0.5 for place, label in enumerate(labels)}
     if several:
         axes.set_xticks(range(len(panel.places)), panel.places)
@@ -237,9 +262,11 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
     """Draw one series: a point for every number, and a line along each segment."""
     bars = [(point.place + aside, *point.ends) for point in curve.points if point.ends]
     if bars:
-        mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=0.9), curve.label)
+        widths = [_BAR if point.row["n"] > 1 else _THIN_BAR for point in curve.points if point.ends]
+        mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=widths), curve.label)
         if beyond := [(x, top) for x, _, high in bars if high > top]:
             mark(draw_beyond(axes, "^", beyond, look.colour), curve.label)
+    # Points with and without an interval differ in their filling, so they are separate artists.
     for known in (True, False):
         some = [point for point in curve.points if (point.ends is not None) == known]
         if some:
@@ -254,11 +281,48 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
 
 
 def _draw_gaps(axes: Axes, curve: ChartCurve, look: Look, y: float, places: int) -> None:
-    """Write a line of the strip: the curve's marker, and what happened at each place without a number."""
+    """Draw a line of the strip: the curve's marker, and the reason at each place without a number."""
     style = look.style_marks() | {"markersize": 3.5, "clip_on": False}
-    # the marker stands where a tick's label would
+    # left of the axis, where a tick's label would be
     (sign,) = axes.plot(-0.035, y, transform=axes.get_yaxis_transform(), **style)
     mark(sign, curve.label)
     for place, row in curve.gaps:
         text = write_reason(axes, place, y, row, get_room_in(axes) / places)
         mark(text, curve.label, [row] if row else [])
+
+
+_EFFICIENCY = PlottedQuantity("efficiency", "efficiency", across="nodes", across_label="nodes", ideal=1.0)
+_EFFICIENCY_NOTE = (
+    "1 at the smallest node count with a number, by definition. The bar there is the interval of its own throughput, "
+    "which also widens those of the other points."
+)
+
+
+def build_efficiency(results: Results, law: Law) -> Picture:
+    """Return the efficiency of every curve of a scaling law, with a panel per equal work; nothing if no curve has two
+    numbers."""
+    curves = [curve for curve in build_curves(results) if curve.law == law]
+    if all(sum(point.efficiency is not None for point in curve.points) < 2 for curve in curves):
+        return Picture()
+    groups: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
+    for curve in curves:
+        row, equal = curve.points[0].row, curve.batch == "equal micro-batch"
+        held = [f"micro {row['micro']}" if equal else "best micro"]
+        held += [f"global batch {row['global_batch']}"] if law == "strong" else []
+        held += [f"× {row['accumulation']} accumulated"] if law != "strong" and row["accumulation"] > 1 else []
+        micro = row["micro"] if equal else 0
+        shared = {**build_question(row), "nodes": None, "micro": micro, "held": " · ".join(held)}
+        _, rows = groups.setdefault(tuple(shared.values()), (shared, []))
+        rows += [_build_efficiency_row(curve, point) for point in curve.points]
+    return build_picture(results, [QuestionGroup(*group) for group in groups.values()], _EFFICIENCY, _EFFICIENCY_NOTE)
+
+
+def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
+    """Return a point as a row of a summary. At the base, its interval is that of its own throughput."""
+    found, row = point.efficiency, point.row
+    low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)
+    if point is curve.base and row["tokens_per_s_low"] is not None:
+        low, high = (row[f"tokens_per_s_{end}"] / row["tokens_per_s"] for end in ("low", "high"))
+    cells = {"efficiency": found.value if found else None, "efficiency_low": low, "efficiency_high": high}
+    # Strong scaling accumulates less on more nodes, which must not split the curve into several series.
+    return {**row, **cells, "accumulation": 1}

@@ -1,11 +1,11 @@
-"""Which rows of a summary share a panel of a figure, and in which order."""
+"""Groups of rows of the summary, one per panel of a figure, in the order of the panels."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.formats import shorten_keys
 from analysis.questions import (
     QUESTION,
     Question,
@@ -20,13 +20,14 @@ from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
 
-_KEY = re.compile(r"\b(?:[a-z_]+\.)+(?=[a-z_]+=)")
+_COMMON_FLAGS = ("short", "unverified")
+"""Flags of most runs of a quick study. Figures leave them to the tables, so that the rarer ones stand out."""
 
 
 class QuestionGroup(NamedTuple):
-    """Rows of a summary that belong into one panel; `question` is what they share.
+    """Rows of a summary that belong to one panel, and the question that they share.
 
-    Where they are on several nodes its `nodes` are None. `held` says in words what else is equal, not its own column.
+    For rows on several node counts its `nodes` are None. Its `held` names in words what else is equal.
     """
 
     question: Question
@@ -34,70 +35,75 @@ class QuestionGroup(NamedTuple):
 
 
 def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return the rows that compete with each other, a group per question."""
+    """Return the rows that compete with each other: a group per question."""
     return [_build_fixed_group(question, rows, "accumulation") for question, rows in group_rows(summary)]
 
 
 def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return the rows of one micro-batch on any nodes, a group per work that is equal: that of a step (strong scaling)
-    or that of a device (weak), whichever needs fewer groups."""
-    groups = []
-    for question, rows in _regroup(
-        (({**question, "nodes": None}, rows) for question, rows in group_rows(summary)), ["micro"]
-    ):
-        by_device, by_step = (_regroup([(question, rows)], [part]) for part in ("accumulation", "global_batch"))
+    """Return the rows of one micro-batch on any node count, grouped by equal work.
+
+    Equal is the work of a step (strong scaling) or of a device (weak scaling), whichever needs fewer groups.
+    """
+    groups, any_nodes = [], (({**question, "nodes": None}, rows) for question, rows in group_rows(summary))
+    for question, rows in _regroup(any_nodes, "micro"):
+        # One of both laws describes the study: the one under which its rows form fewer curves.
+        by_device, by_step = (_regroup([(question, rows)], part) for part in ("accumulation", "global_batch"))
         same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
         groups += [_build_fixed_group(*one, part, f"micro {question['micro']}") for one in same]
     return groups
 
 
 def build_question(row: Row) -> Question:
-    """Return the question that a row of a table or a summary answers."""
+    """Return the question that a row of the run table or summary answers."""
     known = add_lengths(row)
     return {part: known[part] for part in QUESTION}
 
 
 def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
-    """Return of runs, rows of the run table, what they answer and what is chosen in them."""
+    """Return for runs, by their places in the run table, the names of question and configuration."""
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
-    chosen = [shorten_keys(describe_choice(row | {"variant": variants[row["config_id"]]})) for row in rows]
-    return list(zip((name_question(one, all_questions) for one in all_questions), chosen, strict=True))
+    named = []
+    for row, question in zip(rows, all_questions, strict=True):
+        choice, flags = describe_choice(row | {"variant": variants[row["config_id"]]}), " ".join(list_rare_flags(row))
+        named.append((name_question(question, all_questions), shorten_keys(choice) + (f" [{flags}]" if flags else "")))
+    return named
+
+
+def list_rare_flags(row: Row) -> list[str]:
+    """Return the flags of a row that a figure shows."""
+    return [flag for flag in row["flags"].split() if flag not in _COMMON_FLAGS]
 
 
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
-    """Say how many of `number` are not drawn, and which."""
+    """Write how many of `number` things are not drawn, and which; empty if all are."""
     return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
 
 
-def _regroup(
-    groups: Iterable[tuple[Question, Sequence[Row]]], parts: Sequence[str]
-) -> list[tuple[Question, list[Row]]]:
-    """Return rows by question and `parts`, which become part of it."""
+def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:
+    """Return rows by question and `part`, which is added to the question."""
     found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
     for question, rows in groups:
         for row in rows:
-            shared = {**question, **{part: row[part] for part in parts}}
+            shared = {**question, part: row[part]}
             found.setdefault(tuple(shared.values()), (shared, []))[1].append(row)
     return list(found.values())
 
 
 def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *named: str) -> QuestionGroup:
-    """Say in the title what is equal in all rows, so that a curve's name need not."""
+    """Return a group whose title names what is equal in all rows, so that the names of curves can leave it out."""
     (first, *others) = {row[part] for row in rows}
     if others:
         return QuestionGroup({**question, "held": " · ".join(named)}, rows)
-    title_parts = (
-        [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] if first > 1 else []
-    )
+    fixed = [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] * (first > 1)
     return QuestionGroup(
-        {**question, "held": " · ".join([*named, *title_parts])}, [row | {"accumulation": 1} for row in rows]
+        {**question, "held": " · ".join([*named, *fixed])}, [row | {"accumulation": 1} for row in rows]
     )
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Name a group: what it asks, and what is held equal in it."""
+    """Return the words of a group's title: its question, and what is equal in it."""
     if question["nodes"] is not None:
         asks = name_question(question, all_questions)
     else:
@@ -107,14 +113,9 @@ def describe_question(question: Question, all_questions: Sequence[Question]) -> 
     return [word for word in f"{asks} · {question['held']}".split(" · ") if word]
 
 
-def shorten_keys(text: str) -> str:
-    """Return a text that names keys of the config by their last part: tensor=2 for parallel.tensor=2."""
-    return _KEY.sub("", text)
-
-
 def name_series(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each row's series in a panel: its accumulation only where rows would have one name without it,
-    and of what tells configurations apart the last part of each key."""
+    """Return the name of each row's series in a panel, with short keys. The accumulation is named only where rows would
+    have the same name without it."""
     short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
     long = [shorten_keys(describe_series(row)) for row in rows]
     several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}
@@ -122,12 +123,12 @@ def name_series(rows: Sequence[Row]) -> list[str]:
 
 
 def sort_groups(groups: Sequence[QuestionGroup]) -> list[QuestionGroup]:
-    """Return groups in the order of a figure's panels: models apart, small ones first, then precisions and the rest,
-    with ranks and micro-batches counting upwards."""
+    """Return groups in the order of a figure's panels: by size of the model, precision, ranks and micro-batch."""
     sizes: dict[str, int] = {}
     for row in (row for group in groups for row in group.rows):
         sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)
 
+    # Environment classes are hashes without an order, so they are left out of it.
     def place(group: QuestionGroup) -> tuple[Any, ...]:
         question = group.question
         nodes, devices = question["nodes"] or 1, question["devices_per_node"]

@@ -1,5 +1,4 @@
-"""Lanes of a pipeline: what each rank does when, of passes and of waits for transfers; a row for each, time to the
-right."""
+"""Timelines of a pipeline: a lane per rank with its passes and its waits for transfers, time to the right."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +10,7 @@ from matplotlib.path import Path
 from analysis.drawing import COLOURS, INK, Key, mark
 
 if TYPE_CHECKING:
-    from bench.core.engine_costs import PlayedPass
+    from bench.core.engine_costs import SimulatedPass
     from bench.core.record import TimedPass
 
 FORWARD, BACKWARD, TRANSFER = "forward", "backward", "waits for a transfer"
@@ -19,15 +18,15 @@ KEYS = tuple(
     Key(kind, {"facecolor": colour}, patch=True)
     for kind, colour in ((FORWARD, COLOURS[0]), (BACKWARD, COLOURS[1]), (TRANSFER, COLOURS[6]))
 )
-"""Of spans; a lane is empty where its rank waits for another one's pass."""
+"""Kinds of spans. A lane is empty while its rank waits for a pass of another rank."""
 
 _THICK, _BOX = 0.8, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-_FEW = 400  # passes that are told apart by their edges
+_FEW = 400  # passes up to which each has an edge
 _MOST_LABELS = 16
 
 
 class LaneSpan(NamedTuple):
-    """What a rank does for a while, in seconds from the begin of a step's passes."""
+    """A pass or wait of a rank, in seconds from the begin of a step's passes."""
 
     kind: str
     begin_s: float
@@ -35,16 +34,19 @@ class LaneSpan(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One rank, or those that do the same at the same time."""
+    """Timeline of one rank, or of ranks that do the same at the same time."""
 
     label: str
     spans: tuple[LaneSpan, ...]
 
 
-def build_lanes(passes: "Sequence[PlayedPass]", ranks_per_place: int) -> list[Lane]:
-    """Return the lanes of passes, those of a place in their order: before each the part of the wait in which what it
-    takes up is on its way."""
+def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
+    """Return the lanes of simulated passes by place in the pipeline.
+
+    A wait before a pass counts as a transfer from the moment at which its input was sent.
+    """
     spans: dict[int, list[LaneSpan]] = {}
+    # Passes come in the order of their begin, so the last span of a lane ends before the next one begins.
     for kind, _, place, begin_s, end_s, sent_s in passes:
         lane = spans.setdefault(place, [])
         free_s = lane[-1].end_s if lane else 0.0
@@ -55,7 +57,7 @@ def build_lanes(passes: "Sequence[PlayedPass]", ranks_per_place: int) -> list[La
 
 
 def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: int) -> list[Lane]:
-    """Return the lanes of measured passes, by place. What was on its way when is not known."""
+    """Return the lanes of measured passes by place. Their transfers are unknown."""
     return [
         Lane(_name_ranks(place * ranks_per_place, 1), tuple(LaneSpan(one.kind, one.begin_s, one.end_s) for one in here))
         for place, here in enumerate(passes)
@@ -63,7 +65,7 @@ def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: 
 
 
 def scale_to(lanes: Sequence[Lane], busy_s: float) -> list[Lane]:
-    """Return lanes in another unit of time: all their passes together take so many seconds."""
+    """Return lanes rescaled in time, so that the durations of all passes add up to `busy_s`."""
     factor = busy_s / compute_busy(lanes)
     return [
         lane._replace(spans=tuple(LaneSpan(kind, factor * begin, factor * end) for kind, begin, end in lane.spans))
@@ -72,12 +74,12 @@ def scale_to(lanes: Sequence[Lane], busy_s: float) -> list[Lane]:
 
 
 def compute_busy(lanes: Sequence[Lane]) -> float:
-    """Return how long all passes take together."""
+    """Return the total duration of all passes in seconds."""
     return sum(span.end_s - span.begin_s for lane in lanes for span in lane.spans if span.kind != TRANSFER)
 
 
 def compute_idle(lanes: Sequence[Lane]) -> float:
-    """Return the part of the passes' time in which a lane makes none, mean over lanes."""
+    """Return the share of time without a pass, mean over lanes."""
     end_s = max(lane.spans[-1].end_s for lane in lanes)
     return 1 - compute_busy(lanes) / (end_s * len(lanes))
 
@@ -87,17 +89,17 @@ def _name_ranks(first: int, number: int) -> str:
 
 
 def draw_lanes(axes: Axes, lanes: Sequence[Lane], size: float) -> None:
-    """Draw lanes from above over seconds divided by `size`."""
+    """Draw lanes from top to bottom. `size`: seconds of a unit of the time axis."""
     edge = 0.4 if sum(len(lane.spans) for lane in lanes) <= _FEW else 0.0
     for row, lane in enumerate(lanes):
         for key in KEYS:
             spans = [(one.begin_s / size, one.end_s / size) for one in lane.spans if one.kind == key.label]
-            if spans:  # as one path, which makes a page half as large as boxes of their own
+            if spans:  # as one path: separate boxes would make a page twice as large
                 low, high = row - _THICK / 2, row + _THICK / 2
                 corners = [[(x0, low), (x1, low), (x1, high), (x0, high), (x0, low)] for x0, x1 in spans]
                 boxes = Path([corner for box in corners for corner in box], _BOX * len(spans))
                 mark(axes.add_patch(PathPatch(boxes, edgecolor=INK, linewidth=edge, **key.style)), key.label)
-    every = -(-len(lanes) // _MOST_LABELS)
+    every = -(-len(lanes) // _MOST_LABELS)  # rounded up: with more lanes, only every second, third … has a label
     axes.set_yticks(range(0, len(lanes), every), [lane.label for lane in lanes[::every]])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlim(0, max(lane.spans[-1].end_s for lane in lanes) / size)

@@ -1,4 +1,4 @@
-"""Figures as files, and as elements of a page: in the page's font and colours, with what its script needs."""
+"""Figures as files, and as SVG elements of a page, in its font and colours and with attributes for its script."""
 
 import functools
 import html
@@ -16,7 +16,7 @@ from analysis.summary import Row
 
 FORMATS = ("pdf", "png", "svg")
 PANEL_IN, HALF_IN, WIDE_IN = 3.6, 5.4, 9.6
-"""Widths of a panel on the page: of one that a phone has room for, of half a page, and of a whole one."""
+"""Widths of a panel: on a phone, of half a page, and of a whole page."""
 
 _PNG_DPI = 200
 _KEY, _KEY_IN = "key", (0.34, 0.16)
@@ -28,23 +28,22 @@ _POINT = re.compile("<(use|text) (?!data-)")
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 Describe = Callable[[Row | str], str]
-"""Returns the attributes of a point by what stands behind it."""
+"""Returns the HTML attributes of a point for its row of the summary or its text."""
 
 
 def save(figure: Figure, form: str, salt: str) -> bytes:
-    """Return a figure as a file; equal figures give equal bytes."""
+    """Return a figure as a file. Equal figures give equal bytes."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=_UNDATED[form])
-    # A browser that has no DejaVu Sans takes another font without serifs.
+    # A browser without DejaVu Sans takes another font without serifs.
     return buffer.getvalue().replace(b"'DejaVu Sans'", b"'DejaVu Sans', sans-serif")
 
 
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as elements of a page: one, or of a wide one and of one that takes half a page another for a
-    phone, if it fits."""
+    """Return a panel as SVG elements of a page: one, or one for a wide screen and one for a phone if it fits there."""
     spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
     narrow = panel.narrow if panel.wide else panel.space
     spaces += [(PANEL_IN, narrow)] if narrow else []
@@ -55,12 +54,12 @@ def render_panel(
 
 
 def render_key(key: Key, figure: str) -> str:
-    """Return the sign of an entry in a figure's legend as an element of a page."""
+    """Return the sign of a legend's entry as an SVG element of a page."""
     style = tuple(sorted(key.style.items(), key=lambda item: item[0]))
     return _draw_key(style, patch=key.patch).replace(_KEY, f"{figure}-{_KEY}")
 
 
-@functools.cache  # figures of a page share most of their keys
+@functools.cache  # figures of a page share most entries of their legends
 def _draw_key(style: tuple[tuple[str, Any], ...], *, patch: bool) -> str:
     with matplotlib.rc_context(STYLE):
         drawing = Drawing(*_KEY_IN)
@@ -71,13 +70,17 @@ def _draw_key(style: tuple[tuple[str, Any], ...], *, patch: bool) -> str:
 
 
 def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
-    """Return a drawing as an element of a page: no prologue, ids of its own, `alt` for its label, and on its parts the
-    series and the points that they show."""
+    """Return a drawing as an SVG element of a page, without prologue and with unique ids.
+
+    Its parts get the attributes of their series and points. `alt`: its label for screen readers.
+    """
     text = save(drawing, "svg", name).decode()
+    # A page must stay below a megabyte: metadata, fonts (the page sets them), default styles and digits are dropped.
     text = _SPARE.sub("", text[text.index("<svg") :])
     text = re.sub(r"\s*font-family: [^;\"]*;?", "", text)
     text = _FLAT.sub("", text)
     text = _TAG.sub(lambda tag: _DIGITS.sub(r"\1", tag[0]), " ".join(text.split()))
+    # Colours become variables of the page's style, which has values for light and for dark.
     for place, colour in enumerate(COLOURS):
         text = text.replace(colour.lower(), f"var(--c{place})")
     text = text.replace(INK, "currentColor")
@@ -85,17 +88,15 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
     for place in range(1, len(parts), 2):
         shown = drawing.marks[parts[place]]
         parts[place] = f'<g data-series="{html.escape(shown.series)}">'
-        for tip in shown.tips:  # points stand in their order; a text is one
-            parts[place + 1] = _POINT.sub(_build_adder(describe(tip)), parts[place + 1], count=1)
+        for tip in shown.tips:  # points come in their order, and a text counts as a point
+            attributes = f"{describe(tip)} ".lstrip()
+            # a function, since a replacement text would interpret backslashes
+            parts[place + 1] = _POINT.sub(lambda found, more=attributes: found[0] + more, parts[place + 1], count=1)
     text = re.sub(r'<g id="[^"]*">', "<g>", "".join(parts)).replace("xlink:href", "href")
+    # Several drawings share a page, so ids and references to them get the drawing's name in front.
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     while _EMPTY.search(text):
         text = _EMPTY.sub("", text)
     label = f'role="img" aria-label="{html.escape(alt)}"' if alt else 'aria-hidden="true"'
     return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf"<svg {label} \1>", text, count=1)
-
-
-def _build_adder(attributes: str) -> Callable[[re.Match[str]], str]:
-    """Return what adds attributes to an element."""
-    return lambda found: f"{found[0]}{attributes} " if attributes else found[0]

@@ -1,6 +1,6 @@
-"""The answers at a glance: of each question the fastest configuration, and how much longer the other engines take."""
+"""The answers at a glance: the fastest configuration of each question, and the extra time of the other engines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,142 +19,154 @@ from analysis.drawing import (
     mark,
     shorten_text,
 )
-from analysis.formats import format_effect, format_ratio_change, format_significant
-from analysis.questions import describe_choice, name_question
+from analysis.formats import format_effect, format_significant, name_briefly
+from analysis.questions import name_question
 from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
-from analysis.summary import Row
+from analysis.summary import Row, is_disturbed
 
 TITLE = "The answers at a glance"
-ALT = (
-    "By question a row per engine: how much longer its fastest configuration takes per sample than the fastest of all, "
-    "with the interval of the difference. The tables hold the numbers."
-)
+ALT = "By question, the extra time per sample of each engine's fastest configuration, with its interval."
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6
-"""What is seen at a glance: questions, and engines of each."""
+"""Questions of the figure, and engines of each: more could not be read at a glance."""
 
-_LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # how far the axis reaches: at least, at most, and to the left at most
-_ROW_IN, _STACKED_IN = 0.2, 0.42  # of a row with its words beside it, and of one with its words above
-_WIDE, _NARROW = Space(0, 2.2, 2.7, 0.4), Space(0, 0.15, 0.15, 0.4)
+_LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # ends of the axis: the right one is between the first two
+_ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
+_WIDE, _NARROW = Space(0, 2.8, 2.5, 0.4), Space(0, 0.15, 0.15, 0.4)
 _LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5
 
 
 class AnswerMark(NamedTuple):
-    """A configuration: `extra` is the part by which it takes longer per sample than the fastest, with the `ends` of its
-    interval where one is known; `words` say the same with what is known of it. A mark is `indicative` if either side
-    has too few repeats for a verdict: it has no interval, since that of the steps says nothing about other runs."""
+    """A configuration of a panel.
+
+    `extra`: the share by which it takes longer per sample than the fastest; None if its runs were made on a busy
+    machine. `ends`: the interval of `extra`; None with fewer than three runs on a side, when the difference is only
+    indicative. `words` say the same.
+    """
 
     label: str
     engine: str
-    extra: float
+    extra: float | None
     ends: tuple[float, float] | None
     words: str
     row: Row
-    indicative: bool = False
 
 
 class AnswerPanel(NamedTuple):
-    """A question with its fastest configuration, and of each other engine the fastest one."""
+    """A question with its fastest configuration, and the fastest configuration of each other engine."""
 
     title: str
     marks: tuple[AnswerMark, ...]
 
 
 def picture(results: Results) -> Picture:
-    """Return a panel per question with rivals, over one axis."""
+    """Return a panel per question with rivals, all with the same axis."""
     panels, omitted = build_panels(best(results))
     if not panels:
         return Picture()
-    marks = [mark for panel in panels for mark in panel.marks]
-    low, high = find_limits(marks)
+    marks = [one for panel in panels for one in panel.marks]
+    limits = find_limits(marks)
     looks = choose_looks(results.table["engine"])
+    shared = set.intersection(*(set(one.row["flags"].split()) for one in marks))
     drawn = [
         Panel(
             title=panel.title.split(" · "),
-            draw=partial(_draw_panel, marks=panel.marks, limits=(low, high), looks=looks),
+            draw=partial(_draw_panel, marks=panel.marks, limits=limits, looks=looks, shared=shared),
             space=_WIDE._replace(height=_ROW_IN * len(panel.marks) + 0.1),
             narrow=_NARROW._replace(height=_STACKED_IN * len(panel.marks) + 0.1),
             wide=True,
         )
         for panel in panels
     ]
-    some = f" The {len(panels)} of {len(panels) + omitted} questions with the most rivals." if omitted else ""
-    note = (
-        "Time per sample compared with that of the fastest, of each engine the fastest configuration. Bars: intervals "
-        f"of the difference. Hollow: indicative, fewer than {LEAST_RUNS} runs a side. Arrow: beyond the axis.{some}"
-    )
-    return Picture(drawn, (), note)
+    notes = [
+        "Time per sample of the fastest configuration of each engine, compared with the fastest of all. Bar: interval "
+        f"of the difference. Hollow: indicative, a side has fewer than {LEAST_RUNS} runs. Arrow: beyond the axis. "
+        "Brackets: flags.",
+        f"All are flagged {', '.join(sorted(shared))}." if shared else "",
+        f"The {len(panels)} of {len(panels) + omitted} questions with the most rivals." if omitted else "",
+    ]
+    return Picture(drawn, (), " ".join(filter(None, notes)))
 
 
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
-    """Return the questions in which there are rivals, at most MOST_PANELS, and how many others there are."""
-    decided = [best for best in found if best.fastest and best.rivals]
+    """Return panels of the questions that have rivals, at most MOST_PANELS, and the number of other such questions."""
+    decided = [one for one in found if one.fastest and one.rivals]
+    # Sorting by the number of rivals alone keeps the order of questions among equals.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
-    questions = [best.question for best in decided]
-    shown = [decided[place] for place in sorted(chosen)]
-    panels = [_build_panel(best, name_question(best.question, questions)) for best in shown]
+    questions = [one.question for one in decided]
+    panels = [_build_panel(decided[place], name_question(questions[place], questions)) for place in sorted(chosen)]
     return panels, len(decided) - len(panels)
 
 
 def find_limits(marks: Sequence[AnswerMark]) -> tuple[float, float]:
-    """Return the ends of the axis: beyond every mark and interval as far as these do not squeeze the others."""
-    furthest = max(mark.extra for mark in marks)
-    ends = [end for mark in marks if mark.ends for end in mark.ends]
+    """Return the ends of the axis: beyond all marks and intervals, except those so far out that they would squeeze the
+    others."""
+    furthest = max(one.extra or 0.0 for one in marks)
+    ends = [end for one in marks if one.ends for end in one.ends]
     high = min(_FURTHEST, max(_LEAST, 1.08 * furthest, min(max(ends, default=0.0), 1.5 * furthest)))
     return max(_LEFT, -high, min([-0.02 * high, *ends])), high
 
 
-def _build_panel(best: Best, title: str) -> AnswerPanel:
-    assert best.fastest is not None
-    rows = [(best.fastest, None), *((rival.row, rival) for rival in best.rivals)]
-    accumulations = {row["accumulation"] for row, _ in rows}
-    held = accumulations.pop() if len(accumulations) == 1 else 1
-    engines = {row["engine"] for row, _ in rows}
+def _build_panel(found: Best, title: str) -> AnswerPanel:
+    assert found.fastest is not None
+    pairs: list[tuple[Row, Rival | None]] = [(found.fastest, None), *((rival.row, rival) for rival in found.rivals)]
+    pairs += [(row, None) for row in found.busy]
+    values = {name: {row[name] for row, _ in pairs} for name in ("accumulation", "micro", "engine")}
+    # What all rows share stands in the title, which leaves room for what tells them apart.
+    held = {name: min(known) for name, known in values.items() if len(known) == 1}
     firsts: dict[str, AnswerMark] = {}
-    for row, rival in rows:
-        named = row | {"accumulation": row["accumulation"] // held, "protocol": ""}
-        firsts.setdefault(row["engine"] if len(engines) > 1 else describe_choice(named), _build_mark(named, row, rival))
-    marks = tuple(firsts.values())[:MOST_MARKS]
-    return AnswerPanel(f"{title} · × {held} accumulated" if held > 1 else title, marks)
+    for row, rival in pairs:
+        named = row | {"accumulation": row["accumulation"] // held.get("accumulation", 1), "protocol": ""}
+        label = name_briefly(named)
+        label += "" if "micro" in held else f", micro {row['micro']}"
+        firsts.setdefault(label if "engine" in held else row["engine"], _build_mark(label, row, rival))
+    title += f" · micro {held['micro']}" if "micro" in held else ""
+    title += f" · × {held['accumulation']} accumulated" if held.get("accumulation", 1) > 1 else ""
+    return AnswerPanel(title, tuple(firsts.values())[:MOST_MARKS])
 
 
-def _build_mark(named: Row, row: Row, rival: Rival | None) -> AnswerMark:
-    label, engine = describe_choice(named), row["engine"]
+def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
+    if is_disturbed(row):
+        return AnswerMark(label, row["engine"], None, None, "busy machine: no time counts", row)
     if rival is None:
         words = f"the fastest: {format_significant(row['sample_s'], 3)} s per sample"
-        return AnswerMark(label, engine, 0.0, None, words, row)
-    extra, known = rival.comparison.ratio - 1, rival.comparison.interval
+        return AnswerMark(label, row["engine"], 0.0, None, words, row)
+    compared, known = rival.comparison, rival.comparison.interval
     if rival.verdict == TOO_FEW:
-        words = f"indicative, fewer than {LEAST_RUNS} runs a side: {format_ratio_change(rival.comparison.ratio)}"
-        return AnswerMark(label, engine, extra, None, words, row, indicative=True)
+        return AnswerMark(label, row["engine"], compared.ratio - 1, None, f"{format_effect(compared)}, indicative", row)
     ends = (known.low - 1, known.high - 1) if known else None
-    return AnswerMark(label, engine, extra, ends, f"{rival.verdict}: {format_effect(rival.comparison)}", row)
+    return AnswerMark(
+        label, row["engine"], compared.ratio - 1, ends, f"{rival.verdict}: {format_effect(compared)}", row
+    )
 
 
-def _draw_panel(axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: dict[str, Look]) -> None:
-    """Draw a row per mark, its label and words beside it, or above it where there is no room beside it."""
+def _draw_panel(
+    axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: Mapping[str, Look], shared: set[str]
+) -> None:
+    """Draw a row per mark, with its label and words next to it, or above it if the left margin has no room."""
     room = get_room_in(axes)
-    stacked = room * axes.get_position().x0 / axes.get_position().width < 1  # its left margin has no room for labels
-    low, high = limits
-    axes.set_xlim(low, high)
+    stacked = room * axes.get_position().x0 / axes.get_position().width < 1
+    axes.set_xlim(*limits)
     axes.set_ylim(len(marks) - 0.5, -0.5)
-    across = axes.get_yaxis_transform()
     below, half = (0.22, 0.2) if stacked else (0.0, 0.5)
     for y, one in enumerate(marks):
         axes.vlines(0, y + below - half, y + below + half, color=INK, linewidth=0.6, zorder=1)
         _draw_mark(axes, one, y + below, limits, looks[one.engine])
-        words = one.words.replace("\u00a0", " ")
+        flags = " ".join(flag for flag in one.row["flags"].split() if flag not in shared)
+        label, words = one.label + (f" [{flags}]" if flags else ""), one.words.replace("\u00a0", " ")
+        style: Any = {
+            "transform": axes.get_yaxis_transform(), "va": "center", "alpha": 0.6 if one.extra is None else 1.0,
+        }  # fmt: skip
         if stacked:
-            label = f"{shorten_text(one.label, max(12, _STACKED_PER_IN * room - len(words)))}: {words}"
-            axes.text(0, y - 0.2, label, transform=across, ha="left", va="center", fontsize=6.5)
+            text = f"{shorten_text(label, max(12, _STACKED_PER_IN * room - len(words)))}: {words}"
+            axes.text(0, y - 0.2, text, ha="left", fontsize=6.5, **style)
         else:
-            style: Any = {"transform": across, "va": "center", "fontsize": 7}
-            label = shorten_text(one.label, _WIDE.left * _LETTERS_PER_IN)
-            axes.text(-0.12 / room, y, label, ha="right", **style)
-            axes.text(1 + 0.15 / room, y, words, ha="left", **style)
+            label = shorten_text(label, _WIDE.left * _LETTERS_PER_IN)
+            axes.text(-0.12 / room, y, label, ha="right", fontsize=7, **style)
+            axes.text(1 + 0.15 / room, y, words, ha="left", fontsize=7, **style)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
@@ -162,15 +174,18 @@ def _draw_panel(axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, fl
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.tick_params(axis="x", length=2.5)
-    axes.set_xlabel("more time per sample than the fastest")
+    axes.set_xlabel("extra time per sample compared with the fastest")
 
 
 def _draw_mark(axes: Axes, one: AnswerMark, y: float, limits: tuple[float, float], look: Look) -> None:
     low, high = limits
+    if one.extra is None:
+        return
     if one.ends:
         axes.hlines(y, max(one.ends[0], low), min(one.ends[1], high), color=look.colour, linewidth=2.4, alpha=0.55)
         if one.ends[1] > high >= one.extra:
             draw_beyond(axes, ">", [(high, y)], look.colour)
+    # Too slow for the axis: an arrow, so that it does not look like a mark at its end.
     if one.extra > high:
         mark(draw_beyond(axes, ">", [(high, y)], look.colour), one.engine, [one.row])
         return

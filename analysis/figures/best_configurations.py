@@ -1,4 +1,4 @@
-"""The best configuration of every model and node count, coloured by how much of the throughput per device is left."""
+"""The best configuration of every model and node count, coloured by its efficiency."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,35 +9,31 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from analysis.drawing import INK, Panel, Picture, Space, get_room_in, groups, mark, shorten_text, write_reason
-from analysis.formats import format_significant
-from analysis.questions import Question, describe_differences, describe_series
+from analysis.formats import format_significant, name_briefly
+from analysis.questions import Question, describe_differences
 from analysis.results import Results
+from analysis.scaling import IntervalEstimate, Paces, compare_paces, paces, scaled
 from analysis.scaling.best import Best, best
-from analysis.scaling.time_per_sample import IntervalEstimate, Paces, compare_paces, paces, scaled
 from analysis.summary import Row
 
 TITLE = "Best configurations and their efficiency"
-ALT = (
-    "A cell per model and node count: the fastest engine and micro-batch, how many tie with it, tokens per second, and "
-    "the efficiency against the smallest node count. The tables hold the numbers."
-)
+ALT = "By model and node count, the fastest configuration, its ties, its tokens per second and its efficiency."
 PLACE = 7
 
 _NOTE = (
-    "Each cell: the fastest configuration as measured (× n: accumulated), how many tie with it (n < 3: too few repeats "
-    "to tell), tokens/s, and its efficiency: throughput per device over that of the best configuration on the fewest "
-    "nodes, with its interval. The brighter, the more efficient. Hatched: no number."
+    "Each cell: the fastest configuration as measured (× n: accumulated), the configurations tied with it (n < 3: too "
+    "few repeats to tell), tokens/s, and its efficiency: throughput per device over that of the best one on the fewest "
+    "nodes, with its interval. Brighter: more efficient. Hatched: no number."
 )
 _MOST = 14  # rows
 _CELL_IN, _LEFT_IN = 0.62, 1.5
-_COLOURS = "cividis"  # one order for every eye, and in grey
-_LOWEST = 0.0
-_WHITE, _BLACK = "#fffffe", "#000001"  # not quite: a page that turns dark leaves the cells as they are
+_COLOURS = "cividis"  # its lightness increases throughout, also for colour-blind readers and in grey
+_WHITE, _BLACK = "#fffffe", "#000001"  # not exact, so that the page's dark mode does not replace them
 _LETTERS_PER_IN = 19
 
 
 class BestCell(NamedTuple):
-    """The best configuration of a model on some nodes; `efficiency` None without a number."""
+    """The best configuration of a model on some nodes. `efficiency` is None without a number."""
 
     found: Best
     efficiency: IntervalEstimate | None
@@ -48,8 +44,8 @@ Line = tuple[Question, Mapping[int, BestCell]]
 
 
 def picture(results: Results) -> Picture:
-    """Return a line of cells per model (and precision, machine … where these differ), a column per node count; nothing
-    where all was asked on one."""
+    """Return a line of cells per model (and precision, machine … if these differ), a column per node count; nothing for
+    runs on a single node count."""
     if all(len({row["nodes"] for row in group.rows}) < 2 for group in groups.group_by_micro(results.summary)):
         return Picture()
     lines = _list_lines(results)
@@ -61,19 +57,20 @@ def picture(results: Results) -> Picture:
 
 
 def _list_lines(results: Results) -> list[Line]:
-    """Return the best configurations by all of their question but the nodes; efficiencies are of the fewest nodes."""
+    """Return the best configurations by question without its nodes. Efficiencies refer to the fewest nodes."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
     for found in best(results):
         shared = {**found.question, "nodes": None}
         groups.setdefault(tuple(shared.values()), (shared, []))[1].append(found)
     known = paces(results)
-    return [(shared, _build_cells(found, known)) for shared, found in groups.values()]
-
-
-def _build_cells(found: Sequence[Best], known: Paces) -> dict[int, BestCell]:
-    ordered = sorted(found, key=lambda one: int(one.question["nodes"]))
-    base = next((one for one in ordered if one.fastest), None)
-    return {int(one.question["nodes"]): BestCell(one, _compute_efficiency(one, base, known)) for one in ordered}
+    lines: list[Line] = []
+    for shared, answers in groups.values():
+        # The base of a line is its smallest node count with a number, which need not be one node.
+        ordered = sorted(answers, key=lambda one: int(one.question["nodes"]))
+        base = next((one for one in ordered if one.fastest), None)
+        cells = {int(one.question["nodes"]): BestCell(one, _compute_efficiency(one, base, known)) for one in ordered}
+        lines.append((shared, cells))
+    return lines
 
 
 def _compute_efficiency(one: Best, base: Best | None, known: Paces) -> IntervalEstimate | None:
@@ -117,7 +114,8 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
         failed = cell.found.failed if cell else ()
         write_reason(axes, x, y, failed[0] if failed else None)
         return
-    share = min(max(cell.efficiency.value, _LOWEST), 1.0)
+    # More than ideal efficiency, such as by caches, has the colour of 1.
+    share = min(max(cell.efficiency.value, 0.0), 1.0)
     axes.add_patch(Rectangle(corner, 0.98, 0.94, facecolor=colormaps[_COLOURS](share), edgecolor="none"))
     style: Any = {"ha": "center", "va": "center", "color": _WHITE if share < 0.5 else _BLACK}
     lines = _format_cell_lines(cell.found, cell.found.fastest, cell.efficiency)
@@ -131,9 +129,10 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
 
 
 def _format_cell_lines(found: Best, fastest: Row, efficiency: IntervalEstimate) -> list[str]:
-    engine = groups.shorten_keys(describe_series(fastest).replace(" accumulated", ""))
+    engine = name_briefly(fastest)
     ties = f" (+{len(found.ties)} tied)" if found.ties else " (n < 3)" if found.undecided else ""
     interval = efficiency.interval
     ends = f" ({interval.low:.2f}–{interval.high:.2f})" if interval else ""
     rate = f"{format_significant(fastest['tokens_per_s'], 3)} tokens/s"
-    return [engine, f"micro {fastest['micro']}{ties}", rate, f"{efficiency.value:.2f}{ends}"]
+    flags = "".join(f" [{flag}]" for flag in groups.list_rare_flags(fastest))
+    return [engine, f"micro {fastest['micro']}{ties}{flags}", rate, f"{efficiency.value:.2f}{ends}"]

@@ -1,4 +1,4 @@
-"""Memory against micro-batch, a curve per engine: the peak of live tensor bytes over steady steps on the worst rank."""
+"""Memory against micro-batch: the peak of live tensor bytes over steady steps, on the rank with most."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
@@ -6,7 +6,7 @@ from analysis.formats import UNITS, find_unit_power
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"
-ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question. The tables hold the numbers."
+ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question."
 PLACE = 3
 
 _NOTE = "Peak over steady steps, on the rank with most."

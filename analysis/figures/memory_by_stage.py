@@ -1,4 +1,4 @@
-"""Memory against ZeRO's arithmetic: by engine what was measured, and what formulas say beforehand."""
+"""Memory by engine: measured, and predicted by formulas, among them ZeRO's arithmetic."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import (
-    COLOURS,
     INK,
     Key,
     Look,
     Panel,
     Picture,
     Space,
+    choose_looks,
     draw_names,
     get_room_in,
     groups,
@@ -34,108 +34,88 @@ from bench.core.spec import Device, RunSpec
 from bench.predict.memory import predict_memory
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
-ALT = (
-    "By engine, peak allocated bytes as measured and those between steps, beside the predicted peak and the bytes of "
-    "weights, gradients and optimizer state that ZeRO's arithmetic gives; a panel per question. The tables hold the "
-    "numbers."
-)
+ALT = "By engine, measured and predicted bytes at the peak and between steps, with a panel per question."
 PLACE = 4
 
 _NOTE = (
-    "Each question at the micro-batch with most numbers, the largest of those; of configurations that differ in an "
-    "option the one with most memory. Measured: over steady steps, on the rank with most; between steps gradients may "
-    "have gone, and a bucket may stay. Predictions are formulas and fitted to nothing."
+    "Micro-batch: the one with most numbers, the largest if several have. Of configurations that differ in an option "
+    "the one with most memory. Measured: over steady steps, on the rank with most; between steps, gradients may be "
+    "freed and a bucket may stay. Predictions are formulas that are not fitted to measurements."
 )
 _DIVIDED: Any = {"facecolor": "none", "edgecolor": INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
-_PEAK: Any = {"color": COLOURS[4], "marker": "_", "markersize": 16, "markeredgewidth": 1.6, "linestyle": "none"}
-_MEASURED: Any = Look(0).style_marks()
-_RESTING: Any = _MEASURED | {"marker": "D", "markerfacecolor": "none"}
-_STRIP = -0.05  # of the height: where it says why there is no number
+_PEAK: Any = {"color": INK, "marker": "_", "markersize": 16, "markeredgewidth": 1.2, "linestyle": "none"}
+_MEASURED: Any = {"color": INK, "marker": "o", "linestyle": "none"}  # in the legend; engines have their own looks
+_RESTING: Any = _MEASURED | {"markerfacecolor": "none"}
+_STRIP = -0.05  # place of the reasons for missing numbers, as a share of the height
 _PREDICTED_PEAK = "predicted: peak"
 _PARTS = ("peak allocated", "between steps")
 _STATES = "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
 
 
 class ConfigurationBytes(NamedTuple):
-    """Of one configuration, None where unknown."""
+    """Bytes of one configuration on its largest rank; None if unknown."""
 
-    measured: int | None
-    resting: int | None  # measured, between steps
-    peak: int | None  # predicted, of live tensors at the peak of a steady step
-    states: int | None  # predicted, weights, gradients and AdamW's state, as Table 1 of ZeRO counts them
+    measured: int | None  # at the peak
+    resting: int | None  # measured between steps
+    peak: int | None  # predicted: live tensors at the peak of a steady step
+    states: int | None  # predicted: weights, gradients and AdamW's state, as Table 1 of the ZeRO paper counts them
 
 
 def picture(results: Results) -> Picture:
-    """Return the largest rank's memory, in the largest binary unit that it fills, a panel per question."""
+    """Return the memory of the largest rank with a panel per question, in the largest binary unit that it fills."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
-    sizes = [[_compute_bytes(row, results.specs, _find_device(row)) for row in group.rows] for group in ordered]
+    sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]
     power = find_unit_power(_find_highest(sizes))
     names = {part: f"{' or '.join(sorted({one['evidence'] for one in questions}))}: {part}" for part in _PARTS}
     below = max((measure_names(groups.name_series(group.rows)) for group in ordered), default=0.3)
-    panels = []
+    looks, panels = choose_looks(results.table["engine"]), []
     for group, known in zip(ordered, sizes, strict=True):
         model = group.question["model"]
         alike = [other for question, other in zip(questions, sizes, strict=True) if question["model"] == model]
+        # Panels of one model share a scale, so that their heights can be compared.
         top = 1.08 * _find_highest(alike) / 1024**power or 1.0
         panels.append(
             Panel(
                 title=groups.describe_question(group.question, questions),
-                draw=partial(_draw_panel, rows=group.rows, sizes=known, power=power, top=top, names=names),
+                draw=partial(_draw_panel, rows=group.rows, sizes=known, power=power, top=top, names=names, looks=looks),
                 space=Space(below=below),
                 group=model,
                 weight=sum(row["n"] > 0 for row in group.rows),
             )
         )
-    keys = [
-        Key(names["peak allocated"], _MEASURED),
-        Key(names["between steps"], _RESTING),
-        Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}),
-        Key(_STATES, _DIVIDED, patch=True),
-    ]
-    return Picture(panels, keys, _NOTE)
+    measured = [Key(names[part], style) for part, style in zip(_PARTS, (_MEASURED, _RESTING), strict=True)]
+    predicted = [Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}), Key(_STATES, _DIVIDED, patch=True)]
+    return Picture(panels, [*measured, *predicted], _NOTE)
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
     """Return the rows of the micro-batch with most numbers, the largest of those."""
+    # Micro-batches without any number count as 0, so that a question without numbers has one as well.
     numbers = Counter({row["micro"]: 0 for row in group.rows})
     numbers.update(row["micro"] for row in group.rows if row["peak_allocated_bytes"] is not None)
     micro = max(numbers, key=lambda micro: (numbers[micro], micro))
-    rows = sorted((row | {"variant": ""} for row in group.rows if row["micro"] == micro), key=_build_sort_key)
-    rows = list({describe_series(row): row for row in rows}.values())
+    rows = [row | {"variant": ""} for row in group.rows if row["micro"] == micro]
+    rows.sort(key=lambda row: (describe_series(row), row["peak_allocated_bytes"] or 0))
+    rows = list({describe_series(row): row for row in rows}.values())  # the last of a name has most memory
     fixed_work = " · ".join(filter(None, [f"micro {micro}", group.question["held"]]))
     return QuestionGroup({**group.question, "held": fixed_work}, rows)
 
 
-def _build_sort_key(row: Row) -> tuple[str, int]:
-    return describe_series(row), row["peak_allocated_bytes"] or 0
-
-
-def _compute_bytes(row: Row, specs: Mapping[str, RunSpec], device: Device) -> ConfigurationBytes:
-    spec = specs[row["config_id"]]
+def _compute_bytes(row: Row, spec: RunSpec) -> ConfigurationBytes:
+    device: Device = "cpu" if row["peak_reserved_bytes"] is None else "cuda"  # only a GPU's allocator reserves memory
     try:
         peak = predict_memory(spec, device).peak
-    except (UserError, ValueError):  # a family, a shape or an option that this version does not know
+    except (UserError, ValueError):  # this version does not know the family, shape or option
         peak = None
-    states = _predict_state_bytes(spec, row["parameters"])
+    facts, elements, states = engines.find_facts(spec), row["parameters"], None
+    if elements is not None and facts is not None and facts.division is not None:
+        states = facts.division.state_bytes(elements, spec.precision)
     return ConfigurationBytes(row["peak_allocated_bytes"], row["resident_bytes"], peak, states)
 
 
-def _predict_state_bytes(spec: RunSpec, elements: int | None) -> int | None:
-    facts = engines.find_facts(spec)
-    if elements is None or facts is None or facts.division is None:
-        return None
-    return facts.division.state_bytes(elements, spec.precision)
-
-
-def _find_device(row: Row) -> Device:
-    """Only a device of its own has a caching allocator."""
-    return "cuda" if row["peak_reserved_bytes"] is not None else "cpu"
-
-
 def _find_highest(known_bytes: Iterable[Iterable[ConfigurationBytes]]) -> int:
-    known = (value for panel in known_bytes for configuration in panel for value in configuration if value is not None)
-    return max(known, default=0)
+    return max((one or 0 for panel in known_bytes for configuration in panel for one in configuration), default=0)
 
 
 def _draw_panel(
@@ -145,18 +125,20 @@ def _draw_panel(
     power: int,
     top: float,
     names: Mapping[str, str],
+    looks: Mapping[str, Look],
 ) -> None:
     labels, unit = groups.name_series(rows), 1024**power
-    styles = (
-        (names["peak allocated"], _MEASURED, 4), (names["between steps"], _RESTING, 2), (_PREDICTED_PEAK, _PEAK, 3),
-    )  # fmt: skip
-    for (label, style, zorder), part in zip(styles, ("measured", "resting", "peak"), strict=True):
-        known = [(x, row, size) for x, row in enumerate(rows) if (size := getattr(sizes[x], part)) is not None]
-        if known:
-            (marks,) = axes.plot([x for x, *_ in known], [size / unit for *_, size in known], zorder=zorder, **style)
-            words = [f"{describe_series(row)}\n{label}: {format_size(size)}" for _, row, size in known]
-            mark(marks, label, [row for _, row, _ in known] if part == "measured" else words)
-    for x, size in enumerate(sizes):
+    for x, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        look = looks[row["engine"]]
+        for label, number, style, zorder in (
+            (names["peak allocated"], size.measured, look.style_marks(), 4),
+            (_PREDICTED_PEAK, size.peak, _PEAK, 3),
+            (names["between steps"], size.resting, look.style_marks(hollow=True), 2),
+        ):
+            if number is not None:
+                (point,) = axes.plot(x, number / unit, zorder=zorder, **style)
+                words = f"{describe_series(row)}\n{label}: {format_size(number)}"
+                mark(point, label, [row if number is size.measured else words])
         if size.states is not None:
             (bar,) = axes.bar(x, size.states / unit, width=0.6, zorder=1, **_DIVIDED)
             mark(bar, _STATES)

@@ -1,4 +1,4 @@
-"""What each rank of a pipeline did when, measured in one step, above what its schedule says."""
+"""Timeline of a pipeline's ranks in one step: as measured, and below as simulated from its schedule."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,35 +24,33 @@ from bench.core.record import RunRecord
 from bench.predict.step_time.pipeline import play_passes_by_flops
 
 TITLE = "What each rank did when"
-ALT = (
-    "A lane for each place of a pipeline, with the forwards and backwards of one step as measured, and below the same "
-    "step as its schedule says. The tables hold the numbers."
-)
+ALT = "A lane per place of a pipeline with its forward and backward passes, as measured and as simulated."
 PLACE = 7
 
 _NOTE = (
-    "One untimed step, of the first rank in each place; seconds from the begin of its own step, which ranks begin "
-    "nearly together. Empty: it waits, for a pass or a transfer. By its schedule: the same passes where stages take as "
-    "long as their FLOPs, transfers no time, and all passes together as long as measured."
+    "One untimed step of the first rank in each place, in seconds from its begin, which is nearly the same on all "
+    "ranks. Empty: the rank waits. By its schedule: the same passes simulated, with times of stages proportional to "
+    "their FLOPs, transfers without time, and the total time of all passes as measured."
 )
 _MOST = 4  # runs
-_LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane, and lanes of that height
+_LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane; more lanes share the height of this number
 
 
 class LanePair(NamedTuple):
-    """A run: its lanes as measured, and as its schedule says; none where that cannot be said any more."""
+    """Lanes of a run as measured, and as simulated; the latter empty if this version cannot simulate it."""
 
     measured: list[Lane]
     expected: list[Lane]
 
 
 def picture(results: Results) -> Picture:
-    """Return the last run of each configuration, the first ones where they are many: as measured, and below as its
-    schedule says; nothing where no record holds passes."""
+    """Return two panels for the last run of each configuration, measured and simulated; of many configurations the
+    first ones."""
     found = _find_pairs(results, _MOST)
     names = groups.describe_runs(results, list(found))
     panels = []
     for name, pair in zip(names, found.values(), strict=True):
+        # Measured and simulated lanes share an axis: the shorter one would hide the difference otherwise.
         end_s = max(lane.spans[-1].end_s for lane in (*pair.measured, *pair.expected))
         for what, lanes in (("measured", pair.measured), ("by its schedule", pair.expected)):
             if lanes:
@@ -71,21 +69,22 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], end_s: float) -> None:
 
 
 def build_pair(record: RunRecord) -> LanePair | None:
-    """Return the lanes of a run; None where its record holds no passes."""
+    """Return the lanes of a run; None if its record has no passes."""
     observed, spec = record.observations, record.spec
     if observed is None or not observed.passes or not all(observed.passes):
         return None
+    # Ranks that hold the same layers do the same at the same time, so each place of the pipeline has one lane.
     apart = spec.world_size // spec.parallel.pipeline
     measured = build_timed_lanes(observed.passes, apart)
     try:
         played = build_lanes(play_passes_by_flops(spec), apart)
-    except (UserError, ValueError):  # a family, a shape or an option that this version does not know
+    except (UserError, ValueError):  # this version does not know the family, shape or option
         played = []
     return LanePair(measured, scale_to(played, compute_busy(measured)) if played else [])
 
 
 def _find_pairs(results: Results, most: int) -> dict[int, LanePair]:
-    """Return of at most so many configurations the lanes of their last run, by its row in the table."""
+    """Return the lanes of the last run of at most `most` configurations, by its place in the run table."""
     table: pd.DataFrame = results.table.reset_index(drop=True)
     waited = table[(table["outcome"] == "ok") & table["idle_share"].notna()]
     found: dict[int, LanePair] = {}

@@ -1,4 +1,4 @@
-"""How alike the ranks of a run are: each one's own time in a step, outside its collectives, and its memory."""
+"""Spread over the ranks of a run: own time in a step, outside collectives, and memory."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,39 +13,37 @@ from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
 from bench.core.quantities import compare_to_alike, find_slow_ranks
-from bench.core.record import RunRecord
 
 TITLE = "Spread over ranks"
-ALT = (
-    "A line per run, a tick per rank: its own time in a step outside collectives over the median rank's, and its peak "
-    "memory less the median rank's, in a pipeline of the same part of the layers. The tables hold the numbers."
-)
+ALT = "A line per run, a tick per rank: own time and peak memory compared with the median rank."
 PLACE = 8
 
 _NOTE = (
-    "Ticks: ranks. Own time is of one untimed step, so it has no interval. Marked: ranks that the others wait for, "
-    "more than 20 % and 20 ms slower than the others' median. Medians are of ranks with the same part of the layers. "
-    "Without a panel of memory all ranks of a run hold the same."
+    "Ticks: ranks. Own time is that of one untimed step, so it has no interval. Marked: slow ranks, more than 20 % and "
+    "20 ms slower than the median of the other ranks. Medians are over ranks with the same layers. No panel of memory: "
+    "all ranks of a run hold equally much."
 )
-_MOST, _LETTERS_PER_IN, _LINE_IN = 20, 18.5, 0.32  # lines, letters of their names, and their height
+_MOST, _LETTERS_PER_IN, _LINE_IN = 20, 18.5, 0.32  # lines, letters of their names in an inch, and their height
 _TICK: Any = {"color": COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
 _SLOW: Any = {"color": COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
 _RANK, _SLOW_RANK = "a rank", "a slow rank, by its number"
 
 
 class RankSpread(NamedTuple):
-    """One run: by rank, seconds of its own and peak bytes, each empty unless all ranks' are known."""
+    """Own seconds and peak bytes of one run by rank; each is empty unless known for all ranks."""
 
     own_s: Sequence[float]
     peak_bytes: Sequence[int]
-    parts: int  # of the layers; ranks with the same one are compared
+    parts: int  # into which the layers are divided; only ranks with the same part are compared
 
 
 def picture(results: Results) -> Picture:
-    """Return the runs with the largest spread, of every configuration the one whose ranks differ most: a panel of times
-    and one of memory, as far as any run tells them."""
+    """Return a panel of times and one of memory, with the run of largest spread of every configuration."""
     most, number = _select_most_spread(results.table)
-    shown = [_read_rank_spread(results.record(place)) for place in most]
+    shown = []
+    for record in map(results.record, most):
+        peaks, parts = list_by_rank(record, "peak_allocated_bytes"), record.spec.parallel.pipeline
+        shown.append(RankSpread(list_own_seconds(record), peaks if len(peaks) == record.spec.world_size else (), parts))
     labels = [" · ".join(parts) for parts in groups.describe_runs(results, most)] if most else []
     space = Space(_LINE_IN * len(shown) + 0.1, 0.15, 0.15)
     panels = []
@@ -57,27 +55,17 @@ def picture(results: Results) -> Picture:
     return Picture(panels, [Key(_RANK, _TICK), Key(_SLOW_RANK, _SLOW)], " ".join(filter(None, [_NOTE, omitted])))
 
 
-def _find_telling_rows(table: pd.DataFrame) -> "pd.Series[bool]":
-    """Which rows of the run table ended ok, are measurements, and tell of several ranks."""
-    known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
-    return (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
-
-
 def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
-    """Return rows of the run table, of every configuration the one whose ranks differ most, the worst first and at most
-    _MOST; and how many configurations there are."""
-    known_rows = table.reset_index(drop=True)[_find_telling_rows(table).to_numpy(bool)]
-    worst = known_rows.sort_values(
+    """Return the run of largest spread of every configuration, by its place in the run table, the worst first and at
+    most _MOST; and the number of configurations."""
+    known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
+    shown = (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
+    # By time first: a slow rank delays all others, while uneven memory costs nothing until one rank runs out.
+    worst = table.reset_index(drop=True)[shown.to_numpy(bool)].sort_values(
         ["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable"
     )
     places = worst.drop_duplicates("config_id").index
     return [int(place) for place in places[:_MOST]], len(places)
-
-
-def _read_rank_spread(record: RunRecord) -> RankSpread:
-    peaks = list_by_rank(record, "peak_allocated_bytes")
-    complete = len(peaks) == record.spec.world_size
-    return RankSpread(list_own_seconds(record), peaks if complete else (), record.spec.parallel.pipeline)
 
 
 def _draw_own_times(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str]) -> None:
@@ -85,11 +73,8 @@ def _draw_own_times(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[st
         slow = find_slow_ranks(run.own_s, run.parts) if run.own_s else ()
         pairs = compare_to_alike(run.own_s, run.parts) if run.own_s else ()
         ranks = [(own / usual, rank) for rank, (own, usual) in enumerate(pairs)]
-        for label, style, some in (
-            (_RANK, _TICK, [one for one in ranks if one[1] not in slow]),
-            (_SLOW_RANK, _SLOW, [one for one in ranks if one[1] in slow]),
-        ):
-            if some:
+        for label, style in ((_RANK, _TICK), (_SLOW_RANK, _SLOW)):
+            if some := [one for one in ranks if (one[1] in slow) == (label == _SLOW_RANK)]:
                 (marks,) = axes.plot([x for x, _ in some], [y] * len(some), **style)
                 mark(marks, label, [f"rank {rank}: {x:.3g} times the median" for x, rank in some])
         for x, rank in ranks:
@@ -109,20 +94,20 @@ def _draw_memory(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str])
             tips = [f"rank {rank}: {peak / 1024**power:+.3g} {UNITS[power]}" for rank, peak in enumerate(run)]
             mark(marks, _RANK, tips)
     most = farthest / 1024**power
-    axes.set_xlim(-1.1 * most or -1, 1.1 * most or 1)
+    axes.set_xlim(-1.1 * most, 1.1 * most)  # never empty: without a difference there is no panel
     axes.set_xlabel(f"peak allocated less the median rank's, {UNITS[power]}")
     _name_lines(axes, 0, labels, list(map(bool, away)))
 
 
 def _name_lines(axes: Axes, median: float, labels: Sequence[str], known: Sequence[bool]) -> None:
-    """Write above each line which run it is, and draw the median rank's place; say where nothing is known."""
+    """Draw the name of its run above each line, and the place of the median rank."""
     lines = range(len(labels))
     axes.vlines([median] * len(labels), [y - 0.22 for y in lines], [y + 0.22 for y in lines], INK, linewidth=0.6)
     axes.set_yticks([])
     axes.set_ylim(len(labels) - 0.5, -0.75)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
-    for y, (label, told) in enumerate(zip(labels, known, strict=True)):
-        text = shorten_text(label, _LETTERS_PER_IN * get_room_in(axes) - 10 * (not told))
-        text += "" if told else ": unknown"
+    for y, (label, is_known) in enumerate(zip(labels, known, strict=True)):
+        text = shorten_text(label, _LETTERS_PER_IN * get_room_in(axes) - 10 * (not is_known))
+        text += "" if is_known else ": unknown"
         axes.text(0, y - 0.42, text, transform=axes.get_yaxis_transform(), va="center", fontsize=6)

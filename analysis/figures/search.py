@@ -14,20 +14,17 @@ from analysis.results import Results
 from analysis.searches import MeasuredSearch, SearchTrial
 
 TITLE = "The search"
-ALT = (
-    "A point per trial and a line for the best so far, against trials and node-hours; the part of the variance that a "
-    "field explains; the trials against each field; seconds per sample against peak memory and node-seconds."
-)
+ALT = "The trials of a search against their number, node-hours and each field, and the importance of the fields."
 PLACE = 20
 
 TRIAL, BEST = Look(0), Look(4)
 _NOTE = (
-    "Trials without an answer, or beyond a constraint, are not drawn. What mattered: the part of the variance of the "
+    "Trials without an answer, or beyond a constraint, are not drawn. Importance: the share of the variance of the "
     "objective's logarithm that a field explains alone, by a Gaussian process through the trials (fANOVA), with bars "
-    "for 95 % of the functions that the trials allow; fields together explain the rest. Time against memory and cost: "
-    "the nearer to the lower left, the better, whatever the constraints."
+    "for 95 % of the posterior; interactions of fields explain the rest. Time against memory and cost: nearer to the "
+    "lower left is better, under any constraints."
 )
-_MOST = 3  # searches of a figure
+_MOST = 3  # searches of the figure
 _TRIAL, _SO_FAR, _FRONT = "a trial", "best so far", "not beaten in both"
 
 Pairs = Sequence[tuple[float, float]]
@@ -52,7 +49,7 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
     if search.importances:
         names = [one.field for one in search.importances]
         draw = partial(_draw_importances, found=search.importances)
-        yield _build_panel(search, draw, "what mattered", "part of the variance", names)
+        yield _build_panel(search, draw, "importance", "share of the variance", names)
     for field in search.fields:
         shown = [one for one in answered if field in one.values]
         levels = list_levels([one.values[field] for one in shown])
@@ -61,10 +58,12 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
             yield _build_panel(
                 search, partial(_draw_trials, trials=shown, pairs=pairs), field, search.objective, list(levels)
             )
-    for up, get in (("peak memory of a rank, GiB", _get_peak_gib), ("node-seconds per sample", _get_node_seconds)):
-        known = [one for one in search.trials if one.sample_s is not None and get(one) is not None]
+    for up, name, unit in (
+        ("peak memory of a rank, GiB", "peak_bytes", 2**30), ("node-seconds per sample", "sample_node_s", 1),
+    ):  # fmt: skip
+        known = [one for one in search.trials if None not in (one.sample_s, getattr(one, name))]
         if len(known) > 1:
-            pairs = [(one.sample_s or 0.0, get(one) or 0.0) for one in known]
+            pairs = [(one.sample_s or 0.0, getattr(one, name) / unit) for one in known]
             draw = partial(_draw_trials, trials=known, pairs=pairs, line=find_front(pairs), label=_FRONT, bars=False)
             yield _build_panel(search, draw, "seconds per sample", up)
 
@@ -73,6 +72,7 @@ def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) ->
     """Return the steps of the best objective so far, up to the last trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
+    # Two points per trial make a staircase: the best value holds until the next better trial ends.
     steps = [
         point
         for trial, before, now in zip(answered, [*best[:1], *best], best, strict=False)
@@ -82,7 +82,7 @@ def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) ->
 
 
 def find_front(pairs: Pairs) -> list[tuple[float, float]]:
-    """Return the pairs than which no other is smaller in one and as small in the other, by the first."""
+    """Return the Pareto front of pairs, sorted by the first number: smaller is better in both."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(pairs):
         if not front or y < front[-1][1]:
@@ -91,7 +91,7 @@ def find_front(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def list_levels(column: Sequence[Any]) -> dict[str, int]:
-    """Return the place of each value: numbers by size, and others as they come."""
+    """Return the place of each value along an axis: numbers by size, other values in their order."""
     numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
     others = dict.fromkeys(_format_level(value) for value in column)
     return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}
@@ -135,14 +135,6 @@ def _draw_importances(axes: Axes, found: Sequence[FieldImportance]) -> None:
 def _get_value(trial: SearchTrial) -> float:
     assert trial.value is not None
     return trial.value
-
-
-def _get_peak_gib(trial: SearchTrial) -> float | None:
-    return None if trial.peak_bytes is None else trial.peak_bytes / 2**30
-
-
-def _get_node_seconds(trial: SearchTrial) -> float | None:
-    return trial.sample_node_s
 
 
 def _format_level(value: Any) -> str:

@@ -1,7 +1,6 @@
-"""The steps of runs in their order, with the cut between warm-up and window."""
+"""Step times of runs in their order, with the cut between warm-up and window."""
 
 import itertools
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,24 +12,20 @@ from analysis.drawing import COLOURS, INK, Key, Panel, Picture, groups, mark
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats import format_significant
 from analysis.results import Results
-from analysis.summary import Row
 from bench.core.record import RunRecord
 
 TITLE = "Steps in their order"
-ALT = (
-    "Seconds of every step of a run, a panel per run, with the cut between warm-up and window, the median and its "
-    "interval. The tables hold the numbers."
-)
+ALT = "Seconds of every step of a run, with the cut between warm-up and window, the median and its interval."
 PLACE = 9
 
 _NOTE = (
-    "For as many questions as there is room, a run of the fastest configuration, and runs whose steps were not steady "
-    "as the window opened. A step's time is the slowest rank's. Triangles: warm-up steps beyond the scale, and the "
-    "slowest of them."
+    "A run of the fastest configuration of each question, and runs whose steps were not steady at the begin of the "
+    "window, as far as there is room. A step's time is that of the slowest rank. Triangles: warm-up steps beyond the "
+    "scale, with the time of the slowest."
 )
 _MOST = 12  # panels
-_DOTTED = 200  # steps that are drawn with a dot each, at most
-_UNSTEADY = _MOST // 2  # panels that unsteady runs may take from the fastest
+_DOTTED = 200  # steps up to which each has a dot; more would look like a band, and make a large file
+_UNSTEADY = _MOST // 2  # panels that unsteady runs may take before the fastest ones
 STEP: Any = {"color": COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
 WARM: Any = {"color": COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
 _BEYOND: Any = {"color": COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
@@ -44,7 +39,7 @@ _KEYS = (
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per step against the step's number, a panel per run; nothing where no run was timed."""
+    """Return seconds per step against the step's number, with a panel per run."""
     if not results.table["step_s"].notna().any():
         return Picture()
     chosen, omitted = _select_runs(results)
@@ -59,32 +54,28 @@ def picture(results: Results) -> Picture:
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:
-    """Return rows of the run table in its order, at most _MOST, and a sentence about those that are left out."""
-    timed = _find_timed_rows(results)
+    """Return places in the run table, at most _MOST and in its order, and a sentence about omitted runs."""
+    # Drills and runs on foreign hosts are no measurements.
+    timed = results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
     flagged = timed & results.table["flags"].str.contains("unsteady")
     unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
-    fastest = filter(None, (_select_fastest(group.rows) for group in groups.group_by_question(results.summary)))
+    fastest = []
+    for group in groups.group_by_question(results.summary):
+        rows = [row for row in group.rows if row["n"] and row["step_s"] is not None]  # a rehearsal has no step times
+        fastest += [max(rows, key=lambda row: row["tokens_per_s"] or 0.0)] if rows else []
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
+    # A dict keeps the order and drops a run that is both unsteady and the fastest.
     shown: dict[int, None] = {}
     while len(shown) < _MOST and (place := next(wanted, None)) is not None:
         shown[place] = None
     return sorted(shown), f"Shown: {len(shown)} of {timed.sum()} timed runs."
 
 
-def _find_timed_rows(results: Results) -> "pd.Series[bool]":
-    """Which rows of the run table were timed, what is no measurement left out."""
-    return results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
-
-
-def _select_fastest(rows: Sequence[Row]) -> Row | None:
-    timed = (row for row in rows if row["n"] and row["step_s"] is not None)  # a rehearsal has no step times
-    return max(timed, key=lambda row: row["tokens_per_s"] or 0.0, default=None)
-
-
 def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     assert record.observations is not None and record.observations.steps is not None  # it was timed
     step_s, cut = record.observations.steps.step_s, record.observations.steps.cut
     warm, timed = step_s[:cut], step_s[cut:]
+    # Warm-up steps can take minutes: the scale is that of the window, and triangles mark steps beyond it.
     top = 1.3 * max(timed)
     inside = [(x, second) for x, second in enumerate(warm) if second <= top]
     beyond = [x for x, second in enumerate(warm) if second > top]
@@ -96,7 +87,7 @@ def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     if pd.notna(row["step_s_low"]):
         band = axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
         mark(band, _KEYS[-1].label)
-    dots = {"marker": "none"} if len(step_s) > _DOTTED else {}  # so many would be a band, and a large file
+    dots = {"marker": "none"} if len(step_s) > _DOTTED else {}
     mark(axes.plot(window, timed, zorder=2, **(STEP | dots))[0], "window")
     mark(axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN), "median")
     axes.axvline(cut - 0.5, **_CUT)

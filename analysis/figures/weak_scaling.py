@@ -1,17 +1,14 @@
-"""Weak scaling: efficiency against nodes, where the work per device stays the same on any number of nodes."""
+"""Weak scaling: efficiency against nodes at constant work per device."""
 
 from analysis.drawing import Picture
-from analysis.drawing.efficiency import build_efficiency
+from analysis.drawing.curves import build_efficiency
 from analysis.results import Results
 
 TITLE = "Weak scaling"
-ALT = (
-    "Efficiency against nodes, a curve per engine, a dashed line where it would be ideal; "
-    "every device does the same work. The tables hold the numbers."
-)
+ALT = "Efficiency against nodes at constant work per device: a curve per engine, and a dashed line for the ideal."
 PLACE = 6
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per sample and device at the smallest node count over those at each, with intervals."""
+    """Return the efficiency: seconds per sample and device at the smallest node count over those at each node count."""
     return build_efficiency(results, "weak")

@@ -1,5 +1,299 @@
-"""How configurations became faster or slower over commits, versions or dates, and where their level changed.
+"""History: the time per sample of configurations over commits, versions or dates, and the changes of its level.
 
-series  the places in their order, the values of each configuration there, and the changes of their level
-output  text, tables and a page
+A place of a history is a commit, a set of versions or a day. `output` renders a history as text, tables and a page.
 """
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from analysis.flags import NO_MEASUREMENT
+from analysis.questions import describe_choice, describe_variants, format_ranks
+from analysis.results import Results
+from analysis.stats.change_points import LEAST_PLACES, LevelChange, find_changes
+from analysis.summary import Row
+from analysis.table import list_rows
+from bench.core.record import RunRecord
+
+By = Literal["commit", "version", "date"]
+Ancestry = Callable[[Sequence[str]], Sequence[str]]
+"""Returns the known commits among some commits, ancestors first."""
+
+_DIGITS = re.compile(r"\d+")
+_SHORT = 10  # displayed digits of a commit
+
+
+class Origin(NamedTuple):
+    """The code, versions and time of a run."""
+
+    commit: str  # with a + if the code had uncommitted changes; empty if unknown
+    versions: tuple[tuple[str, str], ...]  # of the environment class, with its container
+    started_at: str  # ISO 8601, UTC; empty if unknown
+
+    @property
+    def date(self) -> str:
+        return self.started_at[:10]
+
+
+class Place(NamedTuple):
+    """One place of a history; `key` is unique, `name` is short."""
+
+    key: str
+    name: str
+    started_at: str  # start of its first run
+
+
+class HistoryAxis(NamedTuple):
+    """The places of a history in order, and a description of the order."""
+
+    by: By
+    places: tuple[Place, ...]
+    order: str
+
+
+class PlaceValue(NamedTuple):
+    """Seconds per sample of a configuration at a place, by allocation; each is the mean over its windows."""
+
+    place: int
+    sample_s: tuple[float, ...]
+    origin: Origin  # of its first run
+
+    @property
+    def typical(self) -> float:
+        """The geometric mean over the allocations."""
+        return _compute_geometric_mean(self.sample_s)
+
+
+class HistoryChange(NamedTuple):
+    """A change of a configuration's level; its places are indices of the axis."""
+
+    change: LevelChange
+    also: str  # other known differences between the two sides
+
+
+class HistorySeries(NamedTuple):
+    """One configuration on one kind of device over the places of a history."""
+
+    name: str
+    config_id: str
+    machine: str
+    values: tuple[PlaceValue, ...]  # in the order of their places
+    changes: tuple[HistoryChange, ...]
+    flagged: int  # excluded runs that background load disturbed
+    failed: int  # excluded runs without a time
+
+    @property
+    def short(self) -> bool:
+        """Return whether the series has too few places to detect a change."""
+        return len(self.values) < LEAST_PLACES
+
+    def level(self, place: int) -> float:
+        """Return the level at a place of the axis: the geometric mean over the places between two changes."""
+        starts = [one.change.after for one in self.changes]
+        part = sum(start <= place for start in starts)
+        return _compute_geometric_mean(
+            [one.typical for one in self.values if sum(start <= one.place for start in starts) == part]
+        )
+
+
+class History(NamedTuple):
+    """The history of a set of runs."""
+
+    axis: HistoryAxis
+    series: tuple[HistorySeries, ...]  # those with changes first
+    nowhere: int  # runs without a known place
+    days: tuple[str, ...]  # the first and the last
+
+
+class _Run(NamedTuple):
+    """A run of the table that belongs to a history."""
+
+    place: int  # in the table
+    row: Row
+    record: RunRecord
+    origin: Origin
+
+
+def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits: ()) -> History:
+    """Return the history of all measured configurations; their changes are tested together."""
+    runs = list(_list_runs(results))
+    placed = [run for run in runs if find_key(run.origin, by)]
+    axis = build_axis([run.origin for run in placed], by, ancestry)
+    drafts = [_draft(results, name, members, axis) for name, members in _group_by_series(results, placed)]
+    drafts = [one for one in drafts if one.values]
+    found = find_changes([_compute_logs(one, len(axis.places)) for one in drafts])
+    series = []
+    for one, changes in zip(drafts, found, strict=True):
+        origins = {value.place: value.origin for value in one.values}
+        described = (
+            HistoryChange(each, describe_other_differences(origins[each.before], origins[each.after], by))
+            for each in changes
+        )
+        series.append(one._replace(changes=tuple(described)))
+    days = sorted({run.origin.date for run in placed} - {""})
+    return History(
+        axis,
+        tuple(sorted(series, key=lambda one: (not one.changes, one.short))),
+        len(runs) - len(placed),
+        tuple(dict.fromkeys(days[:1] + days[-1:])),
+    )
+
+
+# ---------------------------------------- places
+
+
+def find_origin(record: RunRecord) -> Origin:
+    """Return the origin of a run."""
+    environment, started_at = record.environment, record.circumstance.started_at
+    if environment is None:
+        return Origin("", (), started_at)
+    git = environment.git or {}
+    commit = str(git.get("commit") or "")
+    known = {name: str(value) for name, value in environment.classification.versions.items() if value is not None}
+    if container := environment.classification.container:
+        known["container"] = container
+    return Origin(commit + "+" * bool(commit and git.get("dirty")), tuple(known.items()), started_at)
+
+
+def find_key(origin: Origin, by: By) -> str:
+    """Return the key of the place of a run; empty if unknown."""
+    if by == "commit":
+        return origin.commit
+    return origin.date if by == "date" else ", ".join(f"{name} {value}" for name, value in origin.versions)
+
+
+def build_axis(origins: Iterable[Origin], by: By, ancestry: Ancestry) -> HistoryAxis:
+    """Return the places of runs in order: days by calendar, versions by number, commits by ancestry.
+
+    If `ancestry` does not know all commits, they are in the order of their first measurement.
+    """
+    firsts: dict[str, Origin] = {}
+    for origin in sorted(origins, key=lambda one: one.started_at):
+        if key := find_key(origin, by):
+            firsts.setdefault(key, origin)
+    keys, names, order = list(firsts), {key: key for key in firsts}, "by the calendar, UTC"
+    if by == "date":
+        keys.sort()
+    elif by == "version":
+        varying, order = list_varying(firsts.values()), "by number"
+        versions = {key: dict(origin.versions) for key, origin in firsts.items()}
+        for key, known in versions.items():
+            names[key] = ", ".join(f"{name} {known.get(name, 'none')}" for name in varying) or "all alike"
+        keys.sort(key=lambda key: [_split_version(versions[key].get(name, "")) for name in varying])
+    else:
+        commits = {key: key.rstrip("+") for key in firsts}
+        names, known_commits = {key: shorten_commit(key) for key in firsts}, list(ancestry(list(commits.values())))
+        order = "in the order in which they were first measured"
+        if set(commits.values()) <= set(known_commits):
+            keys.sort(key=lambda key: (known_commits.index(commits[key]), key))
+            order = "ancestors first, as git has it"
+    return HistoryAxis(by, tuple(Place(key, names[key], firsts[key].started_at) for key in keys), order)
+
+
+def list_varying(origins: Iterable[Origin]) -> list[str]:
+    """Return the names that have several versions among these runs."""
+    known = [dict(one.versions) for one in origins]
+    names = dict.fromkeys(name for one in known for name in one)
+    return [name for name in names if len({one.get(name) for one in known}) > 1]
+
+
+def _split_version(text: str) -> tuple[tuple[int, ...], str]:
+    """Return the numbers of a version, so that 2.10 follows 2.9."""
+    return tuple(map(int, _DIGITS.findall(text))), text
+
+
+def describe_other_differences(before: Origin, after: Origin, by: By) -> str:
+    """Describe differences between two runs apart from the axis; empty if none are known."""
+    differ = []
+    if by != "version":
+        old, new = dict(before.versions), dict(after.versions)
+        names = list_varying([before, after])
+        differ += [f"{name} {old.get(name, 'none')} → {new.get(name, 'none')}" for name in names]
+    if by != "commit" and before.commit != after.commit and before.commit and after.commit:
+        differ.append(f"commit {shorten_commit(before.commit)} → {shorten_commit(after.commit)}")
+    return ", ".join(differ)
+
+
+def shorten_commit(key: str) -> str:
+    """Return a commit for display."""
+    return key.rstrip("+")[:_SHORT] + " with changes" * key.endswith("+")
+
+
+# ---------------------------------------- series
+
+
+def _list_runs(results: Results) -> Iterable[_Run]:
+    """Yield the last attempt at every measured repeat of every folder.
+
+    Repeats are distinguished by folder, because two calls of `ab` number their repeats from 0 in separate folders.
+    """
+    last: dict[tuple[str, int], tuple[int, Row]] = {}
+    files = results.traces["file"]
+    for place, row in enumerate(list_rows(results.table)):
+        if row["evidence"] == "measured":
+            folder = str(files.iloc[place]).rsplit("/", 2)[0]
+            before = last.get((folder, row["repeat"]))
+            if before is None or row["attempt"] >= before[1]["attempt"]:
+                last[folder, row["repeat"]] = place, row
+    for place, row in last.values():
+        record = results.record(place)
+        yield _Run(place, row, record, find_origin(record))
+
+
+def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, list[_Run]]]:
+    """Return the runs of each configuration on each kind of device, with a name that is unique if possible."""
+    variants = describe_variants(results.specs)
+    has_machines = len(set(results.table["machine"])) > 1
+    groups: dict[tuple[str, ...], list[_Run]] = {}
+    for run in runs:
+        row = run.row | {"variant": variants.get(run.row["config_id"], "")}
+        known = run.record.environment.classification if run.record.environment else None
+        device = () if known is None else (known.device, f"{known.cores} cores", f"{known.threads} threads")
+        parts = [row["model"], format_ranks(row), describe_choice(row), row["precision"]]
+        name = " · ".join([*parts, row["machine"]] if has_machines else parts)
+        groups.setdefault((name, row["config_id"], row["machine"], *device), []).append(run)
+    names = [name for name, *_ in groups]
+    return [
+        (name if names.count(name) == 1 else " · ".join([name, *device]), members)
+        for (name, _, _, *device), members in groups.items()
+    ]
+
+
+def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAxis) -> HistorySeries:
+    """Return a series without its changes."""
+    index = {place.key: number for number, place in enumerate(axis.places)}
+    times: dict[int, dict[str, list[float]]] = {}
+    firsts: dict[int, Origin] = {}
+    flagged = failed = 0
+    for run in sorted(members, key=lambda one: one.origin.started_at):
+        steps = results.window(run.place) if run.row["outcome"] == "ok" else []
+        if not steps or not set(NO_MEASUREMENT).isdisjoint(run.row["flags"].split()):
+            failed += 1
+        elif results.is_disturbed(run.place):
+            flagged += 1
+        else:
+            place = index[find_key(run.origin, axis.by)]
+            allocation = times.setdefault(place, {}).setdefault(results.allocation(run.place), [])
+            allocation += [seconds / run.row["global_batch"] for seconds in steps]
+            firsts.setdefault(place, run.origin)
+    values = [
+        PlaceValue(place, tuple(float(np.mean(steps)) for steps in times[place].values()), firsts[place])
+        for place in sorted(times)
+    ]
+    first = members[0].row
+    return HistorySeries(name, first["config_id"], first["machine"], tuple(values), (), flagged, failed)
+
+
+def _compute_logs(series: HistorySeries, places: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """Return the logarithm of the time at each place, NaN at places without a value."""
+    logs = np.full(places, np.nan)
+    for one in series.values:
+        logs[one.place] = math.log(one.typical)
+    return logs
+
+
+def _compute_geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

@@ -1,14 +1,15 @@
-"""A history as text for a terminal, as CSV, and as one page that opens offline, without script or request."""
+"""Output of a history: text for a terminal, CSV tables, and one page that works offline, without scripts or
+requests."""
 
 import csv
 import io
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.formats import MISSING, CsvLines, escape_cell, format_ratio_change, format_significant, load_template
-from analysis.history.series import History, HistoryChange, HistorySeries
+from analysis.history import History, HistoryChange, HistorySeries
 from analysis.stats.change_points import LEAST_PLACES, SIDE
 from bench.core.errors import make_printable
 from bench.core.formatting import format_count
@@ -19,7 +20,7 @@ _THINGS = {"commit": "commit", "version": "set of versions", "date": "day"}
 
 
 def describe_axis(history: History) -> str:
-    """Say what the history is over."""
+    """Describe the axis of a history."""
     axis = history.axis
     thing = _THINGS[axis.by] if len(axis.places) == 1 else {**_THINGS, "version": "sets of version"}[axis.by]
     days = f"; measured {' to '.join(history.days)}" if history.days else ""
@@ -27,7 +28,7 @@ def describe_axis(history: History) -> str:
 
 
 def describe_change(change: HistoryChange) -> str:
-    """Say by how much the time per sample changed."""
+    """Describe by how much the time per sample changed."""
     found = change.change
     ratio = 1 + found.size
     text = format_ratio_change(ratio, 1 + found.interval.low, 1 + found.interval.high)
@@ -35,8 +36,10 @@ def describe_change(change: HistoryChange) -> str:
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
-    """Return between which two places a change probably happened, and within which it surely did; the latter empty
-    where that is the same."""
+    """Return the two places between which a change probably happened, and those between which it surely did.
+
+    The latter is empty if they are the same.
+    """
     places, found = history.axis.places, change.change
     likely = (found.before, found.after)
     text, surely = (" → ".join(places[place].name for place in pair) for pair in (likely, found.within))
@@ -44,21 +47,20 @@ def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
 
 
 def describe_doubts(history: History) -> Iterable[str]:
-    """Say what the changes hold, and what took no part."""
+    """Yield the error rate of the changes, and the number of excluded configurations and runs."""
     wrong = round(100 * (1 - LEVEL))
     yield (
-        f"Where no time changes, one or more changes are told in at most {wrong} of 100 such histories, all their "
-        "configurations together, whatever the noise between places looks like, unless places resemble the one "
-        f"before them. A change is told from its {_ORDINALS[SIDE]} place on. Intervals hold at {100 * LEVEL:g} %."
+        f"If no time changes, at most {wrong} of 100 such histories report any change, over all their configurations "
+        "and for any noise between places, unless places resemble the one before them. A change is detected from its "
+        f"{_ORDINALS[SIDE]} place on. Intervals hold at {100 * LEVEL:g} %."
     )
     short = [one for one in history.series if one.short]
     if short:
-        yield (
-            f"{_count_configurations(len(short))} with fewer than {LEAST_PLACES} places: no change can be told of them."
-        )
+        count = format_count(len(short), "configuration")
+        yield f"{count} with fewer than {LEAST_PLACES} places, too few to detect a change."
     steady = sum(not one.changes and not one.short for one in history.series)
     if steady:
-        yield f"{_count_configurations(steady)} with no detectable change."
+        yield f"{format_count(steady, 'configuration')} with no detectable change."
     left = {
         "flagged busy": sum(one.flagged for one in history.series),
         "without a time": sum(one.failed for one in history.series),
@@ -67,10 +69,6 @@ def describe_doubts(history: History) -> Iterable[str]:
     text = [f"{format_count(count, 'run')} {what}" for what, count in left.items() if count]
     if text:
         yield f"Left out: {', '.join(text)}."
-
-
-def _count_configurations(count: int) -> str:
-    return format_count(count, "configuration")
 
 
 CHANGES = (
@@ -127,11 +125,11 @@ def _to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 HEAD = ("configuration", "time per sample", "between", "surely within", "also")
-_WIDE = 10_000  # where the output goes to a file or another program, a row stays a line
+_WIDE = 10_000  # in a file or a pipe each row stays on one line
 
 
 def to_text(history: History) -> str:
-    """Return the changes, the latest first, in a table as wide as the terminal, and what they hold."""
+    """Return the changes, the latest first, in a table as wide as the terminal, with their error rate."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -161,37 +159,6 @@ _FIGURE_WIDTH, _FIGURE_HEIGHT = 1000.0, 200.0
 _TICKS = 4
 
 
-class Dot(NamedTuple):
-    """A point of a figure, in its own units, and what hovering over it tells."""
-
-    x: float
-    y: float
-    text: str = ""
-
-
-class Tick(NamedTuple):
-    """A line across a figure: how far from its top, in per cent, and its value."""
-
-    top: float
-    text: str
-
-
-class Figure(NamedTuple):
-    """One configuration over the places: shapes in a box of fixed size that is stretched to its room."""
-
-    name: str
-    config_id: str
-    runs: tuple[Dot, ...]
-    dots: tuple[Dot, ...]
-    levels: tuple[tuple[float, float, float], ...]  # from, to, height
-    bands: tuple[tuple[float, float, str], ...]  # from, width, what changed
-    borders: tuple[tuple[float, str], ...]  # where a level begins, and the number of the change
-    ticks: tuple[Tick, ...]
-    first: str
-    last: str
-    captions: tuple[str, ...]
-
-
 def render_page(history: History) -> str:
     """Return the page as HTML."""
     changes = [
@@ -211,52 +178,57 @@ def render_page(history: History) -> str:
     )
 
 
-def _build_figure(history: History, series: HistorySeries) -> Figure:
+def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
+    """Return one configuration over the places: shapes in a box of fixed size, which the page stretches."""
     places = history.axis.places
     ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
+    decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)
     step = _FIGURE_WIDTH / len(places)
 
     def height(seconds: float) -> float:
         return _FIGURE_HEIGHT * (ticks[-1] - seconds) / (ticks[-1] - ticks[0])
 
+    def dot(place: int, seconds: float, text: str = "") -> dict[str, Any]:
+        return {"x": (place + 0.5) * step, "y": height(seconds), "text": text}  # the text is a tooltip
+
     starts = [one.change.after for one in series.changes]
-    parts = list(zip([0, *starts], [*starts, len(places)], strict=True))
-    captions = []
+    levels = zip([0, *starts], [*starts, len(places)], strict=True)
+    captions, bands = [], []
     for one in series.changes:
         likely, surely = describe_places(history, one)
-        captions.append(
-            f"{describe_change(one)}, {likely}"
-            + (f"; surely within {surely}" if surely else "")
-            + (f"; also {one.also}" if one.also else "")
-        )
-    return Figure(
-        series.name,
-        series.config_id,
-        tuple(Dot((v.place + 0.5) * step, height(s)) for v in series.values if len(v.sample_s) > 1 for s in v.sample_s),
-        tuple(
-            Dot(
-                (one.place + 0.5) * step,
-                height(one.typical),
+        parts = [
+            f"{describe_change(one)}, {likely}",
+            surely and f"surely within {surely}",
+            one.also and f"also {one.also}",
+        ]
+        captions.append("; ".join(filter(None, parts)))
+        first, last = one.change.within
+        bands.append(((first + 0.5) * step, (last - first) * step, captions[-1]))
+    return {
+        "name": series.name,
+        "config_id": series.config_id,
+        "runs": [dot(v.place, s) for v in series.values if len(v.sample_s) > 1 for s in v.sample_s],
+        "dots": [
+            dot(
+                one.place,
+                one.typical,
                 f"{places[one.place].name}: {format_significant(one.typical)} s per sample, "
                 f"{format_count(len(one.sample_s), 'run')}",
             )
             for one in series.values
-        ),
-        tuple((low * step, high * step, height(series.level(low))) for low, high in parts),
-        tuple(
-            ((one.change.within[0] + 0.5) * step, (one.change.within[1] - one.change.within[0]) * step, caption)
-            for one, caption in zip(series.changes, captions, strict=True)
-        ),
-        tuple((start * step, str(number)) for number, start in enumerate(starts, start=1)),
-        tuple(Tick(height(one) / _FIGURE_HEIGHT * 100, _format_tick(one, ticks)) for one in ticks),
-        places[0].name,
-        places[-1].name if len(places) > 1 else "",
-        tuple(captions),
-    )
+        ],
+        "levels": [(low * step, high * step, height(series.level(low))) for low, high in levels],
+        "bands": bands,  # from, width, caption
+        "borders": [(start * step, str(number)) for number, start in enumerate(starts, start=1)],
+        "ticks": [{"top": height(one) / _FIGURE_HEIGHT * 100, "text": f"{one:,.{decimals}f}"} for one in ticks],
+        "first": places[0].name,
+        "last": places[-1].name if len(places) > 1 else "",
+        "captions": captions,
+    }
 
 
 def _choose_ticks(values: Sequence[float]) -> list[float]:
-    """Return round values around all of these, evenly apart, two at least."""
+    """Return at least two round values, evenly spaced, that enclose all values."""
     low, high = min(values), max(values)
     width = max(high - low, 0.02 * high)
     raw = width / _TICKS
@@ -265,8 +237,3 @@ def _choose_ticks(values: Sequence[float]) -> list[float]:
     first = max(math.floor((low - width / 20) / step), 0)
     last = max(math.ceil((high + width / 20) / step), first + 1)
     return [step * number for number in range(first, last + 1)]
-
-
-def _format_tick(value: float, ticks: Sequence[float]) -> str:
-    decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)
-    return f"{value:,.{decimals}f}"

@@ -1,11 +1,14 @@
-"""Quantities derived from a record, each a column. A file holds those of one kind; a new file is new columns, with
-nothing to register (`bench.core.plugins.MetricPlugin`).
+"""Metrics: quantities derived from a record, each a column of the run table.
+
+Each file holds the metrics of one kind. A new file adds columns and needs no registration
+(`bench.core.plugins.MetricPlugin`).
 """
 
 import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_type_hints
 
+from analysis.stats.intervals import Interval
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.record import RunRecord
@@ -14,7 +17,7 @@ Better = Literal["more", "less", "neither"]
 
 
 class Metric(NamedTuple):
-    """A quantity derived from one record; `value` returns None where the record does not tell it."""
+    """A quantity derived from one record; `value` returns None where the record does not determine it."""
 
     name: str
     label: str
@@ -24,18 +27,30 @@ class Metric(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is an integer, as the return type of `value` says."""
+        """Return whether the metric is an integer, from the return type of `value`; a lambda returns floats."""
         return _is_whole(self.value)
 
 
-@functools.cache  # a report's page asks for each run that it shows
+@functools.cache  # a report asks for every run on its page
 def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
-    return bool(get_type_hints(value)["return"] == int | None)
+    return bool(get_type_hints(value).get("return") == int | None)
+
+
+def build_interval_ends(
+    name: str, label: str, unit: str, better: Better, find: Callable[[RunRecord], Interval | None]
+) -> tuple[Metric, Metric]:
+    """Return the metrics `<name>_low` and `<name>_high` of an interval from the run's own steps."""
+
+    def build(end: str, word: str) -> Metric:
+        text = f"{word} end of {label}'s 95 % interval within the run"
+        return Metric(f"{name}_{end}", text, unit, better, lambda record: getattr(find(record), end, None))
+
+    return build("low", "lower"), build("high", "upper")
 
 
 @functools.cache
 def load_metrics() -> dict[str, Metric]:
-    """Return every metric by name; UserError for a name that stands twice."""
+    """Return every metric by name. Raises UserError if two files define the same name."""
     found: dict[str, Metric] = {}
     for file in plugins.list_names(plugins.METRIC):
         for metric in plugins.load(plugins.METRIC, file).METRICS:

@@ -1,54 +1,32 @@
-"""How long a step of the window takes; a step takes as long as its slowest rank."""
+"""Time of a step in the window. A step takes as long as its slowest rank."""
 
 import statistics
 
-from analysis.metrics import Metric
+from analysis.metrics import Metric, build_interval_ends
 from analysis.observed import compute_step_interval, compute_step_quantile, get_window
 from bench.core.record import RunRecord
 
 
 def count_steps(record: RunRecord) -> int | None:
-    """Optimizer steps in the window."""
+    """Count the optimizer steps in the window."""
     timed = get_window(record)
     return len(timed.step_s) if timed else None
 
 
 def compute_step_s(record: RunRecord) -> float | None:
-    """Median time of an optimizer step in the window; a step takes as long as its slowest rank."""
+    """Return the median time of an optimizer step in the window, in seconds."""
     timed = get_window(record)
     return statistics.median(timed.step_s) if timed else None
 
 
-def compute_step_s_low(record: RunRecord) -> float | None:
-    """Lower end of the 95 % interval of the median step time, from this run's own steps."""
-    interval = compute_step_interval(record)
-    return interval.low if interval else None
-
-
-def compute_step_s_high(record: RunRecord) -> float | None:
-    """Upper end of the 95 % interval of the median step time, from this run's own steps."""
-    interval = compute_step_interval(record)
-    return interval.high if interval else None
-
-
-def compute_step_s_p95(record: RunRecord) -> float | None:
-    """Step time that one step in twenty of the window exceeds."""
-    return compute_step_quantile(record, 0.95)
-
-
-def compute_step_s_p99(record: RunRecord) -> float | None:
-    """Step time that one step in a hundred of the window exceeds; of fewer than a hundred, nearly the longest."""
-    return compute_step_quantile(record, 0.99)
-
-
 def compute_step_s_max(record: RunRecord) -> float | None:
-    """The longest step of the window."""
+    """Return the time of the longest step of the window, in seconds."""
     timed = get_window(record)
     return max(timed.step_s) if timed else None
 
 
 def find_longest_step(record: RunRecord) -> int | None:
-    """The longest step of the window, counted from the run's first."""
+    """Return the index of the longest step of the window, counted from the first step of the run."""
     timed = get_window(record)
     if timed is None or record.observations is None or record.observations.steps is None:
         return None
@@ -56,30 +34,22 @@ def find_longest_step(record: RunRecord) -> int | None:
 
 
 def compute_compute_s(record: RunRecord) -> float | None:
-    """Median time that a rehearsed rank computes in a step; communication is absent, so it is no step time."""
+    """Return the median time that a rehearsed rank computes in a step; it excludes communication."""
     observed = record.observations
     return statistics.median(observed.compute_s) if observed and observed.compute_s else None
+
+
+def _build_quantile(percent: int, label: str) -> Metric:
+    return Metric(f"step_s_p{percent}", label, "s", "less", lambda record: compute_step_quantile(record, percent / 100))
 
 
 METRICS = (
     Metric("n_steps", "steps in the window", "steps", "neither", count_steps),
     Metric("step_s", "median step time", "s", "less", compute_step_s),
-    Metric(
-        "step_s_low",
-        "lower end of the median step time's 95 % interval within the run",
-        "s",
-        "less",
-        compute_step_s_low,
-    ),
-    Metric(
-        "step_s_high",
-        "upper end of the median step time's 95 % interval within the run",
-        "s",
-        "less",
-        compute_step_s_high,
-    ),
-    Metric("step_s_p95", "step time, 95th percentile of the window", "s", "less", compute_step_s_p95),
-    Metric("step_s_p99", "step time, 99th percentile of the window", "s", "less", compute_step_s_p99),
+    *build_interval_ends("step_s", "the median step time", "s", "less", compute_step_interval),
+    _build_quantile(95, "step time, 95th percentile of the window"),
+    # with fewer than a hundred steps nearly the longest
+    _build_quantile(99, "step time, 99th percentile of the window"),
     Metric("step_s_max", "longest step of the window", "s", "less", compute_step_s_max),
     Metric("longest_step", "number of the longest step of the window", "", "neither", find_longest_step),
     Metric("compute_s", "median compute time per step, rehearsed", "s", "less", compute_compute_s),

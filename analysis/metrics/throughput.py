@@ -1,104 +1,70 @@
-"""Samples and tokens per second, over all ranks."""
+"""Samples, tokens and FLOPs per second over the whole window, and FLOPs utilisation."""
 
-from analysis.metrics import Metric
-from analysis.observed import compute_rate_interval, compute_steps_per_s, compute_token_rate, remember_latest
+from collections.abc import Callable
+
+from analysis.metrics import Better, Metric, build_interval_ends
+from analysis.observed import (
+    FlopsKind,
+    compute_rate_interval,
+    compute_steps_per_s,
+    compute_tflops_per_device,
+    compute_token_rate,
+    compute_utilisation,
+    remember_latest,
+)
 from analysis.stats.intervals import Interval
-from bench.core.record import RunRecord
+from bench.core.record import RunRecord, Tokens
 
 
 def compute_sample_s(record: RunRecord) -> float | None:
-    """Time per sample over the whole window, what configurations are ranked by: a mean, so that slow steps count."""
+    """Return the time per sample, which ranks configurations. It is a mean over the window, so slow steps count."""
     rate = compute_steps_per_s(record)
     return None if rate is None else 1 / rate / record.spec.global_batch
 
 
 def compute_samples_per_s(record: RunRecord) -> float | None:
-    """Throughput in samples over all ranks: samples of the window divided by its time."""
+    """Return the samples of the window divided by its time, over all ranks."""
     rate = compute_steps_per_s(record)
     return None if rate is None else rate * record.spec.global_batch
 
 
 @remember_latest
 def compute_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens over all ranks, of all kinds, padding included."""
+    """Return tokens per second over all ranks: tokens of all kinds, padding included."""
     return compute_token_rate(record, lambda counted: counted.all)
 
 
-@remember_latest
+@remember_latest  # both ends of it are columns
 def _compute_tokens_interval(record: RunRecord) -> Interval | None:
     return compute_rate_interval(record, compute_tokens_per_s(record))
 
 
-def compute_tokens_per_s_low(record: RunRecord) -> float | None:
-    """Lower end of the 95 % interval of the throughput, from this run's own steps."""
-    interval = _compute_tokens_interval(record)
-    return interval.low if interval else None
+def _build_token_rate(
+    name: str, label: str, counted: Callable[[Tokens], float | None], better: Better = "more"
+) -> Metric:
+    """Return a metric of tokens per second over all ranks; `counted` selects from the tokens of a step."""
+    return Metric(name, label, "tokens/s", better, lambda record: compute_token_rate(record, counted))
 
 
-def compute_tokens_per_s_high(record: RunRecord) -> float | None:
-    """Upper end of the 95 % interval of the throughput, from this run's own steps."""
-    interval = _compute_tokens_interval(record)
-    return interval.high if interval else None
-
-
-def compute_encoder_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens of the encoder over all ranks, padding included; missing where a sample has none."""
-    return compute_token_rate(record, lambda counted: counted.of("encoder"))
-
-
-def compute_decoder_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens of the decoder over all ranks, padding included; missing where a sample has none."""
-    return compute_token_rate(record, lambda counted: counted.of("decoder"))
-
-
-def compute_effective_tokens_per_s(record: RunRecord) -> float | None:
-    """Throughput in tokens over all ranks, of all kinds, without padding."""
-    return compute_token_rate(record, lambda counted: counted.all - counted.padding)
-
-
-def compute_padding_tokens_per_s(record: RunRecord) -> float | None:
-    """Padding that is computed like any other token, over all ranks, of all kinds."""
-    return compute_token_rate(record, lambda counted: counted.padding)
+def _build_flops_rate(kind: FlopsKind, better: Better) -> Metric:
+    name, label = f"{kind}_tflops_per_device", f"{kind} FLOP/s per device"
+    return Metric(name, label, "10^12 FLOP/s", better, lambda record: compute_tflops_per_device(record, kind))
 
 
 METRICS = (
     Metric("sample_s", "time per sample, over the whole window", "s", "less", compute_sample_s),
     Metric("samples_per_s", "samples per second", "samples/s", "more", compute_samples_per_s),
     Metric("tokens_per_s", "tokens per second, padding included", "tokens/s", "more", compute_tokens_per_s),
-    Metric(
-        "tokens_per_s_low",
-        "lower end of tokens_per_s's 95 % interval within the run",
-        "tokens/s",
-        "more",
-        compute_tokens_per_s_low,
-    ),
-    Metric(
-        "tokens_per_s_high",
-        "upper end of tokens_per_s's 95 % interval within the run",
-        "tokens/s",
-        "more",
-        compute_tokens_per_s_high,
-    ),
-    Metric(
-        "encoder_tokens_per_s",
-        "encoder tokens per second, padding included",
-        "tokens/s",
-        "more",
-        compute_encoder_tokens_per_s,
-    ),
-    Metric(
-        "decoder_tokens_per_s",
-        "decoder tokens per second, padding included",
-        "tokens/s",
-        "more",
-        compute_decoder_tokens_per_s,
-    ),
-    Metric(
-        "effective_tokens_per_s",
-        "tokens per second, without padding",
-        "tokens/s",
-        "more",
-        compute_effective_tokens_per_s,
-    ),
-    Metric("padding_tokens_per_s", "padding tokens per second", "tokens/s", "less", compute_padding_tokens_per_s),
+    *build_interval_ends("tokens_per_s", "tokens_per_s", "tokens/s", "more", _compute_tokens_interval),
+    # missing where a sample has no such tokens
+    _build_token_rate("encoder_tokens_per_s", "encoder tokens per second, padding included", lambda t: t.of("encoder")),
+    _build_token_rate("decoder_tokens_per_s", "decoder tokens per second, padding included", lambda t: t.of("decoder")),
+    _build_token_rate("effective_tokens_per_s", "tokens per second, without padding", lambda t: t.all - t.padding),
+    # padding costs as much as any other token
+    _build_token_rate("padding_tokens_per_s", "padding tokens per second", lambda t: t.padding, "less"),
+    # "hardware" counts recomputed activations, so more is not better
+    Metric("mfu", "model FLOPs utilisation", "of peak", "more", lambda r: compute_utilisation(r, "model")),
+    Metric("hfu", "hardware FLOPs utilisation", "of peak", "neither", lambda r: compute_utilisation(r, "hardware")),
+    _build_flops_rate("model", "more"),
+    _build_flops_rate("hardware", "neither"),
 )

@@ -1,4 +1,4 @@
-"""What a step waits for: its batch, its slowest rank, its turn in a schedule."""
+"""Waiting and communication in a step: the time that ranks wait, and the bytes that they exchange."""
 
 import statistics
 
@@ -7,45 +7,63 @@ from analysis.observed import get_window, list_own_seconds
 from bench.core.quantities import compare_to_alike
 from bench.core.record import RunRecord
 
+_RECEIVED = "recv"  # counted as the "send" of the other rank already
+
 
 def compute_data_wait_s(record: RunRecord) -> float | None:
-    """Median time that a step of the window waited for its batch, on the rank that waited longest."""
+    """Return the median time that a step waited for its batch, on the rank that waited longest."""
     timed = get_window(record)
     return statistics.median(timed.data_wait_s) if timed and timed.data_wait_s else None
 
 
 def compute_data_wait_share(record: RunRecord) -> float | None:
-    """Part of the window's steps that was spent waiting for the next batch, on the rank that waited longest.
+    """Return the share of the steps' time spent waiting for the next batch, on the rank that waited longest.
 
-    On a GPU the host waits while the device may still have work, so that some of it can be hidden.
+    On a GPU the host may wait while the device still computes, so part of the wait can be hidden.
     """
     timed = get_window(record)
     return sum(timed.data_wait_s) / sum(timed.step_s) if timed and timed.data_wait_s else None
 
 
 def compute_slowest_over_median(record: RunRecord) -> float | None:
-    """Straggling: the slowest rank's own time in a step, outside its collectives, over the median rank's. In a pipeline
-    the ranks with the same part of the layers are compared; None where no two have it."""
-    ranks, parts = list_own_seconds(record), record.spec.parallel.pipeline
-    compared = compare_to_alike(ranks, parts)
-    if len(ranks) < 2 * parts or min(usual for _, usual in compared) <= 0:
+    """Return the slowest rank's time per step outside collectives over that of the median rank.
+
+    In a pipeline only ranks with the same layers are compared; None if no two ranks have the same layers.
+    """
+    ranks, stages = list_own_seconds(record), record.spec.parallel.pipeline
+    compared = compare_to_alike(ranks, stages)
+    if len(ranks) < 2 * stages or min(usual for _, usual in compared) <= 0:
         return None
     return max(own / usual for own, usual in compared)
 
 
 def compute_idle_share(record: RunRecord) -> float | None:
-    """Part of a step in which a rank waited for another one's part of a pipeline, mean over ranks: untimed steps after
-    the window, over the window's median."""
+    """Return the share of a step in which a rank waited for another pipeline stage, mean over ranks."""
     shares = list_idle_shares(record)
     return statistics.mean(shares) if shares else None
 
 
 def list_idle_shares(record: RunRecord) -> list[float]:
-    """Return the same by rank; empty unless all ranks' are known."""
+    """Return each rank's idle share: measured in untimed steps after the window, over the window's median step time.
+
+    Empty unless it is known for all ranks.
+    """
     timed, observed = get_window(record), record.observations
     if timed is None or observed is None or not observed.idle_s or None in observed.idle_s:
         return []
     return [seconds / statistics.median(timed.step_s) for seconds in observed.idle_s if seconds is not None]
+
+
+def compute_moved_bytes(record: RunRecord) -> int | None:
+    """Return the payload of a step's collectives and sends; for each kind, that of the rank with the most.
+
+    The convention is that of nccl-tests: an all-reduce crosses a link of a ring almost twice, an all-gather once.
+    """
+    observed = record.observations
+    if observed is None or observed.collectives is None:
+        return None
+    kinds = observed.collectives.items()
+    return sum(collective.payload_bytes for kind, collective in kinds if kind != _RECEIVED)
 
 
 METRICS = (
@@ -63,4 +81,5 @@ METRICS = (
     Metric(
         "idle_share", "wait for other stages, part of a step, mean of ranks", "of step time", "less", compute_idle_share
     ),
+    Metric("moved_bytes", "payload between ranks in a step", "bytes", "less", compute_moved_bytes),
 )

@@ -1,7 +1,7 @@
-"""Read the records of results folders; what cannot be read is named and counted, never dropped in silence."""
+"""Reading of the records of results folders and archives. Unreadable files are reported, never dropped silently."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,24 +19,27 @@ from bench.core.store import Unreadable, read_record
 
 
 class Reading(NamedTuple):
-    """Records in memory, as they might have been found at some paths."""
+    """Records in memory, as if they had been found at some paths."""
 
-    records: dict[Path, RunRecord]  # by file, in the order in which people look for them
-    skipped: tuple[Unreadable, ...]  # corrupt or foreign files, each with its reason
-    unfinished: tuple[Path, ...]  # attempts without a record: still running, or killed with everything around them
+    records: dict[Path, RunRecord]  # by file, in a readable order
+    skipped: tuple[Unreadable, ...]  # corrupt or foreign files, with the reason
+    unfinished: tuple[Path, ...]  # attempts without a record: still running, or killed with their supervisor
 
 
 class FoundRows(NamedTuple):
-    """What was found at some paths."""
+    """Rows found at some paths."""
 
-    rows: RecordRows  # in the order in which people look for them
+    rows: RecordRows  # in a readable order (`analysis.reading.rows.sort_places`)
     skipped: tuple[Unreadable, ...]
     unfinished: tuple[Path, ...]
 
 
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
-    """Read every `record.json` at or below `paths`, those in archives too, each file once; `follow` hears how many of
-    those of a folder that were not read before. UserError for a path that is not there."""
+    """Read every `record.json` at or below `paths`, also in archives, each file once.
+
+    `follow` is the progress callback for the files of a folder that are not cached. Raises UserError for a path that
+    does not exist.
+    """
     given = [Path(os.path.realpath(path)) if path.is_symlink() and not path.is_dir() else path for path in paths]
     for path in given:
         if not exists(path):
@@ -45,7 +48,11 @@ def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) 
             raise UserError(repr(str(path)), "a name that is not UTF-8", "rename it")
     folders = list(filter(is_folder, given))
     files = [path for path in given if path not in folders]
-    parts = [*(_find_below(path, follow) for path in folders), *([_read_single_files(files)] if files else [])]
+    parts = [_find_below(path, follow) for path in folders]
+    if files:
+        table, unreadable = extract(Path(), [RecordFile(str(file)) for file in files])
+        skipped_files = tuple(Unreadable(Path(file), why) for file, why in unreadable.items())
+        parts.append(FoundRows(rows.split_table(table), skipped_files, ()))
     together = rows.join_rows([part.rows for part in parts])
     if len(given) > 1:
         together = together.take(_select_unique(together.core))
@@ -56,14 +63,14 @@ def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) 
 
 
 def read_records(paths: Iterable[Path]) -> Reading:
-    """Read whole records, which takes long for many."""
+    """Read whole records, which is slow for many."""
     found = find_rows(paths)
     files = map(Path, found.rows.core.column(FILE).to_pylist())
     return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
 
 
 def _find_below(folder: Path, follow: Follow) -> FoundRows:
-    """Return what was found in a folder, with paths that begin as the folder's does."""
+    """Return the rows of a folder, with paths that begin with the folder's."""
     found, skipped, unfinished = consolidated.read_folder(folder, follow)
     place = found.core.column_names.index(FILE)
     beginning = "" if folder == Path() else f"{folder}/"
@@ -73,14 +80,8 @@ def _find_below(folder: Path, follow: Follow) -> FoundRows:
     return FoundRows(found._replace(core=core), unreadable, tuple(folder / attempt for attempt in unfinished))
 
 
-def _read_single_files(files: Sequence[Path]) -> FoundRows:
-    """Return what was found in files that were given one by one."""
-    table, skipped = extract(Path(), [RecordFile(str(file)) for file in files])
-    return FoundRows(rows.split_table(table), tuple(Unreadable(Path(file), why) for file, why in skipped.items()), ())
-
-
 def _select_unique(core: pa.Table) -> "pa.Array":
-    """Return the places of rows in their order, of a file that lies below two of the paths the first one."""
+    """Return row indices in their original order; a file found under two of the paths counts once."""
     first: dict[object, int] = {}
     for place, path in enumerate(map(Path, core.column(FILE).to_pylist())):
         first.setdefault(_build_file_key(path), place)
@@ -91,6 +92,6 @@ def _select_unique(core: pa.Table) -> "pa.Array":
 def _build_file_key(path: Path) -> object:
     try:
         info = path.stat()
-    except (FileNotFoundError, NotADirectoryError):  # it was read and is gone, or lies in an archive
+    except (FileNotFoundError, NotADirectoryError):  # deleted since it was read, or inside an archive
         return os.path.realpath(path)
     return info.st_dev, info.st_ino

@@ -1,8 +1,7 @@
-"""The rows of a results folder or archive kept in one Parquet file in the user's cache, so that they are read once.
+"""Cache of the rows of a results folder or archive: one Parquet file in the user's cache folder.
 
-It holds nothing that the records do not: it is made again where it is missing, torn, of another version of zeroscale or
-of other formulas, and a record that has changed since is read again. Nothing is written into the folder that is read.
-Small folders are read as quickly without one.
+The cache is rebuilt if it is missing, corrupt, or of another version of zeroscale or its formulas. Changed records are
+read again. Nothing is written into the results folder. Small folders have no cache, because reading them is as fast.
 """
 
 import contextlib
@@ -33,10 +32,11 @@ from bench.core.files import get_cache_folder
 from bench.core.store import write_atomically
 
 LEAST = 200
-"""Records from which on a folder gets a consolidated file."""
+"""Records from which on a folder is cached."""
 
 _ABOUT = b"zeroscale"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
+# globs of the source files that rows are computed with
 _FORMULAS = {
     Path(__file__).parents[1]: ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
     Path(str(bench.__file__)).parent: (
@@ -54,29 +54,28 @@ _log = logging.getLogger(__name__)
 
 
 class FolderRows(NamedTuple):
-    """What a results folder holds; paths are below it."""
+    """Contents of a results folder; paths are relative to it."""
 
     rows: RecordRows  # in the order of `analysis.reading.rows.sort_places`
-    skipped: dict[str, str]  # what is no record, and why
+    skipped: dict[str, str]  # files that are no records, with the reason
     unfinished: list[str]  # attempts without a record
 
 
 class _CachedRows(NamedTuple):
     rows: RecordRows
-    tree: FolderTree  # without its files: the rows have theirs
+    tree: FolderTree  # without its files, which are columns of the rows
     skipped: list[str]
 
     def files(self) -> Iterator[tuple[str, int, int]]:
-        """Yield every `RecordFile` that the rows come from, as a plain tuple: there are many."""
+        """Yield every `RecordFile` behind the rows as a plain tuple, which is faster for many."""
         return zip(*(self.rows.core.column(name).to_pylist() for name in (FILE, SIZE, CHANGED)), strict=True)
 
 
 def read_folder(root: Path, follow: Follow) -> FolderRows:
-    """Return what a folder holds, from its consolidated file where that is as new as the records; `follow` hears of the
-    others."""
+    """Return the contents of a folder, from the cache if it is up to date; `follow` is the progress callback."""
     kept = _load(root)
     if kept and is_unchanged(root, kept.tree, kept.files()):
-        again = extract(root, [RecordFile(path) for path in kept.skipped])  # what kept it from being read may be over
+        again = extract(root, [RecordFile(path) for path in kept.skipped])  # the cause of the failure may be over
         if not len(again.table):
             return FolderRows(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
     tree = walk(root)
@@ -90,10 +89,8 @@ def read_folder(root: Path, follow: Follow) -> FolderRows:
 def _build_table(
     root: Path, tree: FolderTree, kept: _CachedRows | None, follow: Follow
 ) -> tuple[pa.Table, dict[str, str]]:
-    """Return the rows of a folder's files, those of unchanged ones from what was kept."""
-    old: dict[tuple[str, int, int], int] = {}
-    if kept:
-        old = {file: place for place, file in enumerate(kept.files())}
+    """Return the rows of a folder's files, those of unchanged files from the cache, and the skipped files."""
+    old: dict[tuple[str, int, int], int] = {file: place for place, file in enumerate(kept.files() if kept else ())}
     new = extract(root, [file for file in tree.files if file not in old or not file.changed_ns], follow)
     parts = [new.table]
     if kept:
@@ -103,7 +100,7 @@ def _build_table(
 
 
 def _load(root: Path) -> _CachedRows | None:
-    """Return what was kept of a folder; None for nothing, or nothing that this version would have kept."""
+    """Return the cached rows of a folder; None if there are none that this version would have written."""
     path = _build_cache_path(root)
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
@@ -119,13 +116,13 @@ def _load(root: Path) -> _CachedRows | None:
 
 
 def _read_traces(root: Path, path: Path, file: pq.ParquetFile, files: pa.ChunkedArray) -> pa.Table:
-    """Return the traces of the records `files`; from those themselves, should the file at `path` be spoilt here."""
+    """Return the traces of `files` from the cache at `path`; from the records if this part of it is corrupt."""
     try:
         return _read_columns(file, list(TRACES))
     except _UNREADABLE as error:
         _log.debug("%s: %s", path, error)
     with contextlib.suppress(OSError):
-        path.unlink()  # so that it is made again
+        path.unlink()  # so that the next read rebuilds it
     again = extract(root, list(map(RecordFile, files.to_pylist()))).table
     places = {name: place for place, name in enumerate(again.column(FILE).to_pylist())}
     return again.select(list(TRACES)).take(pa.array([places[name] for name in files.to_pylist()], pa.int64()))
@@ -136,9 +133,11 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
 
 
 def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Sequence[str]) -> None:
-    """Write what was found into the cache; where that cannot be written, it is read again next time."""
+    """Write the cache. On failure, the next read repeats the work."""
     about = {"formulas": _formulas(), "skipped": skipped} | tree._replace(files=[])._asdict()
-    table = found.whole().replace_schema_metadata({_ABOUT: _seal(about)})
+    text = json.dumps(about).encode()
+    sealed = b"%08x %s" % (zlib.crc32(text), text)  # Parquet has checksums for its pages only
+    table = found.whole().replace_schema_metadata({_ABOUT: sealed})
     text_columns = [field.name for field in table.schema if str(field.type).endswith("string")]
     content = io.BytesIO()
     pq.write_table(table, content, compression="zstd", use_dictionary=text_columns, write_page_checksum=True)
@@ -148,12 +147,6 @@ def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Seque
         write_atomically(path, content.getvalue())
     except OSError as error:
         _log.debug("%s: %s", path, error)
-
-
-def _seal(about: dict[str, Any]) -> bytes:
-    """Return a value as text with its own checksum: Parquet has checksums of its pages only."""
-    text = json.dumps(about).encode()
-    return b"%08x %s" % (zlib.crc32(text), text)
 
 
 def _unseal(sealed: bytes) -> dict[str, Any]:
@@ -170,8 +163,10 @@ def _build_cache_path(root: Path) -> Path:
 
 
 def _formulas() -> str:
-    """Return what the rows of equal records depend on: the code that makes them, the libraries that it uses, and
-    the installed packages with metrics, families and engines of their own."""
+    """Return a digest of everything that rows depend on besides the records.
+
+    These are our code, numpy and scipy, and installed plug-ins with metrics, families and engines.
+    """
     versions = [numpy.__version__, scipy.__version__, *list_all_columns()]
     digest = hashlib.sha256(json.dumps(versions).encode())
     for folder, patterns in _FORMULAS.items():

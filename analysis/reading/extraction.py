@@ -1,7 +1,7 @@
-"""Files into rows, on all cores: the part of reading that takes time.
+"""Extraction of rows from record files on all cores, the slow part of reading.
 
-The others work in processes of their own that read names from standard input and write Arrow to standard output. They
-are not `multiprocessing`'s, which would run a user's script again in each of them.
+Worker processes read file names from standard input and write Arrow to standard output. `multiprocessing` is not used,
+because it would run the user's script again in each process.
 """
 
 import contextlib
@@ -21,29 +21,29 @@ import pyarrow as pa
 from analysis.columns import Column, list_all_columns
 from analysis.observed import get_window
 from analysis.reading.rows import FILE, RecordFile, build_row, build_schema
-from analysis.stats import windows
+from analysis.stats.intervals import prepare_windows
 from bench.core.record import RunRecord
 from bench.core.store import Unreadable, read_record
 
-_BATCH = 500  # records; so many are in memory as Python objects
-_SHARE = 500  # records that are worth starting a process for
+_BATCH = 500  # records that are in memory as Python objects at a time
+_SHARE = 500  # records that take longer to read than a process takes to start
 _FILES, _SKIPPED = b"files", b"skipped"
-_UNFIT = (ValueError, OverflowError)  # Arrow's own are ValueErrors
+_UNFIT = (ValueError, OverflowError)  # raised by Arrow for values that a column cannot hold
 
 
 Follow = Callable[[int, int], None]
-"""What hears how many files are read, of how many; from any thread."""
+"""Progress callback with the number of files read and their total; called from any thread."""
 
 
 class ExtractedRows(NamedTuple):
-    """What files held."""
+    """Rows of files, in no order."""
 
     table: pa.Table  # of `analysis.reading.rows.build_schema`
-    skipped: dict[str, str]  # by path, why it is no record
+    skipped: dict[str, str]  # by path, the reason why it is no record
 
 
 class _Batch(NamedTuple):
-    """What so many files held."""
+    """Rows of up to _BATCH files."""
 
     files: int
     rows: pa.RecordBatch
@@ -51,13 +51,15 @@ class _Batch(NamedTuple):
 
 
 def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None) -> ExtractedRows:
-    """Read files, whose paths are below `root`, into rows, in no order."""
-    processes = max(1, min(_count_cores(), len(files) // _SHARE))
+    """Read files, with paths relative to `root`, into rows."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = max(1, min(cores, len(files) // _SHARE))
     extract_batches = _extract_in_subprocess if processes > 1 else _extract_here
     read = [0] * processes
 
     def extract_share(place: int) -> list[_Batch]:
-        begins = range(place * _BATCH, len(files), processes * _BATCH)  # repeats, which are neighbours, stay together
+        # whole batches of neighbours, because repeats share work within a batch
+        begins = range(place * _BATCH, len(files), processes * _BATCH)
         batches: list[_Batch] = []
         for batch in extract_batches(root, [file for begin in begins for file in files[begin : begin + _BATCH]]):
             batches.append(batch)
@@ -75,7 +77,7 @@ def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda rea
 
 
 def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
-    """Read files in another process; from here on what that one does not come to."""
+    """Read files in another process, and here the files that it does not reach."""
     command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     pipe = subprocess.PIPE
@@ -99,7 +101,7 @@ def _extract_here(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
     for begin in range(0, len(files), _BATCH):
         some, skipped = files[begin : begin + _BATCH], dict[str, str]()
         records = [(file, found) for file in some if (found := _read_record(root, file, skipped))]
-        windows.prepare(timed.step_s for _, record in records if (timed := get_window(record)))
+        prepare_windows(timed.step_s for _, record in records if (timed := get_window(record)))
         rows = [result for one in records if (result := _try_build_row(*one, known, skipped))]
         yield _Batch(len(some), _build_fitting_rows(rows, skipped), skipped)
 
@@ -110,7 +112,7 @@ def _read_record(root: Path, file: RecordFile, skipped: dict[str, str]) -> RunRe
     except Unreadable as error:
         skipped[file.path] = error.why
     except FileNotFoundError:
-        skipped[file.path] = "vanished while it was read"
+        skipped[file.path] = "deleted while it was read"
     return None
 
 
@@ -125,29 +127,22 @@ def _try_build_row(
 
 
 def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> pa.RecordBatch:
-    """Return rows, without those that hold a number too large for its column."""
-    try:
-        return pa.RecordBatch.from_pylist(rows, build_schema())
-    except _UNFIT:
-        return pa.RecordBatch.from_pylist([row for row in rows if _fits(row, skipped)], build_schema())
-
-
-def _fits(row: dict[str, Any], skipped: dict[str, str]) -> bool:
-    try:
-        pa.RecordBatch.from_pylist([row], build_schema())
-    except _UNFIT as error:
-        skipped[row[FILE]] = f"cannot be analysed: {error}"
-        return False
-    return True
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return a batch of rows, without those with a number too large for its column."""
+    schema, fitting = build_schema(), []
+    with contextlib.suppress(*_UNFIT):
+        return pa.RecordBatch.from_pylist(rows, schema)
+    for row in rows:
+        try:
+            pa.RecordBatch.from_pylist([row], schema)
+            fitting.append(row)
+        except _UNFIT as error:
+            skipped[row[FILE]] = f"cannot be analysed: {error}"
+    return pa.RecordBatch.from_pylist(fitting, schema)
 
 
 def main() -> None:
-    """Read what standard input asks for, and write it to standard output."""
-    gc.disable()  # records are freed without it, and it looks at all of them again and again
+    """Read the files named on standard input, and write their rows to standard output."""
+    gc.disable()  # records have no reference cycles, and every collection would traverse all of them
     root, files = json.load(sys.stdin)
     with pa.ipc.new_stream(sys.stdout.buffer, build_schema()) as stream:
         for batch in _extract_here(Path(root), [RecordFile(*file) for file in files]):

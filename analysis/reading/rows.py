@@ -1,7 +1,7 @@
-"""A record as one plain row of an Arrow table: its cells of the run table, its traces, and what it is judged by.
+"""Rows: a record as one row of an Arrow table, with its cells of the run table, its traces and its verification case.
 
-A row is all that the analysis needs of a record. So a record is read once, by one of several processes, and its row is
-kept (`analysis.reading.consolidated`): a set that was read and one that was kept are the same values.
+The analysis needs nothing else of a record. So each record is read once, by one of several processes, and its row is
+cached (`analysis.reading.consolidated`). Cached rows and new rows have equal values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ TRACES = {
     "trace_spec": pa.large_string(), "trace_environment": pa.large_string(), "trace_step_s": pa.list_(pa.float64()),
     "trace_cut": pa.int64(), "trace_own_s": pa.list_(pa.float64()), "trace_rank_peak_bytes": pa.list_(pa.int64()),
 }  # fmt: skip
-"""`analysis.results.Results.traces` says what they are."""
+"""Documented in `analysis.results.Results.traces`."""
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _CASE = {
@@ -31,11 +31,11 @@ _CASE = {
     "case_summed": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(),
 }  # fmt: skip
-"""`analysis.verify.VerificationCase`."""
+"""Fields of `analysis.verify.VerificationCase`."""
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
-_latest_spec: list[tuple[RunSpec, str]] = []  # and its text
+_latest_spec: list[tuple[RunSpec, str]] = []  # the latest spec with its text, at most one
 _INVALID = Outcome(kind="invalid")
 _PLACE = (
     "study", "model", "nodes", "devices_per_node", "precision", "engine", "micro", "accumulation", "config_id",
@@ -44,7 +44,7 @@ _PLACE = (
 
 
 class RecordFile(NamedTuple):
-    """A `record.json`, and what tells whether it has changed: its size, and when the file system says it did."""
+    """A `record.json` with its size and time of change (ctime), which show whether it has changed since."""
 
     path: str
     size: int = 0
@@ -52,9 +52,9 @@ class RecordFile(NamedTuple):
 
 
 class RecordRows(NamedTuple):
-    """The rows of a set of records. Traces are most of the bytes and seldom asked for: they come when called for."""
+    """Rows of a set of records. Traces are most of the bytes and seldom needed, so they are loaded on demand."""
 
-    core: pa.Table  # file, cells of the run table, case
+    core: pa.Table  # file, cells of the run table, verification case
     traces: Callable[[], pa.Table]
 
     def whole(self) -> pa.Table:
@@ -63,12 +63,12 @@ class RecordRows(NamedTuple):
         return pa.table([*self.core.columns, *traces.columns], pa.schema([*self.core.schema, *traces.schema]))
 
     def take(self, places: "pa.Array") -> "RecordRows":
-        """Return the rows at `places`, in that order."""
+        """Return the rows at these indices."""
         return RecordRows(self.core.take(places), lambda: self.traces().take(places))
 
 
 def split_table(table: pa.Table) -> RecordRows:
-    """Return the rows of a table that has all columns."""
+    """Return the rows of a table with all columns."""
     traces = table.select(list(TRACES))
     return RecordRows(table.drop_columns(list(TRACES)), lambda: traces)
 
@@ -77,29 +77,28 @@ def join_rows(parts: Sequence[RecordRows]) -> RecordRows:
     """Return the rows of several sets, one after the other."""
     if len(parts) == 1:
         return parts[0]
+    known = parts or [split_table(build_schema().empty_table())]
     return RecordRows(
-        pa.concat_tables([part.core for part in parts]) if parts else split_table(build_schema().empty_table()).core,
-        lambda: pa.concat_tables(
-            [part.traces() for part in parts] or [split_table(build_schema().empty_table()).traces()]
-        ),
+        pa.concat_tables([part.core for part in known]), lambda: pa.concat_tables([part.traces() for part in known])
     )
 
 
 def sort_places(core: pa.Table) -> "pa.Array":
-    """Return the places of rows in the order in which people look for them: folders are named by a hash, and their
-    order says nothing."""
+    """Return row indices sorted by study, model, layout and so on; paths are hashes and have no readable order."""
     return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
 
 
 def build_schema() -> pa.Schema:
-    """Return the columns of a set of rows."""
+    """Return the columns of rows."""
     cells = {name: _TYPES[column.kind] for name, column in list_all_columns().items()}
     return pa.schema(_FILE | cells | _CASE | TRACES)
 
 
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the row of a record; `known` are the columns of the run table. ArithmeticError or ValueError for a record
-    with numbers that no column can hold."""
+    """Return the row of a record; `known` are the columns of the run table.
+
+    Raises ArithmeticError or ValueError for a record with numbers that no column can hold.
+    """
     spec, text = _share_spec(record.spec)
     if spec is not record.spec:
         record = record.model_copy(update={"spec": spec})
@@ -107,18 +106,13 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
     return {
         **dict(zip(_FILE, file, strict=True)),
         **cells,
-        "case_reference": case.reference,
-        "case_question": case.question,
-        "case_norms": case.norms,
-        "case_summed": case.summed,
-        "case_losses": case.losses,
-        "case_updates": case.updates,
+        **{name: getattr(case, name.removeprefix("case_")) for name in _CASE},
         **_build_traces(record, text),
     }
 
 
 def build_cases(core: pa.Table) -> verify.VerificationCases:
-    """Return what rows are judged by."""
+    """Return the verification cases of rows."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
     precision = core.column("precision").combine_chunks().dictionary_encode()
@@ -138,7 +132,7 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
 
 
 def _to_matrix(lists: pa.ChunkedArray, width: int) -> Any:
-    """Return lists of numbers, all with this many or none, as the rows of a matrix; those with none are left out."""
+    """Return lists of `width` numbers as the rows of a matrix; empty lists are left out."""
     return lists.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
 
 
@@ -157,8 +151,7 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the cells that change when the run turns out to have trained another model: it then shows no speed, and
-    nothing that it has not shown before."""
+    """Return the cells that change if the run is judged invalid: it then has no speed, and no new values either."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}
@@ -167,9 +160,10 @@ def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
 
 
 def _share_spec(spec: RunSpec) -> tuple[RunSpec, str]:
-    """Return a spec with its text; it is that of the record before where that has the same text: repeats of a
-    configuration follow each other, and what was worked out of a spec is known by what it is
-    (`analysis.observed.remember_latest`)."""
+    """Return a spec and its text; the previous record's spec if the texts are equal.
+
+    Repeats follow each other, and `analysis.observed.remember_latest` recognises a spec by identity.
+    """
     if not _latest_spec or _latest_spec[0][0] is not spec:
         text = spec.model_dump_json()
         if not _latest_spec or _latest_spec[0][1] != text:

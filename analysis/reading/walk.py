@@ -1,9 +1,8 @@
-"""What lies in a results folder or archive: its records, the attempts without one, and whether any of it has changed
-since.
+"""Contents of a results folder or archive: its records, attempts without a record, and whether anything has changed.
 
-The time at which the file system last changed a file or a folder cannot be set by anybody, so what tells the same time
-holds the same: a folder's changes with every name in it. One that changed while, or shortly before, it was looked at
-may change again within the same tick of the clock; it counts as changed.
+Changes are detected by ctime, the file system's time of the last change, which programs cannot set. Equal times mean
+equal contents; that of a folder changes with every name in it. A file or folder that changed during the walk, or
+shortly before, may change again within the same tick of the clock, so it always counts as changed.
 """
 
 import os
@@ -18,25 +17,28 @@ from bench.core import files
 from bench.core.store import CIRCUMSTANCE, RECORD
 
 SETTLED_NS = 2_000_000_000
+"""Age of a change that can be trusted. Some file systems have a resolution of two seconds."""
 UNSETTLED = 0
-"""A time at which no file has changed."""
+"""Time that stands for a recent change; it equals that of no file."""
 
-_stat = os.stat  # Path's own takes several times as long, and there are many
+_stat = os.stat  # Path.stat takes several times as long, and there are many files
 
 
 class FolderTree(NamedTuple):
-    """What lies in a folder or archive, by paths below it."""
+    """Contents of a folder or archive, by relative paths."""
 
-    files: list[RecordFile]  # called record.json, sorted; of several links to one, the first
-    folders: dict[str, int]  # when each last changed, in ns, the folder itself included
-    archives: dict[str, int]  # the same of archives
+    files: list[RecordFile]  # called record.json, sorted; of several hard links, the first
+    folders: dict[str, int]  # time of the last change in ns, the folder itself included
+    archives: dict[str, int]  # likewise
     unfinished: list[str]  # attempts without a record
-    closed: dict[str, str]  # what cannot be looked into, and why
+    closed: dict[str, str]  # files and folders that cannot be read, with the reason
 
 
 def walk(root: Path) -> FolderTree:
-    """Look through a folder and all folders and archives below it, or through an archive or a folder in one; links are
-    not followed."""
+    """List a folder with all folders and archives below it, or an archive, or a folder inside an archive.
+
+    Symbolic links are not followed.
+    """
     latest = time_ns() - SETTLED_NS
     tree = FolderTree([], {}, {}, [], {})
     found: list[tuple[str, os.DirEntry[str]]] = []
@@ -65,27 +67,23 @@ def walk(root: Path) -> FolderTree:
 
 
 def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int, int]]) -> bool:
-    """Whether a folder or archive holds what it held when this was told of it."""
+    """Return whether a folder or archive is unchanged since `tree` and `records`, tuples of `RecordFile`, were read."""
     beginning, packed = f"{root}/", tuple(f"{path}/" for path in tree.archives)
     places = tree.folders | tree.archives
     try:
         if "" in tree.archives:
             return _read_changed_ns(root) == tree.archives[""]
         return all(_stat(beginning + path).st_ctime_ns == changed_ns for path, changed_ns in places.items()) and all(
-            _is_as_recorded(_stat(beginning + path), size, changed_ns)
+            (now := _stat(beginning + path)).st_ctime_ns == changed_ns and now.st_size == size
             for path, size, changed_ns in records
-            if not path.startswith(packed)  # those are as old as their archives
+            if not path.startswith(packed)  # their time is that of the archive, checked above
         )
     except OSError:
         return False
 
 
-def _is_as_recorded(now: os.stat_result, size: int, changed_ns: int) -> bool:
-    return now.st_ctime_ns == changed_ns and now.st_size == size
-
-
 def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[str]:
-    """Add what lies in an archive, and return the folders in it of attempts that were started."""
+    """Add the records in an archive to `tree`, and return its folders of started attempts."""
     beginning, list_files = (f"{path}/", files.list_packed) if path else ("", files.list_members)
     try:
         tree.archives[path] = changed_ns = _round_unsettled(_read_changed_ns(root / path), latest)
@@ -100,15 +98,16 @@ def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[s
 
 
 def _read_changed_ns(path: Path) -> int:
-    """Return when a file, or the archive that it is in, last changed."""
+    """Return the time of the last change of a file, or of the archive that contains it."""
     return _stat(files.split_archive(path)[0] or path).st_ctime_ns
 
 
 def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield what lies in a folder, with its path; a folder that is gone held nothing."""
+    """Yield the entries of a folder with their paths; nothing if the folder was deleted."""
     path = f"{root}/{folder}"
     try:
-        tree.folders[folder] = _round_unsettled(_stat(path).st_ctime_ns, latest)  # before it is looked into
+        # before the entries are read, so that later changes are noticed
+        tree.folders[folder] = _round_unsettled(_stat(path).st_ctime_ns, latest)
         for entry in os.scandir(path):
             place = f"{folder}/{entry.name}" if folder else entry.name
             if place.isascii() or is_utf8(place):
@@ -122,10 +121,10 @@ def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Ite
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name is text that can be written."""
+    """Return whether a name can be encoded as UTF-8."""
     try:
         name.encode()
-    except UnicodeEncodeError:  # bytes that Python stands other characters for
+    except UnicodeEncodeError:  # bytes that Python replaced by surrogates
         return False
     return True
 
@@ -135,7 +134,7 @@ def _list_record_files(found: Iterable[tuple[str, "os.DirEntry[str]"]], latest: 
     for path, entry in found:
         try:
             info = entry.stat()
-        except OSError:  # a link to nowhere; whoever reads it says so
+        except OSError:  # a broken link, which the reader reports
             yield RecordFile(path)
             continue
         if (info.st_dev, info.st_ino) not in seen:

@@ -1,4 +1,4 @@
-"""The report: `report.html`, one page that opens without a network, with its tables as files beside it."""
+"""The report: the page `report.html`, which opens without a network, and its tables as files next to it."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -7,37 +7,33 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import formats
-from analysis.claims import ClaimFinding
 from analysis.claims.findings import find_findings
 from analysis.claims.sources import STUDY
 from analysis.formats import format_markdown_table, to_latex
 from analysis.report import tables
 from analysis.report.analogue import build_analogue, render_claim_tables
-from analysis.report.contents import MOST_ROWS, select_failures, select_runs
-from analysis.report.evidence import read_evidence
+from analysis.report.contents import MOST_ROWS, read_evidence, select_failures, select_runs
 from analysis.report.findings import ReportFindings, compute_findings
 from analysis.report.page import render_page
 from analysis.report.tables import TextTable
-from analysis.report.texts import describe_answers
 from analysis.results import Results
 from analysis.scaling import best, crossover, curves
 from bench.core.errors import UserError
 
 Follow = Callable[[str, float | None], None]
-"""What hears what is under way, and what share of it is done, between 0 and 1; None where nobody knows."""
+"""Progress callback: the current task and the share of it that is done, 0 to 1; None if unknown."""
 
 PAGE = "report.html"
-_CLAIMED_FAMILY = "t5"  # of the models that the study of the claims trained
+_CLAIMED_FAMILY = "t5"  # the claims are of a study that trained models of this family only
 
 
 def write_report(
     results: Results, out: Path, price: float | None = None, follow: Follow = lambda what, share: None
 ) -> Path:
-    """Write the report of what was read into the folder `out`, and return the page's path.
+    """Write the report of a set of runs into the folder `out`, and return the page's path.
 
-    `price` is of a device and hour, in a currency of the user's own; `follow` hears what is under way. Equal records
-    give equal files. An older report there is replaced, file by file, each whole; nothing else in the folder is
-    touched. Raises UserError where there is no record, or the folder cannot be written.
+    `price`: per device and hour, in the user's currency. Equal records give equal files. Files of an older report are
+    replaced as a whole; other files stay. UserError if there is no record, or the folder cannot be written.
     """
     if results.table.empty:
         raise UserError("", "no record to report", "give a results folder, e.g. results/runs/smoke")
@@ -52,11 +48,14 @@ def write_report(
 
 
 def render_files(found: ReportFindings, follow: Follow = lambda what, share: None) -> dict[str, bytes]:
-    """Return every file of the report by its path, the page last; `follow` hears what is under way."""
+    """Return every file of the report by its path, the page last."""
     follow("tables", None)
-    judged = _judge_claims(found.results)
+    # Verdicts on the study's claims only for models of its family, since other families could not answer them.
+    models = {spec.model.name for spec in found.results.specs.values() if spec.model.family == _CLAIMED_FAMILY}
+    judged = [one for one in find_findings(found.results) if one.claim.source == STUDY and one.model in models]
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = render_tables(found) | render_claim_tables(judged, section)
+    # Evidence is read from the records' files, so only for the runs that the page shows.
     left = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }
@@ -64,7 +63,7 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
 
 
 def render_tables(found: ReportFindings) -> dict[str, bytes]:
-    """Return every table in every format, by path; one that would have no row is none."""
+    """Return every table that has rows, in every format, by path."""
     files: dict[str, bytes] = {}
     for exact, table, rows in _list_tables(found):
         if table.rows:
@@ -73,45 +72,28 @@ def render_tables(found: ReportFindings) -> dict[str, bytes]:
 
 
 def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTable, int]]:
-    """Yield what is exact, what is for readers, and how many rows the latter would have."""
-    answers, points = found.best[:MOST_ROWS], sum(len(curve.points) for curve in found.curves)
+    """Yield the exact table, the readers' table, and how many rows the latter would have without a limit."""
+    configurations = tables.build_configurations_table(found.list_configurations(MOST_ROWS))
     yield found.table, tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
-    yield (
-        found.summary,
-        tables.build_configurations_table(found.list_configurations(MOST_ROWS)),
-        len(found.summary),
-    )
-    yield (
-        best.as_table(found.best),
-        tables.build_best_table(answers, describe_answers(answers), found.rows),
-        len(found.best),
-    )
-    yield curves.build_curve_table(list(found.curves)), tables.build_scaling_table(found.curves), points
-    met = tables.build_crossovers_table(found.crossovers)
+    yield found.summary, configurations, len(found.summary)
+    yield best.as_table(found.best), tables.build_best_table(found.best[:MOST_ROWS], found.rows), len(found.best)
+    scaling, met = tables.build_scaling_table(found.curves), tables.build_crossovers_table(found.crossovers)
+    yield curves.build_curve_table(list(found.curves)), scaling, len(scaling.rows)
     yield crossover.build_crossover_table(list(found.crossovers)), met, len(met.rows)
 
 
 def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
     rows = [[cell.full for cell in row] for row in table.rows[:MOST_ROWS]]
     head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
-    more = all_rows - len(rows)
-    said = f"{more:,} more rows stand in {table.name}.csv." if more else ""
     markdown, latex = format_markdown_table(head, rows, right), to_latex(head, rows, right)
-    return {
-        f"{table.name}.md": f"{markdown}\n{said}\n".encode() if more else markdown.encode(),
-        f"{table.name}.tex": f"% {said}\n{latex}".encode() if more else latex.encode(),
-    }
-
-
-def _judge_claims(results: Results) -> list[ClaimFinding]:
-    """Return what becomes of the study's claims with models of its family; others would only seem to answer them."""
-    families = {spec.model.name: spec.model.family for spec in results.specs.values()}
-    of_study = [finding for finding in find_findings(results) if finding.claim.source == STUDY]
-    return [finding for finding in of_study if families[finding.model] == _CLAIMED_FAMILY]
+    if more := all_rows - len(rows):
+        note = f"{more:,} more rows are in {table.name}.csv."
+        markdown, latex = f"{markdown}\n{note}\n", f"% {note}\n{latex}"
+    return {f"{table.name}.md": markdown.encode(), f"{table.name}.tex": latex.encode()}
 
 
 def _replace_files(out: Path, files: dict[str, bytes]) -> None:
-    """Write all files aside, then move each into its place: a full disk leaves the older report as it was."""
+    """Write all files to a temporary folder, then move them into place: a full disk leaves the older report intact."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:
         for name, content in files.items():

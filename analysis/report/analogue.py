@@ -1,4 +1,4 @@
-"""The report's section on the study's claims: what became of each, and every caveat that a reader must know."""
+"""The report's section on the study's claims: the verdict on each, and its caveats."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -7,21 +7,20 @@ from analysis import formats
 from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect
 from analysis.claims.findings import as_table
 from analysis.claims.sources import STUDY
-from analysis.formats import MISSING, format_interval_of, format_significant, format_within
+from analysis.formats import MISSING, format_interval_kind, format_interval_of, format_significant, format_within
 from analysis.stats import compare as stats
-from analysis.stats.compare import Comparison as Tested
-from analysis.summary import Row
+from analysis.summary import Row, is_disturbed
 
 CSV, MARKDOWN = "claims.csv", "claims.md"
 
 
 class Analogue(NamedTuple):
-    """The section in plain values, for the page and for Markdown."""
+    """The section as plain values, for the page and for Markdown."""
 
     what: str
     caveats: tuple[str, ...]
-    findings: tuple[tuple[Claim, str, str, str], ...]  # claim, where, verdict, the counts behind it
-    comparisons: tuple[tuple[str, ...], ...]  # in the columns of HEAD
+    findings: tuple[tuple[Claim, str, str, str], ...]  # claim, place, verdict, counts of comparisons
+    comparisons: tuple[tuple[str, ...], ...]  # cells under HEAD
 
 
 HEAD = (
@@ -31,8 +30,8 @@ HEAD = (
 
 
 def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> Analogue | None:
-    """Return the section, or None for a set of runs in which nothing of the study's claims was compared; `notes` say
-    of a machine, by its name, what it is."""
+    """Return the section, or None if no claim of the study could be compared. `notes`: descriptions of machines by
+    name."""
     if not found:
         return None
     compared = [comparison for finding in found for comparison in finding.comparisons]
@@ -47,7 +46,7 @@ def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> A
 
 
 def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None) -> dict[str, bytes]:
-    """Return the tables that stand beside the page, by path."""
+    """Return the section's files next to the page, by path."""
     if section is None:
         return {}
     return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _render_markdown(section).encode()}
@@ -55,8 +54,12 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
 
 def _describe_models(compared: Sequence[ClaimComparison]) -> str:
     rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
-    built_last = {row["model"]: row for row in sorted(rows, key=lambda row: row["n"])}  # its parameters were counted
-    models = [f"{model} ({_format_parameters(row)} parameters)" for model, row in built_last.items()]
+    # The last row of a model has the most runs, so its parameters were counted in a run.
+    sizes = {row["model"]: row["parameters"] for row in sorted(rows, key=lambda row: row["n"])}
+    models = [
+        f"{model} ({f'{format_significant(size / 1e6, 3)}M' if size else 'unknown'} parameters)"
+        for model, size in sizes.items()
+    ]
     machines = dict.fromkeys(row["machine"] for row in rows)
     return (
         f"This is an analogue and not a reproduction: the study ({STUDY}) trained the mT5 family, 580M to 13B "
@@ -68,67 +71,56 @@ def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
     kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
     if "within the run" in kinds:
         yield (
-            "What rests on one run each (n = 1) has an effect and an interval from the steps of these two runs, which "
-            "say nothing of two others."
+            "A comparison of single runs (n = 1) is indicative only: its interval comes from the steps of these two "
+            "runs."
         )
     if "range of repeats" in kinds:
-        yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
+        yield "The range of fewer than 6 repeats is not a 95 % interval; it is shown with its own level."
     yield (
-        f"{len(compared)} comparisons, corrected for their number claim by claim; for C1 and C2 a single one that "
-        f"became slower by {100 * stats.INTEREST:g} % or more decides, and a smaller difference decides nothing alone."
+        f"{len(compared)} comparisons, corrected for their number within each claim. For C1 and C2 a single slowdown "
+        f"of {100 * stats.INTEREST:g} % or more decides; a smaller one decides nothing alone."
     )
     nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
     if any(before["global_batch"] != after["global_batch"] for before, after in nodes):
         yield (
-            "Where nodes are added to the same work per device, a step does more work on more nodes: no more steps per "
-            "second can be expected, and C1 says little there."
+            "With the same work per device, a step does more work on more nodes. No more steps per second can be "
+            "expected then, so C1 says little."
         )
-    yield "Why it is so (C1: communication overhead) is not decided here."
+    yield "The cause (C1: communication overhead) is not tested."
 
 
 def _format_comparison(finding: ClaimFinding, comparison: ClaimComparison) -> tuple[str, ...]:
-    ratio = _format_ratio(comparison.tested)
+    tested, ratio = comparison.tested, MISSING
+    if tested:
+        ends = tested.interval if tested.decides else None
+        ratio = format_interval_of(tested.ratio, ends.low, ends.high) if ends else format_significant(tested.ratio, 3)
     before, after = _format_step_time(comparison.before), _format_step_time(comparison.after)
     what = (finding.claim.id, _format_place(finding), comparison.shared_text, *comparison.differ)
     return *what, comparison.effect, ratio, before, after
 
 
-def _format_ratio(tested: Tested | None) -> str:
-    if tested is None:
-        return MISSING
-    known = tested.interval
-    return format_interval_of(tested.ratio, known.low, known.high) if known else format_significant(tested.ratio, 3)
-
-
 def _format_step_time(row: Row) -> str:
     if row["step_s"] is None:
-        return str(row["outcome"]).replace("_", " ")
+        return "busy" if is_disturbed(row) else str(row["outcome"]).replace("_", " ")
     value, low, high = row["step_s"], row["step_s_low"], row["step_s_high"]
-    if low is None:
-        return f"{format_significant(value)} ({MISSING}, n\u00a0=\u00a0{row['n']})"
-    text, *ends = format_within(value, low, high)
-    level = f"{100 * row['interval_level']:.0f}\u00a0%"
-    return f"{text} ({' to '.join(ends)}, {level}, n\u00a0=\u00a0{row['n']})"
+    text, *ends = format_within(value, low, high) if low is not None else (format_significant(value), MISSING)
+    kind = [format_interval_kind(row)] if low is not None else []
+    details = [" to ".join(ends), *kind, f"n\u00a0=\u00a0{row['n']}", *row["flags"].split()]
+    return f"{text} ({', '.join(details)})"
 
 
 def _format_counts(finding: ClaimFinding) -> str:
     if not finding.comparisons:
         return "nothing to compare"
     counts_text = ", ".join(f"{count} {effect}" for effect in get_args(Effect) if (count := finding.counts[effect]))
+    # Failures (n = 0) count as comparisons, but not as repeats.
     repeats = {row["n"] for comparison in finding.comparisons for row in (comparison.before, comparison.after)} - {0}
-    return (
-        f"{counts_text} (n\u00a0=\u00a0{' to '.join(map(str, sorted({min(repeats), max(repeats)})))})"
-        if repeats
-        else counts_text
-    )
+    ends = " to ".join(map(str, sorted({min(repeats), max(repeats)}))) if repeats else ""
+    return f"{counts_text} (n\u00a0=\u00a0{ends})" if ends else counts_text
 
 
 def _format_place(finding: ClaimFinding) -> str:
     return f"{finding.model}, {finding.machine}"
-
-
-def _format_parameters(row: Row) -> str:
-    return f"{format_significant(row['parameters'] / 1e6, 3)}M" if row["parameters"] else "unknown"
 
 
 def _join_words(texts: Iterable[Any]) -> str:
@@ -147,5 +139,5 @@ def _render_markdown(section: Analogue) -> str:
 
 
 def _render_markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return a Markdown table; all that stands in it are names, numbers and words of ours."""
+    """Return the lines of a Markdown table. Its cells are names, numbers and our own words, so nothing is escaped."""
     return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]

@@ -1,20 +1,16 @@
-"""How sure the answers are: the doubts about a whole set of runs, one sentence each, worst first."""
+"""Caveats of a set of runs, one sentence each, the most important first."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-import pandas as pd
 
 from analysis.flags import FLAGS, NOTES
 from analysis.formats import format_significant
-from analysis.questions import describe_choice
-from analysis.report.provenance import Provenance
+from analysis.report.findings import ControlPointDrift, Provenance, ReportFindings
 from analysis.report.texts import format_outcomes
 from analysis.results import Results
 from analysis.scaling.best import Best
-from analysis.stats.compare import LEAST_RUNS, TOO_FEW
-from analysis.stats.drift import LEAST_CONTROLS, Drift, drift
+from analysis.stats.change_points import LEAST_CONTROLS
+from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.verify import is_reference
@@ -22,46 +18,18 @@ from bench.core.formatting import format_count
 from bench.engines import REFERENCE
 
 
-class ControlPointDrift(NamedTuple):
-    """A control point: what ran first and last in an allocation, and what changed in between."""
-
-    allocation: str
-    configuration: str
-    drift: Drift
-
-
-def find_drifts(results: Results) -> list[ControlPointDrift]:
-    """Return the drift of every configuration in every allocation that it ran in at least twice, to a good end."""
-    return list(_iterate_drifts(results))
-
-
-def _iterate_drifts(results: Results) -> Iterable[ControlPointDrift]:
-    for row in list_rows(results.summary):
-        together: dict[str, list[int]] = {}
-        for place in results.list_timed(row) if row["runs"] > row["n"] else ():
-            allocation = results.table["allocation"].iloc[place]
-            if not pd.isna(allocation):
-                together.setdefault(str(allocation), []).append(place)
-        for allocation, places in together.items():
-            if found := drift([steps for place in places if (steps := results.window(place))]):
-                yield ControlPointDrift(allocation, describe_choice(row), found)
-
-
-def list_caveats(
-    results: Results, found: Sequence[Best], drifted: Sequence[ControlPointDrift], origin: Provenance
-) -> list[str]:
-    """Return what a reader must know before believing a number of the set."""
-    runs, summary = list_rows(results.table), list_rows(results.summary)
-    references = {one for one, spec in results.specs.items() if is_reference(spec)}
+def list_caveats(found: ReportFindings) -> list[str]:
+    """Return what a reader must know before relying on a number of the set."""
+    summary = list_rows(found.results.summary)
+    references = {one for one, spec in found.results.specs.items() if is_reference(spec)}
     return [
         *_list_repeat_caveats(summary),
-        *_list_host_caveats(results),
-        *_list_comparison_caveats(found),
-        *_list_drift_caveats(drifted),
-        *_list_failure_caveats(summary),
-        *_list_loss_caveats([row for row in runs if row["config_id"] not in references]),
-        *_list_flag_caveats(runs),
-        *_list_environment_caveats(origin),
+        *_list_host_caveats(found.results),
+        *_list_comparison_caveats(found.best),
+        *_list_drift_caveats(found.drifts),
+        *_list_outcome_caveats(summary, [row for row in found.rows if row["config_id"] not in references]),
+        *_list_flag_caveats(found.rows),
+        *_list_environment_caveats(found.origin),
     ]
 
 
@@ -69,34 +37,35 @@ def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
     counts = [row["n"] for row in summary if row["n"]]
     if counts and max(counts) == 1:
         yield (
-            "Every configuration ran once (n = 1): its interval says how steady that run was, not what another run "
-            "would give."
+            f"Each configuration ran once; at least {LEAST_RUNS} runs are needed to compare them. The interval of a "
+            "single run shows how steady it was, not what another run would give."
         )
     elif counts and min(counts) < 6:
         yield (
-            f"Configurations ran {min(counts)} to {max(counts)} times: below 6 repeats no 95 % interval between them "
-            "exists, and their range is shown with its own level."
+            f"Configurations ran {min(counts)} to {max(counts)} times. With fewer than 6 repeats the median has no 95 "
+            "% interval, so their range is shown with its own level."
         )
 
 
 def _list_host_caveats(results: Results) -> Iterable[str]:
     rows = [row for row in list_rows(results.summary) if row["n"] > 1 and row["evidence"] == "measured"]
     found = [list(results.find_hosts(row).values()) for row in rows]
-    # an empty set of hosts is an unknown one
+    # an empty set means unknown hosts
     alike = sum(len(hosts) > 1 and all(hosts) and all(one == hosts[0] for one in hosts) for hosts in found)
     if alike:
         yield (
-            f"{format_count(alike, 'configuration')} had the same nodes in all allocations: intervals between these "
-            "hold for those nodes, and not for others."
+            f"{format_count(alike, 'configuration')} had the same nodes in all allocations: the intervals hold for "
+            "these nodes only."
         )
 
 
 def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
+    # Compared by steps are only pairs with too few runs on a side.
     units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
     if units["step"]:
         yield (
-            f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration have {TOO_FEW}, for want "
-            f"of {LEAST_RUNS} allocations on both sides: effect and interval are of these runs, not of configurations."
+            f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration are indicative only, "
+            f"since a side has fewer than {LEAST_RUNS} runs."
         )
 
 
@@ -104,19 +73,19 @@ def _list_drift_caveats(drifted: Sequence[ControlPointDrift]) -> Iterable[str]:
     known = [one for one in drifted if one.drift.interval is not None]
     if moved := [one for one in known if one.drift.detected]:
         yield (
-            f"In {len(moved)} of {len(known)} cases the same configuration, run again and again in one allocation, "
-            f"drifted by more than two runs of it differ: at most {_worst(moved)} at the end. What was measured far "
-            "apart in time is in doubt by that much."
+            f"In {len(moved)} of {len(known)} cases a configuration that ran repeatedly in one allocation drifted by "
+            f"more than its runs scatter: at most {_worst(moved)} at the end. Comparisons of runs far apart in time "
+            "are uncertain by that much."
         )
     elif known:
         yield (
-            "No drift was detected: the same configuration, run again and again in one allocation, changed by no more "
-            f"than two runs of it differ ({len(known)} cases)."
+            "No drift was detected: configurations that ran repeatedly in one allocation changed by no more than their "
+            f"runs scatter ({len(known)} cases)."
         )
     if few := [one for one in drifted if one.drift.interval is None]:
         yield (
-            f"In {len(few)} cases the same configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} times in one "
-            f"allocation: too few to tell drift from what two runs differ anyhow, at most {_worst(few)} at the end."
+            f"In {len(few)} cases a configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} times in one "
+            f"allocation, too few to tell drift from scatter; the largest change was {_worst(few)}."
         )
 
 
@@ -126,37 +95,32 @@ def _worst(drifted: Sequence[ControlPointDrift]) -> str:
     return f"{worst.configuration} in {worst.allocation}, {sign}{change} %"
 
 
-def _list_failure_caveats(summary: Sequence[Row]) -> Iterable[str]:
-    ended = Counter(row["outcome"] for row in summary if not row["n"])
-    if ended:
-        yield f"{ended.total():,} of {len(summary):,} configurations have no number: {format_outcomes(ended)}."
-
-
-def _list_loss_caveats(runs: Sequence[Row]) -> Iterable[str]:
+def _list_outcome_caveats(summary: Sequence[Row], runs: Sequence[Row]) -> Iterable[str]:
+    """Yield the number of failures, and of verified losses; `runs` are those of all engines but the reference."""
+    if failed := Counter(row["outcome"] for row in summary if not row["n"]):
+        yield f"{failed.total():,} of {len(summary):,} configurations have no number: {format_outcomes(failed)}."
     others = [row for row in runs if row["outcome"] == "ok"]
     verified = sum("unverified" not in row["flags"].split() for row in others)
     if others:
-        yield f"{verified:,} of {len(others):,} ok runs of other engines have losses verified beside {REFERENCE}."
+        yield f"{verified:,} of {len(others):,} ok runs of other engines have losses verified against {REFERENCE}."
 
 
 def _list_flag_caveats(runs: Sequence[Row]) -> Iterable[str]:
-    good = [row["flags"].split() for row in runs if row["outcome"] == "ok"]
-    counts = Counter(flag for flags in good for flag in flags if flag != "unverified")
-    for flag in FLAGS:
-        if counts[flag]:
-            yield f"{counts[flag]:,} of {len(good):,} ok runs carry the flag {flag}: such a run {FLAGS[flag].meaning}."
-    noted = Counter(note for row in runs if row["outcome"] == "ok" for note in row["notes"].split())
-    for note in NOTES:
-        if noted[note]:
-            yield f"{noted[note]:,} of {len(good):,} ok runs carry the note {note}: such a run {NOTES[note].meaning}."
+    good = [row for row in runs if row["outcome"] == "ok"]
+    for column, known in (("flags", FLAGS), ("notes", NOTES)):
+        counts = Counter(name for row in good for name in row[column].split() if name != "unverified")
+        for name, one in known.items():
+            if counts[name]:
+                label = column.removesuffix("s")
+                yield f"{counts[name]:,} of {len(good):,} ok runs carry the {label} {name}: such a run {one.meaning}."
 
 
 def _list_environment_caveats(origin: Provenance) -> Iterable[str]:
     if len(origin.machines) > 1:
-        differ = ", ".join(fact.name for fact in origin.unlike) or "their name only"
+        differ = ", ".join(fact.name for fact in origin.unlike) or "name only"
         yield f"{len(origin.machines)} machines, never pooled; they differ in {differ}."
     if len(origin.classes) > 1:
         differ = ", ".join(fact.name for fact in origin.differences)
         yield f"{len(origin.classes)} environment classes, never pooled; they differ in {differ}."
     if origin.unknown:
-        yield f"{origin.unknown:,} runs ended before their environment was looked at."
+        yield f"{origin.unknown:,} runs ended before their environment was recorded."

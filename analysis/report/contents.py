@@ -1,32 +1,55 @@
-"""What the page has room for: its tables, what a reader can narrow them by, and what it shows of single runs."""
+"""Contents of the page: the rows of its tables, the facets of its filters, and the evidence of single runs."""
 
-from collections import Counter
+import json
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pydantic_core
+
 from analysis.columns import list_all_columns, list_columns
+from analysis.drawing import select_evenly
 from analysis.formats import format_cell
 from analysis.questions import describe_choice, format_ranks
-from analysis.report.evidence import Evidence, format_record
 from analysis.report.tables import ColumnHeading, TableCell, TextTable
-from analysis.summary import KEY, Row
+from analysis.results import Results
+from analysis.summary import KEY, Row, is_disturbed
+from bench.core.errors import make_printable
+from bench.core.files import open_regular, read_regular
+from bench.core.private import mask_tokens
+from bench.core.record import RunRecord
+from bench.core.store import LOG, Unreadable
 
 MOST_ROWS, MOST_FAILURES = 1000, 200
-"""Of each table, and so of details; the files beside the page hold everything."""
+"""Rows of each table, and failures, on the page. The files next to the page hold everything."""
 TEXT_BYTES = 300_000
-"""Of records and logs on one page, so that it stays below a megabyte."""
+"""Bytes of records and logs on the page, which keeps it below a megabyte."""
 
 _LONG = 20
-"""Rows of a table that scrolls in a box of its own."""
+"""Rows from which a table scrolls in a box of its own."""
 _LABELS = {
     "study": "Study", "model": "Model", "engine": "Engine", "nodes": "Nodes", "devices_per_node": "Devices per node",
     "micro": "Micro-batch", "activation_checkpointing": "Activation checkpointing",
     "precision": "Precision", "machine": "Machine", "outcome": "Outcome",
 }  # fmt: skip
+TAIL_LINES = 60
+"""Lines of a log that the page shows."""
+_TAIL_BYTES = 32 * 1024
+_SERIES = 40  # numbers of a series up to which all are written
+_SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
+
+
+class Evidence(NamedTuple):
+    """Folder, record and log of one run."""
+
+    folder: Path
+    record: RunRecord | None  # None: its file is gone
+    log: str  # its last lines; empty without a log
 
 
 class Facet(NamedTuple):
-    """A column to narrow by, with all its values and how they are written."""
+    """A column to filter by, with all its values and their texts."""
 
     column: str
     label: str
@@ -35,22 +58,26 @@ class Facet(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A row of a table of the page: where it stands among the facets, and which details it opens, if any."""
+    """A row of a table of the page, with the indices of its values among the facets.
+
+    `opens`: the details that it opens, or empty. `disturbed`: its times decide nothing, so it is grey.
+    """
 
     facets: str
     cells: tuple[TableCell, ...]
     opens: str = ""
+    disturbed: bool = False
 
 
 class RowGroup(NamedTuple):
-    """Rows under a heading; it is empty where one group is all."""
+    """Rows under a heading, which is empty if there is only one group."""
 
     heading: str
     rows: tuple[TableRow, ...]
 
 
 class PageTable(NamedTuple):
-    """A table of the page; `omitted` says what only the files hold, `notes` what intervals and units are."""
+    """A table of the page. `omitted`: a sentence on rows that only the files hold; `notes`: on intervals and units."""
 
     content: TextTable
     head: tuple[ColumnHeading, ...]
@@ -64,67 +91,70 @@ class PageTable(NamedTuple):
 
 
 def build_row_key(row: Row) -> tuple[Any, ...]:
-    """Return what tells rows of the summary apart."""
+    """Return the key that identifies a row of the summary."""
     return tuple(row[name] for name in KEY)
 
 
 def select_runs(rows: Sequence[Row]) -> list[int]:
-    """Return the places of the runs that the page shows: of too many, as many of each configuration as there is room
-    for, the first ones."""
-    turns: Counter[Any] = Counter()
-    ordered = []
-    for place, row in enumerate(rows):
-        ordered.append((turns[build_row_key(row)], place))
-        turns[build_row_key(row)] += 1
-    return sorted(place for _, place in sorted(ordered)[:MOST_ROWS])
+    """Return the places of the runs on the page: of too many, the first runs of each configuration, as many of each as
+    there is room for."""
+    return select_evenly([(place, build_row_key(row)) for place, row in enumerate(rows)], MOST_ROWS)
 
 
 def select_failures(rows: Sequence[Row]) -> list[int]:
-    """Return the places of the failures that the page shows with their evidence."""
+    """Return the places of the failures on the page."""
     return [place for place, row in enumerate(rows) if row["outcome"] != "ok"][:MOST_FAILURES]
 
 
 def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
     """Return the columns that have several values in these rows of the run table."""
-    known = list(rows)
-    found = [_build_facet(column, label, known) for column, label in _LABELS.items()]
-    return tuple(facet for facet in found if len(facet.values) > 1)
+    known, facets = list(rows), []
+    for name, label in _LABELS.items():
+        values = tuple(sorted({row[name] for row in known if row[name] is not None}))
+        facets.append(Facet(name, label, values, tuple(format_cell(list_all_columns()[name], one) for one in values)))
+    return tuple(facet for facet in facets if len(facet.values) > 1)
 
 
 def find_place(row: Row, page_facets: Sequence[Facet]) -> str:
-    """Return where a row stands: the index of its value per facet; empty where it has none, and is never left out."""
+    """Return the index of a row's value in each facet, with commas; empty for no value, which no filter hides."""
     values_by_facet = [(facet, row.get(facet.column)) for facet in page_facets]
     return ",".join("" if value is None else str(facet.values.index(value)) for facet, value in values_by_facet)
 
 
-def _build_facet(column: str, label: str, rows: Sequence[Row]) -> Facet:
-    values = tuple(sorted({row[column] for row in rows if row[column] is not None}))
-    return Facet(column, label, values, tuple(format_cell(list_all_columns()[column], value) for value in values))
+def build_page_table(
+    content: TextTable, rows: Sequence[Row], facets: Sequence[Facet], all_rows: int, *, opens: bool = False
+) -> PageTable:
+    """Return a table as the page shows it.
 
-
-def build_page_table(content: TextTable, places: Sequence[str], all_rows: int, opens: str = "") -> PageTable:
-    """Return a table as the page shows it; `places` are its rows' places among the facets, `all_rows` is how many there
-    would be, and `opens` the kind of details behind a row."""
+    `rows`: the rows of a run table or summary that `content` was made of. `all_rows`: their number without a limit.
+    `opens`: whether a row opens details.
+    """
+    # The files have all columns; the page groups rows by some and leaves out others, to fit a screen.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
     headings = [place for place, heading in enumerate(content.head) if heading.place == "groups"]
     groups: dict[str, list[TableRow]] = {}
-    for index, (facets, cells) in enumerate(zip(places[:MOST_ROWS], content.rows[:MOST_ROWS], strict=True)):
-        row = TableRow(facets, tuple(cells[place] for place in shown), f"{opens} {index}" if opens else "")
-        groups.setdefault(", ".join(cells[place].text for place in headings), []).append(row)
+    for index, (row, cells) in enumerate(zip(rows[:MOST_ROWS], content.rows[:MOST_ROWS], strict=True)):
+        details = f"{content.name} {index}" if opens else ""
+        made = TableRow(find_place(row, facets), tuple(cells[place] for place in shown), details, is_disturbed(row))
+        groups.setdefault(", ".join(cells[place].text for place in headings), []).append(made)
     head = tuple(content.head[place] for place in shown)
     notes = [f"{heading.label} in {heading.unit}, {heading.note}" for heading in head if heading.note]
+    notes += ["grey: made on a busy machine, so its times decide nothing"] * any(map(is_disturbed, rows))
     return PageTable(
         content,
         head,
-        tuple(RowGroup(heading, tuple(rows)) for heading, rows in groups.items()),
+        tuple(RowGroup(heading, tuple(members)) for heading, members in groups.items()),
         f"{MOST_ROWS:,} of {all_rows:,} rows; the CSV has all." if all_rows > MOST_ROWS else "",
         tuple(filter(None, (content.note, *notes))),
     )
 
 
 def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequence[Evidence]) -> dict[str, list[Any]]:
-    """Return what the page's script shows of these rows of the summary and of the run table, in their places; `left`
-    is the evidence of the runs. Failures keep theirs longest where there is too much for one page."""
+    """Return the details that the page's script shows of rows of the summary and of the run table.
+
+    `left`: the evidence of the runs. If it is too much for one page, that of failures is kept first.
+    """
+    # Failures come first, since their evidence is what a reader opens.
     texts, spent = {}, 0
     for place in sorted(range(len(runs)), key=lambda place: (runs[place]["outcome"] == "ok", place)):
         record = left[place].record
@@ -139,21 +169,81 @@ def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequ
         "columns": [[column.name, column.meaning] for column in list_columns().values()],
         "runs": [_build_run_details(row, left[place], texts.get(place)) for place, row in enumerate(runs)],
         "configurations": [
-            _build_configuration_details(row, behind.get(build_row_key(row), [])) for row in configurations
+            [_format_title(row), behind.get(build_row_key(row), []), row["runs"]] for row in configurations
         ],
     }
 
 
 def _build_run_details(row: Row, left: Evidence, texts: tuple[str, str] | None) -> list[Any]:
-    """Return title, folder, cells, record and log; the last two None where they did not fit."""
-    title = f"{_format_run_title(row | {'variant': ''})}, repeat {row['repeat']}, attempt {row['attempt']}"
+    """Return title, folder, cells, record and log; the last two are None if the page has no room for them."""
+    title = f"{_format_title(row | {'variant': ''})}, repeat {row['repeat']}, attempt {row['attempt']}"
     cells = ["" if row[name] is None else format_cell(column, row[name]) for name, column in list_columns().items()]
     return [title, str(left.folder), cells, *(texts or (None, None))]
 
 
-def _build_configuration_details(row: Row, places: Sequence[int]) -> list[Any]:
-    return [_format_run_title(row), list(places), row["runs"]]
-
-
-def _format_run_title(row: Row) -> str:
+def _format_title(row: Row) -> str:
     return f"{row['model']}: {describe_choice(row)}, {format_ranks(row)}, {row['precision']}"
+
+
+def read_evidence(results: Results, row: int) -> Evidence:
+    """Return the evidence of a row of the run table."""
+    folder = results.get_file(row).parent
+    try:
+        record: RunRecord | None = results.record(row)
+    except (OSError, Unreadable):
+        record = None
+    return Evidence(folder, record, read_tail(folder / LOG))
+
+
+def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log without control characters; empty without a log."""
+    try:
+        size, content = _read_end(log)
+    except OSError:
+        return ""
+    text = mask_tokens(content).decode(errors="replace").splitlines()
+    whole = text if size <= _TAIL_BYTES else text[1:]  # the first line is cut
+    return "\n".join(map(make_printable, whole[-lines:]))
+
+
+def _read_end(log: Path) -> tuple[int, bytes]:
+    """Return the size of a log and its last bytes."""
+    try:
+        with open(log, "rb", opener=open_regular) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return size, file.read()
+    except NotADirectoryError:  # it is in an archive
+        content = read_regular(log)
+        return len(content), content[-_TAIL_BYTES:]
+
+
+def format_record(record: RunRecord) -> str:
+    """Return a record as JSON for readers: each series of numbers on one line, and a long one cut."""
+    # Lists of scalars are joined to one line: a series of thousand steps would fill the page.
+    plain = _shorten_series(record.model_dump(mode="json", by_alias=True))
+    text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json with an indent
+    return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)
+
+
+def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
+    """Return the evidence of a run's outcome as named texts: texts with their line breaks, other values as JSON."""
+    texts: list[tuple[str, str]] = []
+    for label, value in record.outcome.evidence.items():
+        if isinstance(value, str):
+            texts.append((label, value))
+        elif isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
+            texts += [(f"{label} {part}", text) for part, text in value.items()]
+        else:
+            texts.append((label, json.dumps(value, indent=1, ensure_ascii=False)))
+    return texts
+
+
+def _shorten_series(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shorten_series(part) for name, part in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > _SERIES and not any(isinstance(part, dict | list) for part in value):
+        return [*value[:_SERIES], f"… {len(value) - _SERIES:,} more in record.json"]
+    return [_shorten_series(part) for part in value]

@@ -1,27 +1,62 @@
-"""Everything that a set of runs says, worked out once for the page and for the files beside it."""
+"""Everything that a report shows of a set of runs, computed once for the page and the files next to it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.prices import add_prices
-from analysis.questions import QUESTION, add_lengths, describe_choice
-from analysis.report.caveats import ControlPointDrift, find_drifts
-from analysis.report.provenance import Provenance, build_provenance
+from analysis.formats import MISSING
+from analysis.metrics.cost import add_prices
+from analysis.observed import find_job
+from analysis.questions import QUESTION, add_lengths, describe_choice, tell_apart
 from analysis.results import Results
 from analysis.scaling.best import Best, best
 from analysis.scaling.crossover import Crossover, find_crossovers
 from analysis.scaling.curves import ScalingCurve, build_curves
+from analysis.stats.change_points import Drift, measure_drift
 from analysis.summary import Row
 from analysis.table import list_rows
-from analysis.variants import tell_apart
-from bench.core.record import Circumstance
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, Environment
 from bench.core.store import Unreadable
+
+_MOST = 8  # values of one fact up to which all are written
+
+
+class ControlPointDrift(NamedTuple):
+    """Drift of a control point: a configuration that ran several times in one allocation."""
+
+    allocation: str
+    configuration: str
+    drift: Drift
+
+
+class ProvenanceFact(NamedTuple):
+    """One line of the provenance: a fact, with the joined values of each environment class."""
+
+    name: str
+    values: tuple[str, ...]  # by class, in the order of `Provenance.classes`
+    differs: bool
+    decides: bool  # whether it is part of the environment class
+
+
+class Provenance(NamedTuple):
+    """The environments of a set of runs."""
+
+    classes: tuple[str, ...]  # environment_id
+    facts: tuple[ProvenanceFact, ...]
+    machines: tuple[Machine, ...]
+    unlike: tuple[ProvenanceFact, ...]  # differences between the machines, in their order
+    unknown: int  # runs that ended before their environment was recorded
+
+    @property
+    def differences(self) -> tuple[ProvenanceFact, ...]:
+        """The differing facts that forbid to pool numbers."""
+        return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 
 class ReportFindings(NamedTuple):
-    """What the results say; `rows` are those of `table` in plain values."""
+    """Findings of a set of runs. `rows`: the rows of `table` as plain values."""
 
     results: Results
     table: pd.DataFrame
@@ -32,22 +67,18 @@ class ReportFindings(NamedTuple):
     crossovers: Sequence[Crossover]
     drifts: Sequence[ControlPointDrift]
     origin: Provenance
-    questions: tuple[str, ...]  # by the studies, in their own words
+    questions: tuple[str, ...]  # of the studies, in their own words
 
     def list_configurations(self, most: int) -> list[Row]:
-        """Return the first rows of the summary, those that would have one name told apart."""
+        """Return the first rows of the summary, with a protocol where rows would have the same name."""
         rows = list_rows(self.summary[:most])
-        return tell_apart(rows, self.results.specs, _name_row)
-
-
-def _name_row(row: Row) -> tuple[Any, ...]:
-    """Return what a row of the summary is called: its question, and what is chosen in it."""
-    known = add_lengths(row)
-    return *(known[part] for part in QUESTION), describe_choice(row)
+        return tell_apart(
+            rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))
+        )
 
 
 def compute_findings(results: Results, price: float | None = None) -> ReportFindings:
-    """Work out what results say; `price` is of a device and hour, in a currency of the user's."""
+    """Return the findings of a set of runs. `price`: per device and hour, in the user's currency."""
     table, summary = results.table, results.summary
     if price is not None:
         table, summary = add_prices(table, price), add_prices(summary, price)
@@ -67,10 +98,100 @@ def compute_findings(results: Results, price: float | None = None) -> ReportFind
 
 
 def _read_circumstances(results: Results) -> Iterable[Circumstance]:
-    """Yield how the first run of every study, machine and environment class was started."""
+    """Yield the circumstance of the first run of every study, machine and environment class."""
+    # A record is a file to read: its circumstance is the same in all runs of these groups.
     firsts = ~results.table.duplicated(["study", "machine", "environment_id"])
     for place in firsts.to_numpy().nonzero()[0]:
         try:
             yield results.record(int(place)).circumstance
-        except (OSError, Unreadable):  # its file is gone by now
+        except (OSError, Unreadable):  # its file is gone
             continue
+
+
+def find_drifts(results: Results) -> list[ControlPointDrift]:
+    """Return the drift of every configuration in every allocation in which it ended ok at least twice."""
+    drifts = []
+    for row in list_rows(results.summary):
+        together: dict[str, list[int]] = {}
+        # n counts allocations, so only with more runs can one allocation have several.
+        for place in results.list_timed(row) if row["runs"] > row["n"] else ():
+            allocation = results.table["allocation"].iloc[place]
+            if not pd.isna(allocation):
+                together.setdefault(str(allocation), []).append(place)
+        for allocation, places in together.items():
+            if found := measure_drift([steps for place in places if (steps := results.window(place))]):
+                drifts.append(ControlPointDrift(allocation, describe_choice(row), found))
+    return drifts
+
+
+def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
+    """Return the provenance of a set of runs on these machines."""
+    by_class: dict[str, list[Environment]] = {}
+    for text in results.list_environments():
+        environment = Environment.model_validate_json(text)
+        by_class.setdefault(environment.environment_id, []).append(environment)
+    nodes = tuple({machine.model_dump_json(): machine for machine in machines}.values())
+    return Provenance(
+        classes=tuple(by_class),
+        facts=tuple(_list_facts(list(by_class.values()))),
+        machines=nodes,
+        unlike=tuple(_list_machine_differences(nodes)),
+        unknown=int(results.table["environment_id"].isna().sum()),
+    )
+
+
+def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[ProvenanceFact]:
+    listed = [[{**_list_decisive_facts(one), **_list_other_facts(one)} for one in members] for members in classes]
+    decisive = {name for members in classes for one in members for name in _list_decisive_facts(one)}
+    names = dict.fromkeys(name for members in listed for facts in members for name in facts)
+    # Variables that no run has set are noise; versions and devices are listed even if unknown.
+    for name in names:
+        values = tuple(_join_values(facts.get(name) for facts in members) for members in listed)
+        if name in decisive or set(values) != {MISSING}:
+            yield ProvenanceFact(name, values, len(set(values)) > 1, name in decisive)
+
+
+def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[ProvenanceFact]:
+    """Yield the differing fields of the machines, except the name."""
+    for name in Machine.model_fields:
+        values = tuple(_join_values([_format_machine_value(getattr(machine, name))]) for machine in machines)
+        if name != "name" and len(set(values)) > 1:
+            yield ProvenanceFact(name.replace("_", " "), values, differs=True, decides=False)
+
+
+def _format_machine_value(value: Any) -> Any:
+    """Return a field of a machine for readers; None if it is empty."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:g}" for name, number in value.items()) or None
+    return ", ".join(value) or None if isinstance(value, tuple) else value or None
+
+
+def _list_decisive_facts(environment: Environment) -> dict[str, Any]:
+    known = environment.classification
+    return {
+        "device": known.device,
+        "devices per node": known.devices_per_node,
+        "container": known.container,
+        **known.versions,
+    }
+
+
+def _list_other_facts(environment: Environment) -> dict[str, Any]:
+    git, around = environment.git or {}, find_job(environment)
+    return {
+        **{
+            name: version
+            for name, version in environment.versions.items()
+            if name not in _list_decisive_facts(environment)
+        },
+        "commit": f"{git['commit'][:10]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None,
+        "hosts": ", ".join(environment.hosts) or None,
+        "processor": environment.cpus.get("model"),
+        "Slurm job" if "SLURM_JOB_ID" in environment.slurm else "job": around.job_id if around else None,
+        **environment.variables,
+    }
+
+
+def _join_values(values: Iterable[Any]) -> str:
+    listed = list(dict.fromkeys(MISSING if value is None else str(value) for value in values))
+    return "; ".join([*listed[:_MOST], *([f"… and {len(listed) - _MOST:,} more"] if len(listed) > _MOST else [])])

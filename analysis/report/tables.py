@@ -1,5 +1,6 @@
-"""The report's tables as people read them, on the page, in Markdown and in LaTeX; the CSV beside them is exact."""
+"""The report's tables for readers: on the page, in Markdown and in LaTeX. The CSV files hold the exact numbers."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -9,16 +10,21 @@ from analysis.formats import (
     UNITS,
     find_unit_power,
     format_cell,
+    format_effect,
+    format_interval_kind,
     format_short,
     format_significant,
+    format_size,
+    name_briefly,
 )
-from analysis.questions import describe_series
-from analysis.report.texts import AnswerText, format_interval_kind
+from analysis.questions import describe_series, name_question
+from analysis.report.texts import format_outcomes
+from analysis.scaling import IntervalEstimate
 from analysis.scaling.best import Best
 from analysis.scaling.crossover import Crossover
 from analysis.scaling.curves import CurvePoint, ScalingCurve
-from analysis.scaling.time_per_sample import IntervalEstimate
-from analysis.summary import Row
+from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Verdict
+from analysis.summary import Row, is_disturbed
 
 _RUN = (
     "config_id", "run", "study", "model", "engine", "precision", "ranks", "micro", "machine", "evidence", "ended",
@@ -31,7 +37,7 @@ _CONFIGURATION = (
     "cost_per_million_tokens", "flags",
 )  # fmt: skip
 _SAID_ABOVE = ("study", "model", "precision", "ranks", "machine", "run", "evidence")
-"""Left out where all rows have the same; the report says once what was held equal."""
+"""Columns that are shown only if their rows differ: the report names settings that do not vary once."""
 _PARTS = {"ranks": ("nodes", "devices_per_node"), "run": ("repeat", "attempt")}
 _ONLY_IN_FILES = ("step_s_p99", "step_s_max")
 _WHERE_KNOWN = ("peak_allocated_bytes", "cost_per_million_tokens")
@@ -40,16 +46,22 @@ _LABELS = {
     "step_s_p99": "99th percentile of steps", "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU",
     "peak_allocated_bytes": "peak allocated", "cost_per_million_tokens": "cost of a million tokens",
 }  # fmt: skip
+# Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
 _MOST_NAMED = 3
-"""Rivals in a cell."""
+"""Rivals of one verdict that a cell names; further ones are counted, and best.csv names all."""
+_VERDICTS: dict[Verdict, str] = {
+    EQUAL: "equal within 3 %", NOT_DETECTED: "not told apart", "slower": "slower", TOO_FEW: "longer, indicative only",
+}  # fmt: skip
+_LUCK_WORTH_SAYING = 0.002
+"""Share of the time per sample below which a selection bias is not mentioned: the tables show three digits."""
 
 
 class ColumnHeading(NamedTuple):
-    """Of a column: what it is called, its unit, what it means, and whether numbers stand in it.
+    """Heading of a column.
 
-    `note` is what a unit leaves open. `place` says where it stands on the page: in the table, as headings of groups of
-    rows, or nowhere, for the page has less room than the files.
+    `note` specifies the unit further. `place`: "table" shows the column on the page, "groups" makes headings of groups
+    of rows from it, and "files" leaves it to the files, which have more room.
     """
 
     label: str
@@ -66,7 +78,7 @@ class ColumnHeading(NamedTuple):
 
 
 class TableCell(NamedTuple):
-    """A cell as it is read and as it is sorted; `key` None is missing, and sorted last."""
+    """Text of a cell, and its key for sorting. A missing value has the key None and comes last."""
 
     text: str
     key: Any
@@ -81,7 +93,7 @@ _NO_NUMBER = TableCell(MISSING, None)
 
 
 class TextTable(NamedTuple):
-    """A table of texts; without rows there is nothing to show. `note` says what its intervals are."""
+    """A table of texts. `note` names the kinds of its intervals."""
 
     name: str
     title: str
@@ -94,25 +106,22 @@ _Source = tuple[ColumnHeading, Callable[[Row], TableCell]]
 
 
 def build_runs_table(rows: Sequence[Row]) -> TextTable:
-    """Return the run table in the columns that people look at first, where any run has a value for them."""
+    """Return the run table in its main columns, without those that are empty in all rows."""
     known = [name for name in _RUN if name in _MADE or any(row[name] not in (None, "") for row in rows)]
-    return _build_text_table(
-        "runs",
-        "Runs",
-        [_find_source(name, rows) for name in known if _is_shown(name, rows)],
-        [_remove_intervals(row) for row in rows],
-    )
+    # Intervals of a single run's steps are those of its configuration where it ran once, so they stand there.
+    bare = [{name: one for name, one in row.items() if not name.endswith(("_low", "_high"))} for row in rows]
+    return _build_text_table("runs", "Runs", [_find_source(name, rows) for name in known if _varies(name, rows)], bare)
 
 
 def build_configurations_table(rows: Sequence[Row]) -> TextTable:
-    """Return the summary: what was measured, n, medians with their intervals, memory and flags."""
-    known = [name for name in _CONFIGURATION if name not in _WHERE_KNOWN or _has_value(name, rows)]
-    sources = [_find_source(name, rows) for name in known if _is_shown(name, rows)]
+    """Return the summary: settings, n, medians with their intervals, memory and flags."""
+    empty = {name for name in _WHERE_KNOWN if all(row.get(name) is None for row in rows)}
+    sources = [_find_source(name, rows) for name in _CONFIGURATION if name not in empty and _varies(name, rows)]
     return _build_text_table("configurations", "Configurations", sources, rows, _describe_intervals(rows))
 
 
-def build_best_table(found: Sequence[Best], answers: Sequence[AnswerText], rows: Sequence[Row]) -> TextTable:
-    """Return the answer to every question, and its words; `rows` are what was measured."""
+def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
+    """Return the answer to every question; `rows` are all runs."""
     head = (
         _head_models([best.question["model"] for best in found]),
         ColumnHeading("question"),
@@ -120,21 +129,22 @@ def build_best_table(found: Sequence[Best], answers: Sequence[AnswerText], rows:
         ColumnHeading("time per sample", "s", number=True),
         _find_source("tokens_per_s", rows)[0],
         ColumnHeading("intervals", meaning="level and kind", place="files"),
-        ColumnHeading("the others", meaning="by the time per sample"),
+        ColumnHeading("rivals", meaning="change of the time per sample"),
         ColumnHeading("least memory", meaning="the peak allocated on a rank"),
         ColumnHeading("without a number"),
+        ColumnHeading("flags", meaning="of the fastest"),
     )
+    questions = [best.question for best in found]
+    cells = tuple(_build_answer_row(best, name_question(best.question, questions)) for best in found)
     note = _describe_intervals([best.fastest for best in found if best.fastest])
-    return TextTable("best", "Best per question", head, tuple(map(_build_answer_row, found, answers)), note)
+    return TextTable("best", "Best per question", head, cells, note)
 
 
 def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
-    """Return speed-up, efficiency and serial fraction, a row per node count of every curve."""
+    """Return speed-up, efficiency and serial fraction: a row per node count of every curve."""
     head = (
         *_head_curves([curve.points[0].row for curve in curves]),
-        ColumnHeading("nodes", number=True),
-        ColumnHeading("speed-up", number=True),
-        ColumnHeading("efficiency", number=True),
+        *(ColumnHeading(label, number=True) for label in ("nodes", "speed-up", "efficiency")),
         ColumnHeading("serial fraction", "Karp–Flatt", number=True),
         ColumnHeading("flags"),
     )
@@ -143,17 +153,17 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
 
 
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
-    """Return what becomes of two stages as nodes are added."""
+    """Return for pairs of stages which of them is faster as nodes are added."""
     known = [(one, row) for one in found if (row := one.any_row)]
-    rows = [
-        (
-            *_build_curve_cells(row, f"{one.law}, {one.batch}", " against ".join(one.names)),
-            _build_text_cell(one.sentence),
-        )
+    rows = tuple(
+        tuple(map(_build_text_cell, (
+            row["model"], row["machine"], f"{one.law}, {one.batch}", " against ".join(one.names), one.sentence,
+            row["flags"],
+        )))
         for one, row in known
-    ]
-    head = (*_head_curves([row for _, row in known]), ColumnHeading("what becomes of them"))
-    return TextTable("crossovers", "Crossovers", head, tuple(rows))
+    )  # fmt: skip
+    head = *_head_curves([row for _, row in known]), ColumnHeading("as nodes are added"), ColumnHeading("flags")
+    return TextTable("crossovers", "Crossovers", head, rows)
 
 
 def _head_curves(rows: Sequence[Row]) -> tuple[ColumnHeading, ...]:
@@ -166,40 +176,41 @@ def _head_models(models: Sequence[str]) -> ColumnHeading:
     return ColumnHeading("model", place="groups" if len(set(models)) > 1 else "files")
 
 
-def _build_curve_cells(row: Row, scaling: str, fixed_work: str) -> tuple[TableCell, ...]:
-    return (
-        _build_text_cell(row["model"]),
-        _build_text_cell(row["machine"]),
-        _build_text_cell(scaling),
-        _build_text_cell(fixed_work),
-    )
-
-
-def _build_answer_row(best: Best, answer: AnswerText) -> tuple[TableCell, ...]:
-    row, model, columns = best.fastest, best.question["model"], list_columns()
-    beside = (
-        _shorten_list("equal within 3 %", answer.equal),
-        _shorten_list("not told apart", answer.tied),
-        answer.slower,
-        answer.undecided,
-    )
-    lean = f"{answer.leanest}: {answer.peak}" if answer.leanest else MISSING
+def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
+    row, model, lean = best.fastest, best.question["model"], best.front[0] if best.front else None
+    numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
+    # Busy configurations ended ok, but have no time: the reader must see that they are not ranked.
+    failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
+    leanest = f"{_name_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
     return (
         _build_text_cell(model),
-        _build_text_cell(answer.name.removeprefix(f"{model} · ")),
-        _build_text_cell(answer.fastest or "none"),
-        *(_build_value_cell(columns[name], row) if row else _NO_NUMBER for name in ("sample_s", "tokens_per_s")),
+        _build_text_cell(name.removeprefix(f"{model} · ")),
+        _build_text_cell(_name_choice(row) if row else "none"),
+        *(_build_value_cell(column, row) if row else _NO_NUMBER for column in numbers),
         _build_text_cell(_format_row_interval_kind(row) if row else ""),
-        *map(_build_text_cell, ("; ".join(filter(None, beside)), lean, answer.failed)),
+        *map(_build_text_cell, (_describe_rivals(best), leanest, format_outcomes(failed), row["flags"] if row else "")),
     )
 
 
-def _shorten_list(said: str, texts: Sequence[str]) -> str:
-    """Write what is said of several, naming the first of them; best.csv names all."""
-    if not texts:
-        return ""
-    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
-    return f"{said}: {', '.join(texts[:_MOST_NAMED])}{more}"
+def _describe_rivals(best: Best) -> str:
+    """Name the rivals of the fastest by verdict, with the change of the time per sample; then the selection bias."""
+    parts = []
+    for verdict, words in _VERDICTS.items():
+        rivals = [rival for rival in best.rivals if rival.verdict == verdict]
+        named = [f"{_name_choice(one.row)} ({format_effect(one.comparison)})" for one in rivals[:_MOST_NAMED]]
+        more = f" and {len(rivals) - _MOST_NAMED} more" if len(rivals) > _MOST_NAMED else ""
+        parts += [f"{words}: {', '.join(named)}{more}"] if rivals else []
+    if best.selection_bias >= _LUCK_WORTH_SAYING and best.ties:
+        share = format_significant(100 * best.selection_bias, 1)
+        parts.append(
+            f"chosen as the fastest of {len(best.rivals) + 1}, so its number is probably {share}\u00a0% too good"
+        )
+    return "; ".join(parts)
+
+
+def _name_choice(row: Row) -> str:
+    """Name a configuration, and how many of its repeats are excluded: its numbers are those of the survivors."""
+    return f"{name_briefly(row)}, micro {row['micro']}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 
 def _build_scaling_row(curve: ScalingCurve, point: CurvePoint) -> tuple[TableCell, ...]:
@@ -209,18 +220,22 @@ def _build_scaling_row(curve: ScalingCurve, point: CurvePoint) -> tuple[TableCel
     cells = [_build_estimate_cell(number) for number in numbers]
     if not row["n"]:
         cells[0] = TableCell(_name_outcome(row), None)
-    what = _build_curve_cells(row, f"{curve.law}, {curve.batch}", curve.name)
-    return *what, nodes, *cells, _build_text_cell(row["flags"])
+    named = row["model"], row["machine"], f"{curve.law}, {curve.batch}", curve.name
+    return *map(_build_text_cell, named), nodes, *cells, _build_text_cell(row["flags"])
 
 
 def _build_estimate_cell(estimate: IntervalEstimate | None) -> TableCell:
     if estimate is None:
         return _NO_NUMBER
     known = estimate.interval
-    if known is None:
-        return TableCell(format_significant(estimate.value, _DIGITS), estimate.value)
-    text, ends = format_short(estimate.value, known.low, known.high)
-    return TableCell(text, estimate.value, ends)
+    return _build_number_cell(estimate.value, known and known.low, known and known.high)
+
+
+def _build_number_cell(value: float, low: float | None, high: float | None) -> TableCell:
+    if low is None or high is None:
+        return TableCell(format_significant(value, _DIGITS), value)
+    text, ends = format_short(value, low, high)
+    return TableCell(text, value, ends)
 
 
 def _build_text_table(
@@ -231,7 +246,7 @@ def _build_text_table(
 
 
 def _find_source(name: str, rows: Sequence[Row]) -> _Source:
-    """Return the heading of a column and what makes its cells."""
+    """Return the heading of a column, and the function that makes its cells."""
     if name in _MADE:
         return _MADE[name]
     if name == "model":
@@ -248,8 +263,9 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 
 
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
-    """Return a column of sizes in the unit of the largest; each has its own where that would hide the smallest."""
+    """Return a column of sizes in the unit of the largest, or each in its own unit if the sizes differ widely."""
     sizes = [row[column.name] for row in rows if row[column.name]]
+    # One unit for the column makes rows comparable, unless the smallest size would have no digits left.
     power = find_unit_power(max(sizes, default=0))
     same = min(sizes, default=0) >= 1024**power / 100
     heading = ColumnHeading(_LABELS[column.name], UNITS[power] if same else "", column.meaning, number=True)
@@ -267,27 +283,20 @@ def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
 
 def _build_value_cell(column: Column, row: Row) -> TableCell:
     value, low, high = (row.get(f"{column.name}{end}") for end in ("", "_low", "_high"))
-    if column.name == "sample_s" and value is None and row["outcome"] != "ok":
+    if column.name == "sample_s" and value is None and (row["outcome"] != "ok" or is_disturbed(row)):
         return TableCell(_name_outcome(row), None)
     if value is None or column.kind != "number":
         return TableCell(format_cell(column, value), value)
-    if low is None or high is None:
-        return TableCell(format_significant(value, _DIGITS), value)
-    text, ends = format_short(value, low, high)
-    return TableCell(text, value, ends)
+    return _build_number_cell(value, low, high)
 
 
 def _name_outcome(row: Row) -> str:
-    return str(row["outcome"]).replace("_", " ")
-
-
-def _build_ranks_cell(row: Row) -> TableCell:
-    nodes, devices = row["nodes"], row["devices_per_node"]
-    return TableCell(f"{nodes} × {devices}", nodes * devices)
+    """Return why a row has no time: its outcome, or that all its runs were made on a busy machine."""
+    return "busy" if row["outcome"] == "ok" and is_disturbed(row) else str(row["outcome"]).replace("_", " ")
 
 
 def _find_counted_tokens(rows: Sequence[Row]) -> str:
-    """Say what a rate leaves open: others count the encoder's tokens only."""
+    """Describe the tokens of a rate: other tools count those of the encoder only."""
     both = {row["encoder_tokens"] is not None for row in rows}
     if both <= {True}:
         return "encoder + decoder, with padding"
@@ -300,28 +309,19 @@ def _format_row_interval_kind(row: Row) -> str:
 
 
 def _describe_intervals(rows: Sequence[Row]) -> str:
-    """Say which level and kind the intervals of rows are, by how many allocations are behind them."""
+    """Describe level and kind of the intervals of rows by n, the allocations behind each."""
     kinds: dict[int, dict[str, None]] = {}
     for row in sorted(rows, key=lambda row: row["n"]):
         if kind := _format_row_interval_kind(row):
             kinds.setdefault(row["n"], {})[kind] = None
-    parts = [f"of n\u00a0=\u00a0{n}: {' or '.join(found)}" for n, found in kinds.items()]
-    return f"intervals {'; '.join(parts)}" if parts else ""
+    parts = [f"n\u00a0=\u00a0{n}: {' or '.join(found)}" for n, found in kinds.items()]
+    return f"intervals for {'; '.join(parts)}" if parts else ""
 
 
-def _remove_intervals(row: Row) -> Row:
-    """Return a run without the intervals of its steps, which are those of its configuration where it ran once."""
-    return {name: value for name, value in row.items() if not name.endswith(("_low", "_high"))}
-
-
-def _is_shown(name: str, rows: Sequence[Row]) -> bool:
-    if name not in _SAID_ABOVE:
-        return True
-    return len({tuple(row[part] for part in _PARTS.get(name, (name,))) for row in rows}) > 1
-
-
-def _has_value(name: str, rows: Sequence[Row]) -> bool:
-    return any(row.get(name) is not None for row in rows)
+def _varies(name: str, rows: Sequence[Row]) -> bool:
+    """Return True for a column in which rows differ, or that is shown in any case."""
+    parts = _PARTS.get(name, (name,))
+    return name not in _SAID_ABOVE or len({tuple(row[part] for part in parts) for row in rows}) > 1
 
 
 def _build_text_cell(text: str) -> TableCell:
@@ -330,17 +330,20 @@ def _build_text_cell(text: str) -> TableCell:
 
 _MADE: dict[str, _Source] = {
     "engine": (
-        ColumnHeading("engine", meaning="with what sets it apart"),
+        ColumnHeading("engine", meaning="with the settings that tell it apart"),
         lambda row: _build_text_cell(describe_series({"variant": ""} | row)),
     ),
-    "ranks": (ColumnHeading("ranks", meaning="nodes × devices of each", number=True), _build_ranks_cell),
+    "ranks": (
+        ColumnHeading("ranks", meaning="nodes × devices of each", number=True),
+        lambda row: TableCell(f"{row['nodes']} × {row['devices_per_node']}", row["nodes"] * row["devices_per_node"]),
+    ),
     "ended": (ColumnHeading("outcome", place="files"), lambda row: _build_text_cell(_name_outcome(row))),
     "run": (
-        ColumnHeading("run", meaning="repeat and attempt, as its folder is called"),
+        ColumnHeading("run", meaning="repeat and attempt, the name of its folder"),
         lambda row: TableCell(f"{row['repeat']}.{row['attempt']}", f"{row['repeat']:06}.{row['attempt']:06}"),
     ),
     "n": (
-        ColumnHeading("n", meaning="allocations behind it", number=True),
+        ColumnHeading("n", meaning="allocations that the numbers come from", number=True),
         lambda row: TableCell(f"{row['n']}", row["n"]),
     ),
     "intervals": (
@@ -348,4 +351,4 @@ _MADE: dict[str, _Source] = {
         lambda row: _build_text_cell(_format_row_interval_kind(row)),
     ),
 }
-"""Columns that are made of several of the summary's."""
+"""Columns that combine several of the summary's."""

@@ -1,24 +1,29 @@
-"""Speed-up, efficiency and serial fraction over node counts: strong and weak, at equal and at the best micro-batch.
+"""Scaling curves: speed-up, efficiency and serial fraction over node counts, at equal and at the best micro-batch.
 
-The table of curves has a row per node count of each, with columns of the summary and these of its own:
-law, batch, curve  what is held and at which micro-batch (`analysis.scaling.comparable`), and the curve's name
-micros             micro-batches asked for at that node count, whatever became of them
-tied_micros        those of them that repeats do not find slower than the one of the row
-base_nodes         the smallest measured node count; its base_step_s in seconds, with the interval of its own
-speedup            samples per second over the base's; of a weak curve the scaled speed-up
-efficiency         speed-up over nodes / base_nodes: 1 is ideal
-serial_fraction    Karp and Flatt's; of strong curves only, not at the base
+A curve joins rows of the summary that differ only in nodes and batch, with one property of the batch fixed. Machines
+and environment classes never mix. The class contains the devices per node but not the nodes, so it is the same for more
+nodes of one kind.
+
+The table of curves has a row per node count, with columns of the summary and these:
+law, batch, curve  what is fixed, at which micro-batch, and the name of the curve.
+micros             requested micro-batches at that node count, whatever their outcome.
+tied_micros        micro-batches that repeats do not find slower than that of the row.
+base_nodes         the smallest measured node count; its base_step_s in seconds, with its own interval.
+speedup            samples per second over the base's; of a weak curve the scaled speed-up.
+efficiency         speed-up over nodes / base_nodes: 1 is ideal.
+serial_fraction    Karp and Flatt's; of strong curves only, not at the base.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from analysis import questions
+from analysis.questions import assign_environments, describe_series, drop_retried, may_be_same
 from analysis.results import Results
-from analysis.scaling.best import Ranking, compare_fastest, ranked
-from analysis.scaling.comparable import BatchChoice, Law, Track, list_tracks
-from analysis.scaling.time_per_sample import (
+from analysis.scaling import (
     BASIS,
     PLACE,
     TIME,
@@ -30,12 +35,24 @@ from analysis.scaling.time_per_sample import (
     build_basis_cells,
     build_frame,
     build_interval_cells,
-    join_numbers,
     paces,
     read_once,
     scaled,
 )
+from analysis.scaling.best import compare_fastest, ranked
 from analysis.summary import Row
+from analysis.table import group_by, list_rows
+from bench.core.formatting import format_count
+from bench.core.spec import Batch, RunSpec, canonical
+
+Law = Literal["strong", "weak"]
+"""Strong: every node count has the same global batch. Weak: every device makes as many micro-steps per step, which is
+equal work at equal micro-batch."""
+BatchChoice = Literal["equal micro-batch", "best micro-batch"]
+"""The effect of nodes on one setting, or with the micro-batch tuned for each node count."""
+
+LAWS: Mapping[Law, str] = {"strong": "global_batch", "weak": "accumulation"}
+"""The column of the summary that each law fixes."""
 
 _CURVE = ("law", "batch", "curve")
 _NUMBERS = add_interval_names("base_step_s", "speedup", "efficiency", "serial_fraction")
@@ -44,16 +61,119 @@ COLUMNS = (
 )  # fmt: skip
 
 
+# ---------------------------------------- rows that a curve may join
+
+
+class Track(NamedTuple):
+    """Rows of one curve by node count, the smallest first; at equal micro-batch one row each."""
+
+    law: Law
+    batch: BatchChoice
+    spec: RunSpec  # of any of its rows
+    by_nodes: Mapping[int, Sequence[Row]]
+
+    @property
+    def any_row(self) -> Row:
+        return next(iter(self.by_nodes.values()))[0]
+
+    @property
+    def environment_id(self) -> str | None:
+        """The environment class; None if all rows failed before theirs was known."""
+        known = (row["environment_id"] for rows in self.by_nodes.values() for row in rows)
+        return next((name for name in known if name), None)
+
+    @property
+    def fixed_work(self) -> int:
+        """The global batch of a strong track, the accumulation of a weak track."""
+        return int(self.any_row[LAWS[self.law]])
+
+    @property
+    def micro(self) -> int | None:
+        return int(self.any_row["micro"]) if self.batch == "equal micro-batch" else None
+
+    @property
+    def name(self) -> str:
+        """Engine, micro-batch and work, e.g. "zero2, micro 4, 256 samples per step"."""
+        if self.law == "strong":
+            work = f"{self.fixed_work} samples per step"
+        elif self.micro is None:
+            work = format_count(self.fixed_work, "micro-step")
+        else:
+            work = f"{self.micro * self.fixed_work} samples per step and device"
+        micro = "best micro-batch" if self.micro is None else f"micro {self.micro}"
+        return ", ".join([describe_series(self.any_row | {"accumulation": 1}), micro, work])
+
+
+@read_once
+def list_tracks(results: Results) -> tuple[Track, ...]:
+    """Return every track of at least two node counts, in the order of the summary.
+
+    A best micro-batch exists only if a node count was tried with two micro-batches, and one micro-batch at two node
+    counts. Otherwise the global batch leaves each node count a single micro-batch.
+    """
+    found = (_list_tracks_of_law(results, rows, law) for rows in list_families(results) for law in LAWS)
+    return tuple(track for of_law in found for track in of_law)
+
+
+def list_families(results: Results) -> list[list[Row]]:
+    """Return the measured rows in groups that are equal in everything but nodes and batch."""
+    measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
+    family_keys = {
+        row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured
+    }
+
+    def build_key(row: Row) -> tuple[str, str]:
+        return row["machine"], family_keys[row["config_id"]]
+
+    placed = assign_environments(measured, build_key)
+    groups = group_by(placed, lambda one: (*build_key(one.row), one.environment_id))
+    return [[one.row for one in group] for group in groups.values()]
+
+
+def differ_in_engine(one: Track, other: Track) -> bool:
+    """Return whether two tracks differ only in the engine (`analysis.questions.differ_in_engine`)."""
+    same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
+    return (
+        same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])
+        and may_be_same(one.environment_id, other.environment_id)
+        and questions.differ_in_engine(_drop_nodes_and_batch(one.spec), _drop_nodes_and_batch(other.spec))
+    )
+
+
+def _list_tracks_of_law(results: Results, rows: Sequence[Row], law: Law) -> Iterator[Track]:
+    for fixed_work in group_by(rows, itemgetter(LAWS[law])).values():
+        spec = results.specs[fixed_work[0]["config_id"]]
+        equal = [_group_by_nodes(of_micro) for of_micro in group_by(fixed_work, itemgetter("micro")).values()]
+        equal = [by_nodes for by_nodes in equal if len(by_nodes) > 1]
+        yield from (Track(law, "equal micro-batch", spec, by_nodes) for by_nodes in equal)
+        best = _group_by_nodes(fixed_work)
+        if equal and any(len(tried) > 1 for tried in best.values()):
+            yield Track(law, "best micro-batch", spec, best)
+
+
+def _group_by_nodes(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    return group_by(sorted(rows, key=itemgetter("nodes")), lambda row: int(row["nodes"]))
+
+
+def _drop_nodes_and_batch(spec: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"nodes": 1, "batch": Batch(micro=1)})
+
+
+# ---------------------------------------- curves
+
+
 class CurvePoint(NamedTuple):
-    """One node count of a curve: a row of the summary beside the base's. Numbers are None where there is none: the row
-    then says how the runs ended. At the base itself speed-up and efficiency are 1 by definition, without an interval.
+    """One node count of a curve: a row of the summary compared with the base's.
+
+    Numbers are None if there is no measurement; the row then has the outcome. At the base itself speed-up and
+    efficiency are 1 by definition, without an interval.
     """
 
     row: Row
     speedup: IntervalEstimate | None  # samples per second over the base's
     efficiency: IntervalEstimate | None  # speed-up over the nodes' ratio to the base's
     serial_fraction: IntervalEstimate | None  # Karp and Flatt's, of a strong curve beyond its base
-    micros: tuple[int, ...]  # the micro-batches asked for at this node count, whatever became of them
+    micros: tuple[int, ...]  # requested micro-batches at this node count, whatever their outcome
     tied: tuple[Row, ...] = ()  # other micro-batches that repeats do not find slower, the fastest first
 
     @property
@@ -62,16 +182,16 @@ class CurvePoint(NamedTuple):
 
 
 class ScalingCurve(NamedTuple):
-    """Node counts that differ in nothing else, the smallest first, at least two of them asked for."""
+    """Node counts that differ in nothing else, the smallest first; at least two were requested."""
 
     law: Law
     batch: BatchChoice
-    name: str  # engine and what is held, e.g. "zero2, micro 4, 256 samples per step"; model and machine: in any row
+    name: str  # of the track; model and machine are in any row
     points: tuple[CurvePoint, ...]
 
     @property
     def base(self) -> CurvePoint | None:
-        """The smallest measured node count; its row states `step_s` with its own interval. None where all failed."""
+        """The smallest measured node count; its row has `step_s` with its own interval. None if all failed."""
         return next((point for point in self.points if point.speedup), None)
 
 
@@ -83,8 +203,11 @@ def build_curves(results: Results) -> tuple[ScalingCurve, ...]:
 
 
 def karp_flatt(speedup: IntervalEstimate, nodes: float) -> IntervalEstimate:
-    """Return the serial fraction (1/S - 1/p) / (1 - 1/p) that explains a speed-up S on p times the nodes (Karp & Flatt,
-    Communications of the ACM 33, 1990); below 0 where it is more than p. It falls with S, so its interval is exact."""
+    """Return the serial fraction (1/S - 1/p) / (1 - 1/p) that explains a speed-up S on p times the nodes.
+
+    Karp & Flatt, Communications of the ACM 33, 1990. It is below 0 for S > p. It decreases with S, so its interval is
+    exact.
+    """
 
     def fraction(times: float) -> float:
         return (1 / times - 1 / nodes) / (1 - 1 / nodes)
@@ -100,41 +223,29 @@ def build_curve_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
 
 
 def _build_curve(track: Track, pace: Paces) -> ScalingCurve:
-    rankings = {nodes: ranked(rows, pace) for nodes, rows in track.by_nodes.items()}
-    known = {
-        nodes: [found for row in ranking.rows if (found := pace(row))] for nodes, ranking in rankings.items() if ranking
-    }
-    points = [_build_curve_point(track, nodes, ranking, known) for nodes, ranking in rankings.items()]
+    base: tuple[int, Sequence[Pace]] | None = None  # node count and paces
+    points = []
+    for nodes, rows in track.by_nodes.items():
+        ranking, micros = ranked(rows, pace), tuple(sorted({row["micro"] for row in rows}))
+        if ranking is None:
+            points.append(CurvePoint(min(rows, key=itemgetter("micro")), None, None, None, micros))
+            continue
+        known = [found for row in ranking.rows if (found := pace(row))]
+        speedup, efficiency, serial = IntervalEstimate(1.0), IntervalEstimate(1.0), None
+        if base:
+            faster, more = compare_fastest(base[1], known), nodes / base[0]
+            speedup, efficiency = scaled(faster), scaled(faster, 1 / more)
+            serial = karp_flatt(speedup, more) if track.law == "strong" else None
+        base = base or (nodes, known)
+        points.append(CurvePoint(ranking.fastest, speedup, efficiency, serial, micros, ranking.ties))
     return ScalingCurve(track.law, track.batch, track.name, tuple(points))
-
-
-def _build_curve_point(
-    track: Track, nodes: int, ranking: Ranking | None, known: Mapping[int, Sequence[Pace]]
-) -> CurvePoint:
-    rows = track.by_nodes[nodes]
-    micros = tuple(sorted({row["micro"] for row in rows}))
-    if ranking is None:
-        return CurvePoint(min(rows, key=lambda row: row["micro"]), None, None, None, micros)
-    speedup, efficiency, serial = _compute_scaling(track.law, nodes, known)
-    return CurvePoint(ranking.fastest, speedup, efficiency, serial, micros, ranking.ties)
-
-
-def _compute_scaling(
-    law: Law, nodes: int, known: Mapping[int, Sequence[Pace]]
-) -> tuple[IntervalEstimate, IntervalEstimate, IntervalEstimate | None]:
-    base = min(known)
-    if nodes == base:
-        return IntervalEstimate(1.0), IntervalEstimate(1.0), None
-    faster, more = compare_fastest(known[base], known[nodes]), nodes / base
-    speedup = scaled(faster)
-    return speedup, scaled(faster, 1 / more), karp_flatt(speedup, more) if law == "strong" else None
 
 
 def _build_point_cells(curve: ScalingCurve, point: CurvePoint) -> Row:
     base = curve.base.row if curve.base else {}
     return {
         **point.row, "law": curve.law, "batch": curve.batch, "curve": curve.name,
-        "micros": join_numbers(point.micros), "tied_micros": join_numbers(row["micro"] for row in point.tied),
+        "micros": " ".join(map(str, point.micros)), "tied_micros": " ".join(str(row["micro"]) for row in point.tied),
         "base_nodes": base.get("nodes"), **{f"base_{name}": base.get(name) for name in add_interval_names("step_s")},
         **build_interval_cells("speedup", point.speedup), **build_interval_cells("efficiency", point.efficiency),
         **build_interval_cells("serial_fraction", point.serial_fraction), **build_basis_cells(point.speedup),

@@ -1,9 +1,7 @@
-"""How sure the numbers are. Every interval states its kind, level and n.
+"""Uncertainty of measured times. Every interval states its kind, level and n.
 
-intervals      an interval, and those of one run's autocorrelated steps and of independent repeats
-windows        the same of many runs at once
-compare        one configuration's time over another's, verdicts on many such pairs, what more repeats could show
-family         many configurations or pairs judged together, so that all verdicts hold at once
-drift          what the machine did meanwhile, from its control points
-change_points  where the level of a series changed
+intervals      intervals of the autocorrelated steps of runs, and of independent repeats.
+compare        ratio of two configurations' times, verdicts on many such pairs, and their statistical power.
+family         many configurations or pairs judged together, so that all verdicts hold at once.
+change_points  changes over time: of the level of a series, and drift over the control points of one allocation.
 """

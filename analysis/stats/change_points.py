@@ -1,14 +1,15 @@
-"""At which places of a series, such as commits in their order, its level changed: one value a place, of many series.
+"""Changes over time: where the level of a series changed, and drift over the control points of one allocation.
 
-A value is the logarithm of a time at a place. Of each stretch of a series two things are looked at: its likeliest
-single change, and its likeliest pair of them, after the second of which the level is as before (Olshen, Venkatraman,
-Lucito & Wigler, Biostatistics 5, 2004). What is found cuts the stretch, and its parts are looked at in their turn. The
-measure is Student's t of the likeliest, as a probability, times the number of places where it could be.
+Change points. A series has one value per place, such as a commit: the logarithm of a time. Each stretch of a series is
+tested for its likeliest single change, and for its likeliest pair of changes, after the second of which the level
+returns (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change splits the stretch, and its
+parts are tested in turn. The score of a change is the p-value of Student's t, multiplied by the number of places where
+the change could be.
 
-How high that is by chance is told by permutations of the places, of all series at once, so that it holds for any noise
-whose places can be exchanged, however heavy its tails are, for all series together, and although a bad day meets all of
-them (Westfall & Young, Resampling-Based Multiple Testing, 1993). Of places that resemble their neighbours it does not
-hold; `tests/benchmarks/histories.py` counts.
+The critical score comes from permutations of the places, the same for all series. So the error rate holds for any noise
+with exchangeable places, however heavy its tails, for all series together, and although a bad day affects all of them
+(Westfall & Young, Resampling-Based Multiple Testing, 1993). It does not hold for autocorrelated places; see
+`tests/benchmarks/histories.py`.
 """
 
 import math
@@ -19,24 +20,63 @@ import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
+from analysis.stats.compare import Runs
 from analysis.stats.intervals import Interval
 from bench.core.statistics import LEVEL, Array, quantile
 
 LEAST_PLACES = 8
-"""Of a series in which a change can be told: of seven, one order of them in 18 looks as if there were one."""
+"""Length of a series from which on a change can be detected. Of seven places, one order in 18 resembles a change."""
 SIDE = 2
-"""Places on each side of a change: a single one that is off is no change, for the next may be as before."""
+"""Places on each side of a change. A single outlying place is no change, because the next may be as before."""
 DRAWS = 1999
+LEAST_CONTROLS = 4
+"""Control points from which on drift has an interval: their line leaves two degrees of freedom for the run effect."""
+
+_EQUAL = 1e-24  # sum of squares of logarithms that are equal to the last digit
+
+
+class Drift(NamedTuple):
+    """Relative change of the control point's mean step time: 0.02 is 2 % slower at the end than at the beginning."""
+
+    change: float
+    interval: Interval | None  # of the change, between runs; None below LEAST_CONTROLS, which tell no run effect
+
+    @property
+    def detected(self) -> bool:
+        """Return whether the change exceeds the usual difference between runs. Comparisons of distant runs then have
+        this much additional doubt."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+
+def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
+    """Return the drift over control points, runs of one configuration in their order; None for fewer than two.
+
+    Drift is the least-squares line through the logarithms of their times. The residuals are the effect of a run. Two or
+    three runs cannot separate that effect from drift, so their change has no interval.
+    """
+    if len(controls) < 2:
+        return None
+    logs = np.log([np.mean(run) for run in controls])
+    if len(controls) < LEAST_CONTROLS:
+        return Drift(math.expm1(logs[-1] - logs[0]), None)
+    place = np.linspace(-0.5, 0.5, logs.size)
+    slope = float(place @ logs / (place @ place))
+    degrees_of_freedom = logs.size - 2
+    residuals = logs - logs.mean() - slope * place
+    error = math.sqrt(float(residuals @ residuals) / degrees_of_freedom / float(place @ place))
+    margin = quantile(degrees_of_freedom, (1 + level) / 2) * error
+    low, high = math.expm1(slope - margin), math.expm1(slope + margin)
+    return Drift(math.expm1(slope), Interval(low, high, "between repeats", level, logs.size))
 
 
 class LevelChange(NamedTuple):
     """A change of a series' level, between two of its places."""
 
     before: int  # the last place of the old level …
-    after: int  # … and the first of the new, as is likeliest
-    within: tuple[int, int]  # the two places between which it surely happened
+    after: int  # … and the first of the new, at the likeliest position
+    within: tuple[int, int]  # the two places between which the change surely happened
     size: float  # relative: 0.05 is 5 % more
-    interval: Interval  # of the size, by the scatter of places around all levels, wherever within these it happened
+    interval: Interval  # of the size, for any position within these places, from the scatter around all levels
 
 
 class _Stretch(NamedTuple):
@@ -47,9 +87,9 @@ class _Stretch(NamedTuple):
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
-    """Return the changes of each series, in order; `series` hold NaN at places where nothing is known.
+    """Return the changes of each series, in order. `series` hold NaN at places without a value.
 
-    Where no level changes, one is told in at most 1 - `level` of such sets of series.
+    Where no level changes, at least one change is reported in at most 1 - `level` of such sets of series.
     """
     values = [np.asarray(one, float) for one in series]
     known = [np.flatnonzero(np.isfinite(one)) for one in values]
@@ -58,7 +98,7 @@ def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRA
     rng = np.random.default_rng(0)
     while waiting := [one for one in waiting if one.places.size >= LEAST_PLACES]:
         keys = rng.random((draws, max(one.size for one in values)))
-        found = _judge(waiting, values, known, keys, level)
+        found = _select_changed(waiting, values, known, keys, level)
         waiting = []
         for stretch, borders in found:
             cuts[stretch.series].update(int(stretch.places[border]) for border in borders)
@@ -69,92 +109,78 @@ def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRA
     ]
 
 
-def _judge(
+def _select_changed(
     stretches: Sequence[_Stretch],
     values: Sequence[Array],
     known: Sequence[NDArray[np.intp]],
     keys: Array,
     level: float,
 ) -> list[tuple[_Stretch, list[int]]]:
-    """Return the stretches in which the level changes, and where in them a new one begins."""
+    """Return the stretches in which the level changes, and where in them a new level begins.
+
+    `keys` of shape (draws, places) define the permutations: they are sorted, so all series share the order of places.
+    """
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
         places = known[stretch.series][stretch.places]
-        logs = values[stretch.series][places]
+        logs, n = values[stretch.series][places], places.size
         logs = logs - logs.mean()
         total = float(logs @ logs)
-        if total <= 1e-24:  # equal to the last digit
+        if total <= _EQUAL:
             continue
-        single, pair = _likeliest_single(logs), _likeliest_pair(logs)
-        score, borders = max((_score(part, total, logs.size, count), where) for part, where, count in (single, pair))
-        found.append((score, stretch, borders))
-        orders = logs[np.argsort(keys[:, places], axis=1)]
-        for count, most in ((single[2], _most_single(orders)), (pair[2], _most_pair(orders))):
-            highest = np.maximum(highest, _scores(most, total, logs.size, count))
+        orders = np.vstack([logs, logs[np.argsort(keys[:, places], axis=1)]])  # the data, then its permutations
+        candidates = []
+        singles, pairs = n - 2 * SIDE + 1, math.comb(n - 3 * SIDE + 2, 2)  # possible positions
+        for (explained, borders), positions in ((_search_single(orders), singles), (_search_pair(orders), pairs)):
+            scores = _compute_scores(explained, total, n, positions)
+            candidates.append((float(scores[0]), borders[0].tolist()))
+            highest = np.maximum(highest, scores[1:])
+        found.append((*max(candidates), stretch))
     return [
         (stretch, borders)
-        for score, stretch, borders in found
+        for score, borders, stretch in found
+        # the tolerance counts permutations that equal the data, whose sums differ in the last digits
         if (1 + np.count_nonzero(highest >= score * (1 - 1e-9))) / (1 + len(keys)) <= 1 - level
     ]
 
 
-def _likeliest_single(logs: Array) -> tuple[float, list[int], int]:
-    """Return the sum of squares that the likeliest change explains, where the new level begins, and among how many
-    places."""
-    n = logs.size
-    at = np.arange(SIDE, n - SIDE + 1)
-    parts = np.cumsum(logs)[at - 1] ** 2 * n / (at * (n - at))
-    return float(parts.max()), [int(at[parts.argmax()])], at.size
+def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
+    """Return the sum of squares that the likeliest change of each row explains, and where the new level begins.
 
-
-def _likeliest_pair(logs: Array) -> tuple[float, list[int], int]:
-    """Return the same of the likeliest two changes between which the level is another."""
-    n, sums = logs.size, np.concatenate([[0.0], np.cumsum(logs)])
-    first, last = np.triu_indices(n + 1, SIDE)
-    inside = (first >= SIDE) & (last <= n - SIDE)
-    first, last = first[inside], last[inside]
-    if first.size == 0:
-        return 0.0, [], 1
-    length = last - first
-    parts = (sums[last] - sums[first]) ** 2 * n / (length * (n - length))
-    likeliest = int(parts.argmax())
-    return float(parts[likeliest]), [int(first[likeliest]), int(last[likeliest])], first.size
-
-
-def _most_single(orders: Array) -> Array:
-    """Return, for each row, the sum of squares that its likeliest change explains."""
+    `orders` has shape (rows, places), the borders (rows, 1).
+    """
     n = orders.shape[1]
     at = np.arange(SIDE, n - SIDE + 1)
-    most: Array = (np.cumsum(orders, axis=1)[:, at - 1] ** 2 * (n / (at * (n - at)))).max(axis=1)
-    return most
+    explained = np.cumsum(orders, axis=1)[:, at - 1] ** 2 * (n / (at * (n - at)))
+    return explained.max(axis=1), at[explained.argmax(axis=1)][:, None]
 
 
-def _most_pair(orders: Array) -> Array:
-    """Return the same of the likeliest two, a length between them at a time."""
-    n, sums = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0)))
-    most = np.zeros(len(orders))
-    for length in range(SIDE, n - 2 * SIDE + 1):
-        apart = np.abs(sums[:, SIDE + length : n - SIDE + 1] - sums[:, SIDE : n - SIDE - length + 1]).max(axis=1)
-        most = np.maximum(most, apart**2 * (n / (length * (n - length))))
-    return most
+def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
+    """Return the same for the likeliest two changes between which the level differs; the borders are (rows, 2)."""
+    n, sums, rows = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0))), np.arange(len(orders))
+    explained, borders = np.zeros(rows.size), np.zeros((rows.size, 2), np.intp)
+    for length in range(
+        SIDE, n - 2 * SIDE + 1
+    ):  # one distance at a time: all pairs of all rows would not fit in memory
+        apart = np.abs(sums[:, SIDE + length : n - SIDE + 1] - sums[:, SIDE : n - SIDE - length + 1])
+        first = apart.argmax(axis=1)
+        most = apart[rows, first] ** 2 * (n / (length * (n - length)))
+        borders = np.where((most > explained)[:, None], SIDE + np.column_stack([first, first + length]), borders)
+        explained = np.maximum(explained, most)
+    return explained, borders
 
 
-def _score(part: float, total: float, n: int, count: int) -> float:
-    return float(_scores(np.array([part]), total, n, count)[0])
-
-
-def _scores(part: Array, total: float, n: int, count: int) -> Array:
-    """Return minus the logarithm of the probability of a t as high as of this part of the squares, at one place of so
-    many."""
-    left = np.maximum(total - part, 1e-12 * total)
-    t = np.sqrt((n - 2) * part / left)
-    with np.errstate(divide="ignore"):  # a probability too small for a number: a score without bounds
-        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * count)), 0.0)
+def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
+    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for the number of positions."""
+    left = np.maximum(total - explained, 1e-12 * total)
+    t = np.sqrt((n - 2) * explained / left)
+    with np.errstate(divide="ignore"):  # a p-value that underflows gives an infinite score
+        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * positions)), 0.0)
     return scores
 
 
 class _Border(NamedTuple):
-    """Where a new level may begin, the logarithm of the change, and its ends."""
+    """The possible positions of a new level, and the logarithm of the change with its ends."""
 
     first: int
     last: int
@@ -164,15 +190,18 @@ class _Border(NamedTuple):
 
 
 def _describe(logs: Array, places: NDArray[np.intp], starts: Sequence[int], level: float) -> list[LevelChange]:
-    """Return the changes of a series where a new level begins at `starts`, each moved to where it is likeliest between
-    its neighbours; without those whose interval holds none at all."""
-    starts = _settle(logs, starts)
-    while starts:
-        found = _measure(logs, starts, level)
-        sure = [max(one.low, -one.high) for one in found]
-        if min(sure) > 0:
+    """Return the changes of a series where a new level begins at `starts`.
+
+    Each start moves to its likeliest position between its neighbours. A change whose interval contains zero is dropped.
+    """
+    settled = _settle(logs, starts)
+    borders = _measure_borders(logs, settled, level)
+    while borders:
+        distances = [max(one.low, -one.high) for one in borders]  # of the interval from zero
+        if min(distances) > 0:
             break
-        starts = [one for place, one in enumerate(starts) if place != int(np.argmin(sure))]
+        settled.pop(int(np.argmin(distances)))
+        borders = _measure_borders(logs, settled, level)
     return [
         LevelChange(
             int(places[start - 1]),
@@ -181,35 +210,40 @@ def _describe(logs: Array, places: NDArray[np.intp], starts: Sequence[int], leve
             math.expm1(border.size),
             Interval(math.expm1(border.low), math.expm1(border.high), "between repeats", level, logs.size),
         )
-        for start, border in zip(starts, found if starts else (), strict=True)
+        for start, border in zip(settled, borders, strict=True)
     ]
 
 
 def _settle(logs: Array, starts: Sequence[int]) -> list[int]:
     settled = list(starts)
     for place in range(len(settled)):
-        low, high = _neighbours(settled, place, logs.size)
+        low, high = _get_neighbours(settled, place, logs.size)
         within = logs[low:high]
         if within.size >= 2 * SIDE:
-            settled[place] = low + _likeliest_single(within - within.mean())[1][0]
+            settled[place] = low + int(_search_single((within - within.mean())[None])[1][0, 0])
     return settled
 
 
-def _neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, int]:
+def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, int]:
     return starts[place - 1] if place else 0, starts[place + 1] if place + 1 < len(starts) else end
 
 
-def _measure(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
-    """Return each change with all that it may be: a place is possible where the squares left are more than at the
-    likeliest by less than a Student's quantile of their variance."""
+def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
+    """Return each change with its possible positions and sizes.
+
+    A position is possible if its residual sum of squares exceeds that of the likeliest by less than the squared
+    quantile of Student's t times the variance.
+    """
+    if not starts:
+        return []
     parts = np.split(logs, list(starts))
-    freedom = logs.size - len(parts)
-    variance = sum(float(((one - one.mean()) ** 2).sum()) for one in parts) / freedom
-    factor = quantile(freedom, (1 + level) / 2)
+    degrees_of_freedom = logs.size - len(parts)
+    variance = sum(float(((one - one.mean()) ** 2).sum()) for one in parts) / degrees_of_freedom
+    factor = quantile(degrees_of_freedom, (1 + level) / 2)
     return [
         _measure_border(logs[low:high], low, start, variance, factor)
         for place, start in enumerate(starts)
-        for low, high in [_neighbours(starts, place, logs.size)]
+        for low, high in [_get_neighbours(starts, place, logs.size)]
     ]
 
 
@@ -221,7 +255,7 @@ def _measure_border(logs: Array, offset: int, start: int, variance: float, facto
     explained = (new - old) ** 2 * at * (n - at) / n
     chosen = start - offset - 1
     possible = explained >= explained[chosen] - factor**2 * variance
-    reach = factor * np.sqrt(variance * (1 / at + 1 / (n - at)))
-    low, high = (new - old - reach)[possible].min(), (new - old + reach)[possible].max()
+    margin = factor * np.sqrt(variance * (1 / at + 1 / (n - at)))
+    low, high = (new - old - margin)[possible].min(), (new - old + margin)[possible].max()
     first, last = at[possible][[0, -1]] + offset
     return _Border(int(first), int(last), float(new[chosen] - old[chosen]), float(low), float(high))

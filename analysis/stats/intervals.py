@@ -1,23 +1,37 @@
-"""Intervals of a median, a mean or a rate: of one run's steps, and of independent repeats."""
+"""Intervals of a median, a mean or a rate: of the steps of runs, and of independent repeats.
+
+The intervals of many runs are computed together, because numpy's overhead per call is then shared by all windows of one
+length.
+"""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
-import bench.core.statistics
-from bench.core.statistics import LEAST, LEVEL, Array, SeriesBounds, effective_size, mean_bounds, median_bounds
+from bench.core.statistics import (
+    LEAST,
+    LEVEL,
+    Array,
+    SeriesBounds,
+    effective_size,
+    mean_bounds,
+    median_bounds,
+    median_interval,
+)
 
 Kind = Literal["within the run", "within the runs", "between repeats", "range of repeats"]
+Steps = tuple[float, ...]
+"""Seconds of each step of a window, in order."""
 
 
 class Interval(NamedTuple):
-    """Where a value lies with probability `level`.
+    """Range that holds a value with probability `level`.
 
-    Within a run it tells what more steps of that run would give, not what another run would; only between repeats it
-    tells the latter. `n` is the steps or the repeats that it rests on, of both sides where two are compared.
+    An interval within a run predicts more steps of that run; only an interval between repeats predicts another run.
+    `n` is the number of steps or repeats behind the interval, of both sides where two are compared.
     """
 
     low: float
@@ -27,60 +41,109 @@ class Interval(NamedTuple):
     n: int
 
 
+class StepIntervals(NamedTuple):
+    """Intervals and properties of the steps in one window."""
+
+    median: Interval | None  # None: too few steps to bound the median
+    mean: Interval | None
+    few: bool  # worth fewer than `FEW` independent steps
+    changed: bool  # the first and last third differ by more than `CHANGE`, and their intervals are disjoint
+    quantiles: tuple[float, ...]  # at SHARES
+    stall_s: float  # total excess over the median of the longest steps, a share `STALL_SHARE` of all steps
+
+
 FEW = 20
-"""Effective steps below which the interval of a median covers less than it says: over the processes of
-`tests/benchmarks/coverage.py` 77 times in a hundred at 6 to 10, 89 times at 10 to 15, and 93 to 94 times from 15 on;
-where steps resemble each other most, 89 times at 15 to 20. The mean's depends more on how rare slow steps are."""
+"""Effective sample size below which the interval of a median covers less than 95 %. Measured coverage over the
+processes of `tests/benchmarks/coverage.py`: 77 % at 6 to 10, 89 % at 10 to 15, 93 to 94 % from 15 on. For the strongest
+autocorrelation it is 89 % at 15 to 20. Coverage of the mean depends more on how rare slow steps are."""
 
 WIDE = 0.02
-"""Width of an interval, over its value, above which it is noted."""
+"""Relative width of an interval above which the note `wide` is raised."""
+
+SHARES = (0.95, 0.99)
+"""Quantiles that are computed for every window."""
+
+STALL_SHARE = 0.01
+"""Share of a window's steps, at least one step, that is searched for a stall."""
+
+CHANGE = 0.02
+"""Relative difference between the means of the first and last third of a window that is negligible."""
+
+_latest: dict[Steps, StepIntervals] = {}
 
 
-def median_interval(step_s: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Return the interval of the median of a run's steps in their order; None where they are too few to bound it."""
-    steps = np.asarray(step_s, float)
-    return _interval(median_bounds(steps, level), level, steps) if steps.size >= LEAST else None
+def describe_window(step_s: Steps) -> StepIntervals:
+    """Return the intervals of a run's steps. Free for windows of the last call of `prepare_windows`."""
+    if step_s not in _latest:
+        prepare_windows([step_s])
+    return _latest[step_s]
 
 
-def mean_interval(step_s: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Return the interval of the mean of a run's steps in their order; None where they are too few to bound it."""
-    steps = np.asarray(step_s, float)
-    return _interval(mean_bounds(steps, level), level, steps) if steps.size >= LEAST else None
+def prepare_windows(windows: Iterable[Steps]) -> None:
+    """Compute the intervals of many windows that `describe_window` will be called for next."""
+    by_length: dict[int, list[Steps]] = {}
+    for step_s in dict.fromkeys(windows):
+        by_length.setdefault(len(step_s), []).append(step_s)
+    _latest.clear()
+    for n, equal_length in by_length.items():
+        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, False, (), 0.0)]
+        _latest.update(zip(equal_length, found, strict=True))
 
 
-def few(step_s: ArrayLike) -> bool:
-    """Whether a run's steps bound their mean and are worth too few independent ones for that to hold at 95 %."""
-    steps = np.asarray(step_s, float)
-    return mean_interval(steps) is not None and float(effective_size(steps)) < FEW
+def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
+    """Yield the intervals of windows of one length, shape (runs, steps)."""
+    runs, n = steps.shape
+    medians: list[Interval | None] = [None] * runs
+    means, few, changed = medians, np.zeros(runs, bool), np.zeros(runs, bool)
+    if n >= LEAST:
+        medians, means = (list(_build_intervals(bounds(steps), n)) for bounds in (median_bounds, mean_bounds))
+        few = effective_size(steps) < FEW
+    if n >= 3 * LEAST:  # each third needs an interval of its own
+        changed = _find_changed(steps)
+    ordered = np.sort(steps, axis=-1)
+    quantiles = map(tuple, np.quantile(ordered, SHARES, axis=-1).T.tolist())
+    longest = ordered[:, -max(1, int(STALL_SHARE * n)) :]
+    stall_s = (longest - np.median(ordered, axis=-1, keepdims=True)).sum(axis=-1)
+    yield from map(StepIntervals, medians, means, few.tolist(), changed.tolist(), quantiles, stall_s.tolist())
 
 
-def rate_interval(step_s: ArrayLike, rate: float, level: float = LEVEL) -> Interval | None:
-    """Return the interval of a rate over the window, such as tokens per second: a fixed amount per step over the mean
-    of the steps. None where the mean has none, or one that reaches zero."""
-    return rate_of(mean_interval(step_s, level), np.asarray(step_s, float).tolist(), rate)
+def _find_changed(steps: Array) -> NDArray[np.bool_]:
+    """Return which windows of shape (runs, steps) changed between their first and last third."""
+    third = steps.shape[1] // 3
+    parts = steps[:, :third], steps[:, -third:]
+    (first, last), (one, other) = (part.mean(axis=1) for part in parts), map(mean_bounds, parts)
+    apart = (one.high < other.low) | (other.high < one.low)
+    changed: NDArray[np.bool_] = apart & (np.abs(last - first) > CHANGE * steps.mean(axis=1))
+    return changed
 
 
-def rate_of(mean: Interval | None, step_s: Sequence[float], rate: float) -> Interval | None:
-    """Return the interval of a rate over the window from that of the mean of its steps."""
+def _build_intervals(bounds: SeriesBounds, n: int) -> Iterator[Interval | None]:
+    for low, high in zip(bounds.low.tolist(), bounds.high.tolist(), strict=True):
+        known = np.isfinite(low) and np.isfinite(high)
+        yield Interval(low, high, "within the run", LEVEL, n) if known else None
+
+
+def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -> Interval | None:
+    """Return the interval of a rate over the window, such as tokens per second, from that of its mean step time.
+
+    A rate is a fixed amount per step divided by the mean step time. None if the interval of the mean is unknown or
+    reaches zero.
+    """
     if mean is None or mean.low <= 0:
         return None
     amount = rate * statistics.fmean(step_s)
     return mean._replace(low=amount / mean.high, high=amount / mean.low)
 
 
-def _interval(bounds: SeriesBounds, level: float, steps: Array) -> Interval | None:
-    low, high = float(bounds.low), float(bounds.high)
-    return Interval(low, high, "within the run", level, steps.size) if np.isfinite(low) and np.isfinite(high) else None
-
-
 def repeats_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Return the rank-based interval of the median of independent repeats (Hoefler & Belli, SC'15, section 3.1.3).
 
-    Where so few repeats have none of that level, their range with the level that it has, 1 - 2^(1 - n); None below two.
+    Too few repeats have no interval of that level. Then return their range, whose level is 1 - 2^(1 - n); None for
+    fewer than two repeats.
     """
     n = len(values)
     if n < 2:
         return None
-    if ends := bench.core.statistics.median_interval(values, level):
+    if ends := median_interval(values, level):
         return Interval(*ends, "between repeats", level, n)
     return Interval(min(values), max(values), "range of repeats", 1 - 2 ** (1 - n), n)

@@ -1,16 +1,16 @@
-"""Put each prediction of memory and time beside what came true, signed errors and no point left out.
+"""Compare predictions of memory and time with recorded and published numbers: signed errors, no point omitted.
 
   python -m analysis.validation
   python -m analysis.validation repository/results --out here
 
-It writes a page, and a table for each comparison. It reads recorded runs and is part of a checkout alone.
+It writes a page, and a table for each comparison. It needs the recorded runs of a checkout.
 """
 
 import argparse
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from analysis.formats import MISSING, escape_markdown
@@ -18,14 +18,13 @@ from analysis.validation import (
     ComparisonSummary,
     PredictionComparison,
     frontier,
-    memory,
     published_memory,
     published_steps,
     published_times,
+    recorded,
     step_times,
     summarise_comparison,
 )
-from analysis.validation.recorded import RecordedRuns, find_recorded_runs
 from bench.core.errors import UserError
 from bench.core.store import build_unwritable_error, write_atomically
 
@@ -36,14 +35,14 @@ COLUMNS = (
 )  # fmt: skip
 SOURCE_COLUMNS = ("source", "class", "predicted_as", "steps", "mean_error", "mean_signed_error", "inside")
 HEAD = """\
-# Predictions beside what came true
+# Predictions compared with measurements
 
-Signed errors are (predicted ÷ true − 1), in percent unless a table says points. No point is left out. What misses its
-bound is an `exception`; `not testable` is what the recorded facts do not decide; the tables say why. Bounds were set
-before anything was compared, and no constant was fitted to the points that it is tested on, unless it is said below;
-where a comparison showed an allocation that the formulas of memory had missed, they were given it, from the code that
-makes it. `make predictions` writes this page and the tables anew, from `results/published`, `results/measured` and
-`inputs/`; a test holds that they are what it writes.
+Signed errors are (predicted ÷ true − 1), in percent unless a table has points. No point is omitted. A point that misses
+its bound is an `exception`; a point that the recorded facts do not decide is `not testable`; the tables have the
+reasons. Bounds were set before anything was compared. No constant was fitted to the points that it is tested on, except
+where the text says so. Where a comparison showed an allocation that the memory formulas had missed, it was added to
+them, from the code that makes it. `make predictions` writes this page and the tables again, from `results/published`,
+`results/measured` and `inputs/`; a test checks that they are up to date.
 """
 SUMMARY = (
     "Comparison, with its points", "Points", "Exceptions", "Not testable", "Mean of |error|", "Errors", "Bound",
@@ -51,20 +50,20 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def compare_all(recorded: RecordedRuns) -> list[PredictionComparison]:
+def compare_all(runs: recorded.RecordedRuns) -> list[PredictionComparison]:
     """Return every comparison, in the order of the page."""
     return [
         published_memory.compare_zero_table(),
-        *memory.compare_real_runs(recorded),
-        *memory.compare_rehearsals(recorded),
+        *recorded.compare_real_runs(runs),
+        *recorded.compare_rehearsals(runs),
         published_memory.compare_fits(),
-        *step_times.compare_testbed(recorded),
+        *step_times.compare_testbed(runs),
         published_times.compare_efficiency(),
         *published_steps.compare(),
         *published_times.compare_steps(),
         *frontier.compare_scaling(),
-        *frontier.compare_log(recorded),
-        *step_times.compare_gpu_runs(step_times.read_measured_runs(recorded)),
+        *frontier.compare_log(runs),
+        *step_times.compare_gpu_runs(step_times.read_measured_runs(runs)),
     ]
 
 
@@ -76,7 +75,7 @@ def render_files(found: Sequence[PredictionComparison]) -> dict[str, str]:
 
 
 def to_markdown(comparisons: Sequence[PredictionComparison]) -> str:
-    """Return the page: what came of each comparison, and what was compared with what."""
+    """Return the page: the result of each comparison, and its description."""
     rule = ["---:" if name in SUMMARY[1:5] else "---" for name in SUMMARY]
     rows = [[escape_markdown(name) for name in SUMMARY], rule, *map(_list_summary_cells, comparisons)]
     groups: dict[str, list[str]] = {}
@@ -91,7 +90,7 @@ def to_markdown(comparisons: Sequence[PredictionComparison]) -> str:
 
 
 def to_csv(comparison: PredictionComparison) -> str:
-    """Return a comparison's points as CSV with a header; unknown is empty."""
+    """Return a comparison's points as CSV with a header; unknown values are empty."""
     rows = []
     for point in comparison.points:
         truth = (point.predicted, point.truth, point.truth_low, point.truth_high)
@@ -109,7 +108,7 @@ def _join_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def to_text(comparison: PredictionComparison) -> str:
-    """Return what came of a comparison, in a line for a terminal."""
+    """Return the result of a comparison in one line for a terminal."""
     totals = summarise_comparison(comparison)
     error = (
         ""
@@ -135,12 +134,12 @@ def _list_summary_cells(comparison: PredictionComparison) -> list[str]:
 
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
-    """Return the same for what the usual formula says, where it says anything."""
+    """Return the errors of the usual formula, where there is one."""
     if totals.rival_mean is not None:
         return f"{comparison.rival}: {totals.rival_mean:.3g} {comparison.error_unit}"
-    said = [point for point in comparison.points if point.rival is not None and point.truth is not None]
-    right = sum(point.rival == point.truth for point in said)
-    return f"{comparison.rival}: right in {right} of {len(said)}" if said else MISSING
+    known = [point for point in comparison.points if point.rival is not None and point.truth is not None]
+    right = sum(point.rival == point.truth for point in known)
+    return f"{comparison.rival}: right in {right} of {len(known)}" if known else MISSING
 
 
 def _format_error_range(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
@@ -150,35 +149,30 @@ def _format_error_range(comparison: PredictionComparison, totals: ComparisonSumm
 
 
 def _format_bound(comparison: PredictionComparison) -> str:
-    return comparison.bound or "; ".join(_list_bounds(comparison)) or MISSING
-
-
-def _list_bounds(comparison: PredictionComparison) -> Iterator[str]:
-    if comparison.each is not None:
-        yield f"each {comparison.each:g} {comparison.error_unit}"
-    if comparison.mean is not None:
-        yield f"mean {comparison.mean:g} {comparison.error_unit}"
+    bounds = {"each": comparison.each, "mean": comparison.mean}
+    known = [f"{name} {bound:g} {comparison.error_unit}" for name, bound in bounds.items() if bound is not None]
+    return comparison.bound or "; ".join(known) or MISSING
 
 
 def _format_signed(error: float) -> str:
-    """Return an error with its sign; one that rounds to nothing has none."""
+    """Return an error with its sign; an error that rounds to 0 has no sign."""
     return f"{error:+.2f}" if abs(error) >= 0.005 else "0.00"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the page and its tables, and print a line for each comparison, whatever came of the predictions."""
+    """Write the page and its tables, and print a line for each comparison; return 0 also for missed bounds."""
     parser = argparse.ArgumentParser(
         "python -m analysis.validation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    help_text = "the folder results of a checkout; default: that of this checkout"
+    help_text = "folder `results` of a checkout; default: that of this checkout"
     parser.add_argument("results", nargs="?", type=Path, metavar="DIR", help=help_text)
     parser.add_argument(
         "--out", type=Path, default=Path("results/predictions"), metavar="DIR", help="default: %(default)s"
     )
     args = parser.parse_args(words)
     try:
-        found = compare_all(find_recorded_runs(args.results))
-        write_ledger(found, args.out)
+        found = compare_all(recorded.find_recorded_runs(args.results))
+        _write_files(render_files(found), args.out)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -186,9 +180,8 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write_ledger(found: Sequence[PredictionComparison], folder: Path) -> None:
-    """Write every file, each whole or not at all; UserError where the folder cannot be written to."""
-    texts = render_files(found)
+def _write_files(texts: Mapping[str, str], folder: Path) -> None:
+    """Write every file atomically; UserError for a folder that cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -1,9 +1,9 @@
-"""Published facts of memory beside predictions: ZeRO's table of model states, and reports of what fitted a device.
+"""Published memory compared with predictions: ZeRO's table of model states, and reports of runs that fitted a device.
 
-Beside both stands what users have to go by today: DeepSpeed's memory estimators. Their arithmetic is that of DeepSpeed
-0.19.8: estimate_zero2_model_states_mem_needs of runtime/zero/stage_1_and_2.py, estimate_zero3_model_states_mem_needs of
-stage3.py; a test compares with the real functions. They count model states of 16-bit training only, whatever the
-precision, and there is none for stages 0 and 1.
+Both are also compared with DeepSpeed's memory estimators. Their arithmetic is that of DeepSpeed 0.19.8:
+estimate_zero2_model_states_mem_needs of runtime/zero/stage_1_and_2.py, estimate_zero3_model_states_mem_needs of
+stage3.py; a test compares with the real functions. They count model states of 16-bit training only, for any precision,
+and do not exist for stages 0 and 1.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 from analysis.claims.sources import read_published
-from analysis.validation import PredictionComparison, PredictionPoint, Verdict, compute_error_percent
+from analysis.validation import PredictionComparison, PredictionPoint, Verdict, build_comparison, compute_error_percent
 from analysis.validation.published_runs import read_parameter_count, read_shape
 from bench.core.engine_facts import Division
 from bench.core.formatting import format_count
@@ -52,9 +52,11 @@ def find_stage(spec: RunSpec) -> int | None:
 
 
 def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
-    """Return what DeepSpeed's estimator of the run's stage says, in bytes per GPU; None where it has none."""
+    """Return the estimate of DeepSpeed for the run's stage, in bytes per GPU; None for stages without an estimator."""
     options, at = spec.engine.options, find_stage(spec)
-    offload, offload_weights = (_is_offloaded(options, name) for name in ("offload_optimizer", "offload_param"))
+    offload, offload_weights = (
+        (options.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
+    )
     if at == 2:
         return estimate_zero2(parameters, spec.data_parallel, offload=offload)
     if at == 3:
@@ -64,7 +66,7 @@ def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
 
 
 def count_largest_layer(shape: dict[str, Any]) -> int:
-    """Return the parameters of the largest module of a T5 that holds any itself: one matrix."""
+    """Return the parameters of the largest module of a T5: one matrix."""
     widest: int = max(shape["vocab"], shape["d_ff"], shape["heads"] * shape["d_kv"])
     return int(shape["d_model"]) * widest
 
@@ -74,91 +76,70 @@ def estimate_flops(parameters: int, tokens: float) -> float:
     return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens
 
 
-def _is_offloaded(options: dict[str, Any], name: str) -> bool:
-    return bool((options.get(name) or {}).get("device", "none") != "none")
-
+# -- ZeRO's table
 
 STAGES = (1, 2, 3)
 GB = 10**9
 
-ZERO_TEXT = (
-    "Bytes of weights, gradients and Adam's state per device, against the 54 printed cells of Table 1 of ZeRO (arXiv "
-    "1910.02054; `results/published/zero_memory_table.csv`). Some cells are rounded there and some cut off: a cell is "
-    "right if its digits are those of the prediction by one of the two. DeepSpeed's estimators count 18 bytes per "
-    "parameter where the paper has 14 or 16; stage 3's is given no largest layer, for the table has no layers."
-)
-
 
 def compare_zero_table() -> PredictionComparison:
     """Return every printed cell."""
-    return PredictionComparison(
-        "zero_table", "ZeRO's own table", ZERO_TEXT, tuple(_list_points()), unit="GB", bound="the printed digits",
-        rival="DeepSpeed's estimator",
-    )  # fmt: skip
+    points = []
+    for row in read_published("zero_memory_table").rows:
+        elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
+        estimates = {
+            2: estimate_zero2(elements, ranks, offload=False) / GB,
+            3: estimate_zero3(elements, 0, ranks, offload=False, offload_weights=False) / GB,
+        }
+        for stage in STAGES:
+            what = f"{row['parameters_b']}B parameters, stage {stage}, {format_count(ranks, 'device')}"
+            points.append(
+                _build_cell_point(what, elements, ranks, stage, row[f"stage{stage}_gb"], estimates.get(stage))
+            )
+    return build_comparison("zero_table", points)
 
 
 def is_printed_form(printed: str, exact: Decimal) -> bool:
-    """Whether `printed` is `exact` rounded, or cut off, to as many digits."""
+    """Return whether `printed` is `exact` rounded, or truncated, to as many digits."""
     return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
 
 
-def _list_points() -> Iterator[PredictionPoint]:
-    for row in read_published("zero_memory_table").rows:
-        elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
-        for stage in STAGES:
-            yield _build_cell_point(row["parameters_b"], elements, ranks, stage, row[f"stage{stage}_gb"])
-
-
-def _build_cell_point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> PredictionPoint:
+def _build_cell_point(
+    what: str, elements: int, ranks: int, stage: int, printed: str, rival: float | None
+) -> PredictionPoint:
     weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
-    exact = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB
-    what = f"{billions}B parameters, stage {stage}, {format_count(ranks, 'device')}"
-    said = _estimate_gb(elements, ranks, stage)
-    truth = float(printed)
+    exact, truth = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB, float(printed)
     good = is_printed_form(printed, exact)
     return PredictionPoint(
         what, float(exact), truth, compute_error_percent(float(exact), truth), "ok" if good else "exception",
-        rival=said, rival_error=None if said is None else compute_error_percent(said, truth),
+        rival=rival, rival_error=None if rival is None else compute_error_percent(rival, truth),
     )  # fmt: skip
 
 
-def _estimate_gb(elements: int, ranks: int, stage: int) -> float | None:
-    if stage == 2:
-        return estimate_zero2(elements, ranks, offload=False) / GB
-    if stage == 3:
-        return estimate_zero3(elements, 0, ranks, offload=False, offload_weights=False) / GB
-    return None
-
+# -- reports of runs that fitted a device, or did not
 
 DEVICE_BYTES = {"RTX-3090 24GB": 25_430_000_000, "V100-16GB": 16_920_000_000, "A100-40GB": 42_500_000_000}
-"""By a report's device, as its driver reports them: of the last two `conf/machine` says the same; CUDA's out-of-memory
-messages on an RTX 3090 say 23.69 GiB."""
+"""Memory by a report's device, as its driver reports it. `conf/machine` has the last two; CUDA's out-of-memory messages
+on an RTX 3090 have 23.69 GiB."""
 FITS = {True: "fits", False: "does not fit", None: "may fit"}
 SHAPES = {"t5-3b": "t5_3b", "flan-t5-xl 3B": "t5_v1_1_xl", "flan-t5-xxl 11B": "t5_v1_1_xxl"}
-"""A report's model: our name of its shape in `results/published/t5_shapes.csv`."""
+"""Model of a report, and the name of its shape in `results/published/t5_shapes.csv`."""
 UP_TO_128 = tuple((tokens, tokens) for tokens in (16, 32, 48, 64, 72, 80, 88, 96, 112, 128))
 """Encoder and decoder lengths of a batch of sentences: padded to its longest, and the reporter's full command line
 (huggingface/transformers issue 8771) cuts them at 128 tokens."""
 FLAN = ((500, 129),)
-FIT_TEXT = (
-    "Six reports (`results/published/fit_boundaries.csv`): would the device have held the run? What a report does not "
-    "state is varied: lengths up to the 128 tokens at which its command line cuts sentences, and checkpointing with "
-    "and without. A report is not testable where the answer changes within that range. Device memory is what "
-    "drivers report: 25.4, 16.9 and 42.5 GB. Activations are those of eager attention with dropout 0.1, as "
-    "transformers had it then. DeepSpeed's estimators see model states only."
-)
 HOST_BYTES_PER_PARAMETER = 20
-"""Of fp32 training with everything offloaded: weight, gradient, master weight and two moments, 4 each."""
+"""Bytes of fp32 training with everything offloaded: weight, gradient, master weight and two moments, 4 each."""
 HOST = (
-    "without checkpointing predicted not to fit, with it one sample fits the device; which of the two the report had, "
-    "it does not say. What cannot fit is the host, whose memory is not in question here: 20 bytes per parameter are "
-    "{states:.0f} GB, and 8 processes that each load the weights first hold {weights:.0f} GB; the usual node of 8 such "
-    "cards (AWS p3.16xlarge) has 524 GB"
+    "predicted not to fit without checkpointing; with it one sample fits the device. The report does not say which it "
+    "had. The host cannot fit, whose memory is not compared here: 20 bytes per parameter are {states:.0f} GB, and 8 "
+    "processes that each load the weights first need {weights:.0f} GB. The usual node of 8 such cards (AWS "
+    "p3.16xlarge) has 524 GB"
 )
 
 
 class FitReport(NamedTuple):
-    """What a report says in our terms; `lengths` and `checkpointing` are what it may have meant."""
+    """A report as a configuration; `lengths` and `checkpointing` are the values that it may have had."""
 
     memory_bytes: int
     precision: str
@@ -167,12 +148,12 @@ class FitReport(NamedTuple):
     lengths: Sequence[tuple[int, int]]
     options: dict[str, Any]
     checkpointing: Sequence[bool] = (False,)
-    native: bool = False  # DeepSpeed's own optimizer, which offload takes
-    excuse: str = ""  # of a prediction that is wrong within the range
+    native: bool = False  # DeepSpeed's own optimizer, which offload needs
+    excuse: str = ""  # reason for a prediction that is wrong within the range
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
-    """Stage 3 with what transformers puts for "auto", from d_model."""
+    """Return options of stage 3 with the values of transformers for "auto", from d_model."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,
@@ -200,20 +181,16 @@ REPORTS = {
     ("flan-t5-xxl 11B", "ZeRO-3 bf16 batch 8 no offload"): _XXL,
     ("flan-t5-xxl 11B", "fp32 + offload"): _XXL_OFFLOADED,
 }
-"""By model and configuration, as they are printed."""
+"""By model and configuration, as printed."""
 
 
 def compare_fits() -> PredictionComparison:
     """Return every report."""
-    points = tuple(_build_report_point(row) for row in read_published("fit_boundaries").rows)
-    return PredictionComparison(
-        "fit_boundaries", "What fits and what does not", FIT_TEXT, points,
-        bound="all right, or the exception explained", rival="DeepSpeed's estimator", excused=True,
-    )  # fmt: skip
+    return build_comparison("fit_boundaries", map(_build_report_point, read_published("fit_boundaries").rows))
 
 
 def list_specs(model: str, report: FitReport) -> Iterator[RunSpec]:
-    """Yield every run that a report may have meant."""
+    """Yield every run that a report may have had."""
     backend = "deepspeed" if "stage" in report.options else "ddp"
     name = SHAPES[model]
     for (encoder, decoder), checkpointing in itertools.product(report.lengths, report.checkpointing):
@@ -236,7 +213,7 @@ def _build_report_point(row: dict[str, str]) -> PredictionPoint:
     report = REPORTS.get((row["model"], row["configuration"]))
     if report is None:
         return PredictionPoint(
-            what, None, FITS[truth], verdict="not testable", reason="its words are in nobody's settings yet"
+            what, None, FITS[truth], verdict="not testable", reason="its configuration is not in REPORTS"
         )
     candidates, parameters = list(list_specs(row["model"], report)), read_parameter_count(SHAPES[row["model"]])
     found = [predict_memory(spec, "cuda", report.memory_bytes).fits(report.memory_bytes) for spec in candidates]
@@ -254,19 +231,13 @@ def _build_report_point(row: dict[str, str]) -> PredictionPoint:
 def _explain_mismatch(
     parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
 ) -> tuple[Verdict, str]:
-    """Return the verdict on a prediction that is not right throughout the range that a report leaves open, and why."""
+    """Return the verdict on a prediction that is not right in the whole range of a report, and its reason."""
     if report.excuse:
         numbers = {"states": HOST_BYTES_PER_PARAMETER * parameters / 1e9, "weights": 8 * 4 * parameters / 1e9}
         return "exception", report.excuse.format(**numbers)
     right = [spec.sequence["encoder"] for spec, fits in zip(candidates, found, strict=True) if fits is truth]
     if not right:
         return "exception", ""
-    return (
-        "not testable",
-        f"right at {min(right)} to {max(right)} tokens of the {_format_length_range(candidates)} that it may have been",
-    )
-
-
-def _format_length_range(candidates: Sequence[RunSpec]) -> str:
     lengths = [spec.sequence["encoder"] for spec in candidates]
-    return f"{min(lengths)} to {max(lengths)}"
+    span = f"{min(lengths)} to {max(lengths)}"
+    return "not testable", f"right at {min(right)} to {max(right)} tokens of the possible {span}"

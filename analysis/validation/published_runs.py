@@ -1,18 +1,23 @@
-"""Runs of others' software as published tables have them: a spec, the machine, and what of the software is known.
+"""Runs of other software from published tables: spec, machine and class of software.
 
-They are predicted as any run is (bench.predict.step_time): by engine `pipeline`, which divides the states as theirs
-does, with its schedule played through.
+They are predicted like any run (bench.predict.step_time): as engine `pipeline`, which divides the states as their
+software does, by simulation of its schedule.
 """
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from analysis.claims.sources import read_published
+from analysis.validation import PredictionComparison, build_comparison, build_interval_point, compute_error_percent
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
-from bench.predict.step_time.rates import CEILING_OF_PEAK
+from bench.predict.step_time.compute import CEILING_OF_PEAK
 from bench.predict.workload import FUSED, USUAL, Software
 
+MISSED = 0.1
+"""Share of steps that may lie outside of the predicted interval."""
 SIZES = ("d_model", "d_kv", "d_ff", "encoder_layers", "decoder_layers", "heads", "vocab")
 
 
@@ -39,7 +44,7 @@ def _find_row(name: str) -> dict[str, str]:
 
 
 VOCABULARY, FRONTIER_VOCABULARY = 50257, 50688
-"""Tokens of GPT on A100, by the source, and on Frontier: 50,257 padded to a multiple of 512, for all layouts alike."""
+"""Tokens of GPT on A100, by the source, and on Frontier: 50,257 padded to a multiple of 512, in all layouts."""
 DEVICES = 8
 """Per node, of T5-3B and of Frontier."""
 T5_SAMPLES, T5_MICRO, T5_TENSOR = 2160, 27, 2
@@ -49,37 +54,74 @@ MT5_SAMPLES, MT5_MICRO, MT5_VOCABULARY = 1920, 24, 250112
 VTRAIN = FUSED._replace(
     name="vtrain", started_unfused=True, last_again=False, start_s=30e-6, pace=1.0, interval=(0.82, 1.22)
 )
-"""VIA-Research/vTrain, predictor.py, computes nothing again on the last stage, where backward follows at once. Its
-kernels are those of Megatron, each started by a module in Python; host and interval were chosen on its traces."""
+"""Software of the simulator vTrain. VIA-Research/vTrain, predictor.py, recomputes nothing on the last stage, where
+backward follows at once. Its kernels are those of Megatron, each started by a module in Python. The host's time and the
+interval were chosen on its traces."""
 MULTIPROCESSORS = {"A100-SXM-80": 108, "MI250X-GCD": 110}
-"""By NVIDIA's white paper of A100; the compute units of one die, by AMD's data sheet."""
+"""From NVIDIA's white paper of A100; the compute units of one die, from AMD's data sheet."""
 BETWEEN_NODES = {"A100-SXM-80": 8 * 25e9, "MI250X-GCD": 4 * 25e9}
 """Bytes/s of a node's links, one way: 8 cards of 200 Gbit/s are the usual build of such a node (assumed: the page of
-T5-3B does not say), 4 are Frontier's."""
-
-
+T5-3B has no number), Frontier has 4."""
 FP16_SUSTAINED = {"MI250X-GCD": 92.0}
 """Sustained TFLOP/s where fp16 differs from bf16: the same 0.60 of a best product of 0.8 of the peak."""
 
 
 class PublishedRun(NamedTuple):
-    """A run that was published."""
+    """A published run, with the seconds of its step where they are published."""
 
     what: str
     spec: RunSpec
     machine: Machine
     software: Software
+    step_s: float = math.nan
+    source: str = ""
 
     def predict(self) -> StepTime:
-        """Return the time of a step as it is predicted."""
+        """Return the predicted time of a step."""
         return predict_step_time(self.spec, self.machine, software=self.software)
+
+    def predict_step(self, software: Software | None = None) -> "PublishedStep":
+        """Return the published step with its prediction, by the run's class of software or another class."""
+        found = predict_step_time(self.spec, self.machine, software=software or self.software)
+        return PublishedStep(self, found.step_s, found.low_s, found.high_s)
+
+
+class PublishedStep(NamedTuple):
+    """A published step and its prediction, in seconds."""
+
+    run: PublishedRun
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def inside(self) -> bool:
+        """True if the step lies in the predicted interval."""
+        return self.low_s <= self.run.step_s <= self.high_s
+
+    @property
+    def error(self) -> float:
+        """Signed error in percent."""
+        return compute_error_percent(self.predicted_s, self.run.step_s)
+
+    @property
+    def score(self) -> float:
+        """Interval score over the step's time (doi 10.1198/016214506000001437): less is better."""
+        beyond = max(0.0, self.low_s - self.run.step_s, self.run.step_s - self.high_s)
+        return (self.high_s - self.low_s + 2 / MISSED * beyond) / self.run.step_s
+
+
+def compare_published(name: str, steps: Sequence[PublishedStep], **values: Any) -> PredictionComparison:
+    """Return published steps compared with their predictions; a step is right inside of the predicted interval."""
+    points = (build_interval_point(one.run.what, one.predicted_s, one.run.step_s, inside=one.inside) for one in steps)
+    return build_comparison(name, points, **values)
 
 
 _NO_COUNTS = ("model", "precision", "percent_of_peak", "step_s")
 
 
 def build_gpt_run(row: dict[str, str], machine: Machine) -> PublishedRun:
-    """Return a run of GPT on one node of A100."""
+    """Return a run of GPT on one node of A100, with its step."""
     given = {name: int(value) for name, value in row.items() if name != "step_s"}
     width, tensor, pipeline, data = (given[name] for name in ("hidden", "tensor", "pipeline", "data"))
     micro, layers = given["micro_batch"], given["layers"]
@@ -94,36 +136,32 @@ def build_gpt_run(row: dict[str, str], machine: Machine) -> PublishedRun:
         f"width {width}, {layers} layers, tensor {tensor}, pipeline {pipeline}, data {data}, "
         f"micro-batch {micro} × {micro_batches}"
     )
-    return PublishedRun(what, spec, machine, VTRAIN)
+    return PublishedRun(what, spec, machine, VTRAIN, float(row["step_s"]))
 
 
-def build_t5_run(nodes: int, machine: Machine) -> PublishedRun:
-    """Return T5-3B on so many nodes of A100."""
-    return _build_nemo_run("nemo_t5_3b", read_shape("nemo_t5_3b"), nodes, machine, T5_SAMPLES, T5_MICRO)
-
-
-def build_mt5_run(nodes: int, machine: Machine) -> PublishedRun:
-    """Return mT5-3B on so many nodes of A100."""
-    shape = read_shape("nemo_t5_3b") | {"vocab": MT5_VOCABULARY}
-    return _build_nemo_run("nemo_mt5_3b", shape, nodes, machine, MT5_SAMPLES, MT5_MICRO)
-
-
-def _build_nemo_run(
-    name: str, shape: dict[str, Any], nodes: int, machine: Machine, samples: int, micro: int
-) -> PublishedRun:
-    model = {"name": name, "shape": shape, "attention": "eager", "dropout": 0.1}
-    copies = nodes * DEVICES // T5_TENSOR
-    spec = _build_spec(
-        model, nodes=nodes, devices_per_node=DEVICES, micro=micro, accumulation=samples // micro // copies,
-        tensor=T5_TENSOR, pipeline=1, precision="bf16", checkpointing=False,
-    )  # fmt: skip
-    return PublishedRun(f"{nodes} nodes", spec, machine, FUSED)
+def read_nemo_runs(name: Literal["t5_3b", "mt5_3b"]) -> list[PublishedRun]:
+    """Return the runs of NVIDIA's table of a model on nodes of A100, with their steps."""
+    samples, micro, shape = T5_SAMPLES, T5_MICRO, read_shape("nemo_t5_3b")
+    if name == "mt5_3b":
+        samples, micro, shape = MT5_SAMPLES, MT5_MICRO, shape | {"vocab": MT5_VOCABULARY}
+    machine, runs = build_machine("A100-SXM-80"), []
+    for row in read_published(f"{name}_scaling_a100").rows:
+        nodes = int(row["nodes"])
+        spec = _build_spec(
+            {"name": f"nemo_{name}", "shape": shape, "attention": "eager", "dropout": 0.1},
+            nodes=nodes, devices_per_node=DEVICES, micro=micro,
+            accumulation=samples // micro // (nodes * DEVICES // T5_TENSOR),
+            tensor=T5_TENSOR, pipeline=1, precision="bf16", checkpointing=False,
+        )  # fmt: skip
+        step_s = float(row["s_per_step"])
+        runs.append(PublishedRun(f"{nodes} nodes", spec, machine, FUSED, step_s, f"NVIDIA NeMo {name}"))
+    return runs
 
 
 def build_frontier_run(
     row: dict[str, str], machine: Machine, nodes: int | None = None, samples: int | None = None
 ) -> PublishedRun:
-    """Return a run of GPT on Frontier, or its layout on other `nodes` with other `samples` in a step."""
+    """Return a run of GPT on Frontier; its layout may be on other `nodes`, with other `samples` in a step."""
     given = {name: int(row[name]) for name in row if name not in _NO_COUNTS}
     nodes, samples = nodes or given["nodes"], samples or given["global_batch"]
     tensor, pipeline, tokens = given["tensor"], given["pipeline"], given["sequence"]
@@ -139,8 +177,8 @@ def build_frontier_run(
 
 
 def build_machine(accelerator: str) -> Machine:
-    """Return a node of a published accelerator from published numbers alone."""
-    (row,) = (row for row in read_published("machines").rows if row["accelerator"] == accelerator)
+    """Return a node of an accelerator from published numbers alone."""
+    row = read_machine_row(accelerator)
     peak, sustained = float(row["peak_bf16_tflops"]), float(row["sustained_tflops"])
     return Machine(
         name=accelerator, peak_tflops={"fp16": peak, "bf16": peak},
@@ -153,8 +191,14 @@ def build_machine(accelerator: str) -> Machine:
     )  # fmt: skip
 
 
+def read_machine_row(accelerator: str) -> dict[str, str]:
+    """Return the row of an accelerator in `results/published/machines.csv`."""
+    (row,) = (row for row in read_published("machines").rows if row["accelerator"] == accelerator)
+    return row
+
+
 def build_burst_machine(accelerator: str) -> Machine:
-    """Return the same node at the rate of its best product, as traces of single kernels see it."""
+    """Return the same node at the rate of its best product, for traces of single kernels."""
     return build_machine(accelerator).model_copy(update={"sustained_tflops": {}})
 
 

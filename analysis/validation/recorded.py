@@ -1,19 +1,24 @@
-"""Recorded runs that predictions are compared with: their memory, and their names."""
+"""Memory of recorded runs and of rehearsals, of one rank on a CPU, compared with its prediction."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from analysis.validation import PredictionComparison, PredictionPoint, build_comparison, build_point, read_descriptions
+from analysis.validation.published_memory import estimate_memory, find_stage
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.record import RunRecord
-from bench.core.spec import RunSpec
+from bench.core.spec import RunSpec, config_id
 from bench.core.store import find_records, read_record
+from bench.predict.memory import MemoryPrediction, predict_memory
+
+PARTS = ("init_peak", "resident", "peak")
 
 
 class MemoryRun(NamedTuple):
-    """The memory of one run in bytes of live tensors, of the rank that had most; None where it was not recorded."""
+    """Memory of one run in bytes of live tensors, of the rank with the most; None where it was not recorded."""
 
     spec: RunSpec
     parameters: int
@@ -21,32 +26,42 @@ class MemoryRun(NamedTuple):
     resident: int | None = None
     peak: int | None = None
     repeat: int = 0
-    rank: int | None = None  # the one that was rehearsed; None where all were, or all were real
+    rank: int | None = None  # the rehearsed rank; None where all were rehearsed, or all were real
 
     @classmethod
     def of(cls, row: dict[str, str]) -> "MemoryRun":
         """Return the run of a row of recorded numbers."""
-        numbers = {
-            part: int(row[f"{part}_bytes"]) for part in ("init_peak", "resident", "peak") if row.get(f"{part}_bytes")
-        }
+        numbers = {part: int(row[f"{part}_bytes"]) for part in PARTS if row.get(f"{part}_bytes")}
         rank = int(row["rank"]) if row.get("rank") else None
-        return cls(
-            RunSpec.model_validate_json(row["spec"]),
-            int(row["parameters"]),
-            **numbers,
-            repeat=int(row.get("repeat", 0)),
-            rank=rank,
-        )
+        spec = RunSpec.model_validate_json(row["spec"])
+        return cls(spec, int(row["parameters"]), **numbers, repeat=int(row.get("repeat", 0)), rank=rank)
+
+    @classmethod
+    def of_record(cls, record: RunRecord) -> "MemoryRun":
+        """Return the memory of a run that ended ok."""
+        observed = record.observations
+        assert observed is not None  # only runs that ended ok are kept there
+
+        def find_most(name: str) -> int | None:
+            return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)
+
+        built, resident, peak = map(find_most, ("init_peak_bytes", "resident_bytes", "peak_allocated_bytes"))
+        return cls(record.spec, observed.parameters, built, resident, peak, record.circumstance.repeat)
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage; DDP divides as little as stage 0."""
+        return find_stage(self.spec) or 0
 
 
 class RecordedRuns(NamedTuple):
-    """A folder of results that holds the recorded runs, as a checkout does and an installed package does not."""
+    """A results folder with recorded runs. A checkout has one, an installed package has none."""
 
     results: Path
 
     @property
     def measured(self) -> Path:
-        """Runs by the machine that they were measured on."""
+        """Runs by the machine on which they were measured."""
         return self.results / "measured"
 
     @property
@@ -56,65 +71,49 @@ class RecordedRuns(NamedTuple):
 
     @property
     def inputs(self) -> Path:
-        """Tables of recorded numbers, and the machines of the testbed as they were calibrated."""
+        """Tables of recorded numbers, and the calibrated machines of the testbed."""
         return self.results / "predictions" / "inputs"
-
-    def require(self) -> None:
-        """Raise UserError where a folder is missing."""
-        for folder in (self.runs, self.inputs):
-            if not folder.exists():
-                rule = f"holds no {folder.relative_to(self.results)}, with which predictions are compared"
-                raise UserError(str(self.results), rule, "give the folder `results` of a checkout of the repository")
 
     def table(self, name: str) -> list[dict[str, str]]:
         """Return the rows of a table of recorded numbers."""
         lines = (self.inputs / f"{name}.csv").read_text(encoding="utf-8").splitlines()
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
-    def memory(self, study: str) -> Iterator[MemoryRun]:
-        """Yield the memory of every run of a study, by model, engine, ranks and batch."""
-        records = map(read_record, find_records([self.runs / study]))
-        yield from sorted(map(_read_memory, records), key=_build_sort_key)
+    def memory(self, study: str) -> list[MemoryRun]:
+        """Return the memory of every run of a study, by model, engine, ranks and batch."""
+        return sorted(
+            map(MemoryRun.of_record, map(read_record, find_records([self.runs / study]))), key=_build_sort_key
+        )
 
     def tabled(self, name: str) -> Iterator[MemoryRun]:
         """Yield the memory of every run of a table of recorded numbers."""
-        yield from (MemoryRun.of(row) for row in self.table(name))
+        yield from map(MemoryRun.of, self.table(name))
 
     def of_several_ranks(self) -> Iterator[MemoryRun]:
-        """Yield the real runs that are rehearsed again, to see what a rehearsal lacks."""
+        """Yield the real runs that are rehearsed as well, to find the errors of rehearsals."""
         yield from (run for run in (*self.tabled("peaks"), *self.memory("peaks")) if run.spec.world_size > 1)
-
-
-def _read_memory(record: RunRecord) -> MemoryRun:
-    observed = record.observations
-    assert observed is not None  # only runs that ended ok are kept there
-
-    def most(name: str) -> int | None:
-        return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)
-
-    return MemoryRun(
-        record.spec, observed.parameters, most("init_peak_bytes"), most("resident_bytes"),
-        most("peak_allocated_bytes"), record.circumstance.repeat,
-    )  # fmt: skip
 
 
 def _build_sort_key(run: MemoryRun) -> tuple[object, ...]:
     spec = run.spec
-    of = run.parameters, spec.engine.name, spec.world_size, spec.batch.micro, spec.activation_checkpointing
-    return *of, run.repeat
+    batch = spec.batch.micro, spec.activation_checkpointing
+    return run.parameters, spec.engine.name, spec.world_size, *batch, run.repeat
 
 
 def find_recorded_runs(results: Path | None = None) -> RecordedRuns:
-    """Return the recorded runs of a folder of results, by default that of the checkout this is a part of, or else the
-    one here; UserError where they are not in it."""
+    """Return the recorded runs of a results folder, by default that of this checkout, else the one in the current
+    folder; UserError for a folder without them."""
     of_checkout = Path(__file__).parents[2] / "results"
     found = RecordedRuns(results or (of_checkout if of_checkout.is_dir() else Path("results")))
-    found.require()
+    for folder in (found.runs, found.inputs):
+        if not folder.exists():
+            rule = f"has no {folder.relative_to(found.results)}, with which predictions are compared"
+            raise UserError(str(found.results), rule, "give the folder `results` of a checkout of the repository")
     return found
 
 
 def format_label(run: MemoryRun) -> str:
-    """Return what sets a run apart, in a line; a shape without a published name goes by its parameters."""
+    """Return one line that identifies a run; a shape without a published name is named by its parameters."""
     spec = run.spec
     published = spec.model.parameters is not None
     model = spec.model.name if published else f"{spec.model.family.upper()} of {run.parameters / 1e6:.1f}M"
@@ -132,3 +131,91 @@ def format_label(run: MemoryRun) -> str:
     parts += [spec.data.name] * (spec.data.name != "synthetic")
     parts += [f"repeat {run.repeat}"] * (run.repeat > 0)
     return ", ".join(parts)
+
+
+# -- comparisons
+
+GATHERED = "gloo copies gathered tensors, mostly on threads of its own; simulated collectives never do"
+THREADS = "gloo's threads free a reduced bucket at a different time on every rank, in every run"
+BOUNDED = "the formula is an upper bound: all activations of a checkpointed block with the most gathered weights"
+REAL_REASONS = {1: THREADS, 2: THREADS, 3: GATHERED}
+PAIR_REASONS = {"peak": REAL_REASONS, "init_peak": {3: GATHERED}, "resident": {}}
+"""Reasons of exceptions by ZeRO stage; of pairs of a rehearsal and a real run also by quantity."""
+PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
+    "init_peak": lambda predicted: predicted.init_peak,
+    "resident": lambda predicted: predicted.resident,
+    "peak": lambda predicted: predicted.peak,
+}
+"""Prediction of each recorded quantity."""
+
+
+def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
+    """Return the peaks of steady steps and of building, and the blind predictions of the former."""
+    grid = recorded.memory("peaks")
+    runs = [*grid, *recorded.memory("smoke"), *recorded.tabled("peaks")]
+    blind = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("predicted_blind")}
+    return [
+        _compare("peak_memory", "peak", runs, REAL_REASONS),
+        _compare("peak_memory_building", "init_peak", runs, REAL_REASONS),
+        _compare_pairs(
+            "peak_memory_blind", REAL_REASONS, ((run, blind[config_id(run.spec)], run.peak or 0) for run in grid)
+        ),
+    ]
+
+
+def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
+    """Return the predictions of rehearsals, and rehearsals as predictions of real runs."""
+    table = recorded.table("rehearsed_beside_real")
+    first = [row for row in table if row["repeat"] == "0"]
+    again = [
+        MemoryRun.of({**row, **{f"{part}_bytes": row[f"rehearsed_{part}_bytes"] for part in PARTS}}) for row in first
+    ]
+    runs = [*recorded.tabled("rehearsed"), *again]
+    names = {"peak": "rehearsed_peak", "resident": "rehearsed_resident", "init_peak": "rehearsed_building"}
+    return [
+        *(_compare(name, part, runs, {3: BOUNDED}, rehearsed=True) for part, name in names.items()),
+        *(
+            _compare_pairs(
+                f"rehearsed_beside_real_{part}",
+                PAIR_REASONS[part],
+                (
+                    (MemoryRun.of(row), int(row[f"rehearsed_{part}_bytes"]), int(row[f"real_{part}_bytes"]))
+                    for row in table
+                ),
+            )
+            for part in ("resident", "peak", "init_peak")
+        ),
+    ]
+
+
+def _compare(
+    name: str, part: str, runs: Iterable[MemoryRun], reasons: dict[int, str], *, rehearsed: bool = False
+) -> PredictionComparison:
+    """Return the recorded bytes of runs compared with their predictions. DeepSpeed's estimators have none of the peak
+    while an engine is built."""
+    each, points = read_descriptions()[name]["each"], []
+    for run in runs:
+        truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
+        if truth is None:
+            not_recorded = PredictionPoint(
+                format_label(run), predicted, None, verdict="not testable", reason="not recorded"
+            )
+            points.append(not_recorded)
+            continue
+        rival = None if part == "init_peak" else estimate_memory(run.spec, run.parameters)
+        points.append(build_point(format_label(run), predicted, truth, each, rival, reasons.get(run.stage, "")))
+    return build_comparison(name, points)
+
+
+def _compare_pairs(
+    name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
+) -> PredictionComparison:
+    """Return runs with their predicted and true bytes."""
+    each = read_descriptions()[name]["each"]
+    return build_comparison(
+        name,
+        (
+            build_point(format_label(run), predicted, truth, each, reason=reasons.get(run.stage, ""))
+            for run, predicted, truth in pairs
+        ),
+    )

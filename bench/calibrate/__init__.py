@@ -1,16 +1,19 @@
-"""A machine's operators, measured into the tables that predictions read.
+"""Calibration of a machine: its operators, measured into the tables that predictions read.
 
-The package itself holds what is to be measured, and what was: the two values that a calibration's processes exchange
-through its folder.
+This module has the values that a calibration's processes exchange through its folder, and the machine file that is made
+from a result.
 """
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
+import yaml
 from pydantic import Field
 
-from bench.core.machine import Calibration, Machine
+from bench.core import terminal
+from bench.core.machine import Calibration, CollectiveTime, Machine
 from bench.core.record import Network
-from bench.core.spec import Frozen, Positive
+from bench.core.spec import Frozen, Positive, Precision
 
 REQUEST, MEASURED, FAILURE, DOING = "asked.json", "measured.json", "failure.txt", "doing.txt"
 
@@ -25,15 +28,15 @@ SHARES: dict[Part, float] = {
     "contention": 0.1,
     "collectives": 0.45,
 }
-"""What each part may take of the time asked for. Only `matmul`, `contention` and `collectives` have enough to do to use
-up their share; the others are done when they are done."""
-
+"""Share of the requested time for each part. Only `matmul`, `contention` and `collectives` can use up their share; the
+other parts end when they are done."""
 ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
-"""What is not measured on a kind of device: a processor has no link to itself, and GPUs do not share one."""
+"""The part that is not measured on a kind of device: a CPU has no link to itself, and ranks do not share a GPU."""
+_DIGITS = 4  # of measured numbers in the file
 
 
 class CalibrationRequest(Frozen):
-    """One calibration: on which machine, by how many processes, and how long."""
+    """One calibration: its machine, processes and time."""
 
     machine: Machine
     device: Literal["cpu", "cuda"]
@@ -41,7 +44,7 @@ class CalibrationRequest(Frozen):
     ranks_per_node: Positive
     seconds: float = Field(gt=0)
     parts: tuple[Part, ...]
-    products: tuple[tuple[int, int], ...] = ()  # (k, n) of the matrices that a model multiplies with
+    products: tuple[tuple[int, int], ...] = ()  # (k, n) of the weight matrices of models
     network: Network = Network()
 
     @property
@@ -49,14 +52,137 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return a part's share of the time among those that are measured."""
+        """Return a part's share of the time among the parts that are measured."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 
 class CalibrationResult(Frozen):
-    """What came out. What was not asked for is empty or None."""
+    """Measured numbers of a calibration; empty or None for parts that were not requested."""
 
     device_name: str
     calibration: Calibration
     memory_bytes_per_s: float | None = None
     host_link_bytes_per_s: float | None = None
+
+
+# -- the machine that a result makes
+
+
+def build_machine(published: Machine, measured: CalibrationResult, name: str) -> Machine:
+    """Return `published` under a new name with all measured numbers; `calibrated` names the replaced ones.
+
+    Numbers that were not measured stay, also those of an earlier calibration. The number of a link is the best bus
+    bandwidth of an all-reduce over it: the rate of a collective, not of the cable.
+    """
+    new, old = measured.calibration, published.calibration or Calibration()
+    tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
+    numbers = {
+        "matmul_ceiling_tflops": published.matmul_ceiling_tflops | find_best_rates(new) if new.matmul else None,
+        "memory_bytes_per_s": measured.memory_bytes_per_s,
+        "intra_node_bytes_per_s": find_best_bus_bytes_per_s(new, between_nodes=False),
+        "inter_node_bytes_per_s": find_best_bus_bytes_per_s(new, between_nodes=True),
+        "host_link_bytes_per_s": measured.host_link_bytes_per_s,
+    }
+    update: dict[str, Any] = {field: number for field, number in numbers.items() if number is not None}
+    replaced = {
+        field: json.dumps(number) if (number := getattr(published, field)) else "nothing published" for field in update
+    }
+    made = new.made
+    if old.made:  # parts that this calibration did not measure come from an earlier one
+        last = f"{old.made.get('parts')} on {old.made.get('date')} by {old.made.get('ranks')} ranks"
+        made = new.made | {"earlier": "; ".join(filter(None, [old.made.get("earlier"), last]))}
+    update |= {
+        "name": name,
+        "device": "cpu" if new.made.get("backend") == "gloo" else "cuda",
+        "device_names": published.device_names or (measured.device_name,),
+        "calibration": Calibration(**tables | {"made": made}),
+        # numbers that an earlier calibration replaced: its own numbers were never published
+        "calibrated": replaced | published.calibrated,
+    }
+    return published.model_copy(update=update)
+
+
+def compute_bus_bytes_per_s(row: CollectiveTime) -> float:
+    """Return an all-reduce's bus bandwidth, 2 (n - 1) / n × payload ÷ time (nccl-tests, doc/PERFORMANCE.md)."""
+    return 2 * (row.ranks - 1) / row.ranks * row.payload_bytes / row.s
+
+
+def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
+    """Return the best bus bandwidth of all-reduces within a node, or over the most nodes; None without any. Only the
+    largest payload of each group counts, since a smaller payload may pass in a burst. In a ring over nodes, each node
+    sends this rate for any number of its ranks."""
+    largest: dict[tuple[int, int], CollectiveTime] = {}
+    for row in sorted(calibration.collectives, key=lambda row: row.payload_bytes):
+        if row.kind == "all_reduce" and row.ranks > 1:
+            largest[row.nodes, row.ranks] = row
+    nodes = max((nodes for nodes, _ in largest), default=1) if between_nodes else 1
+    if between_nodes and nodes == 1:
+        return None
+    return max((compute_bus_bytes_per_s(row) for (over, _), row in largest.items() if over == nodes), default=None)
+
+
+def find_best_rates(calibration: Calibration) -> dict[Precision, float]:
+    """Return the highest rate of any shape by precision, in 10^12 FLOP/s."""
+    best: dict[Precision, float] = {}
+    for row in calibration.matmul:
+        best[row.precision] = max(row.tflops, best.get(row.precision, 0.0))
+    return best
+
+
+# -- the machine as a file, and as text
+
+
+def format_yaml(machine: Machine) -> str:
+    """Return the file of a calibrated machine, for a folder like conf/machine."""
+    plain = machine.model_dump(mode="json", exclude_defaults=True)
+    for field, rows in plain.get("calibration", {}).items():
+        if field in ("matmul", "collectives"):  # as lines of words below their columns, which Calibration reads
+            words = ([_format_number(v) if isinstance(v, float) else str(v) for v in row.values()] for row in rows)
+            plain["calibration"][field] = "".join(f"{' '.join(line)}\n" for line in (rows[0], *words))
+    body = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10**6)
+    made = machine.calibration.made if machine.calibration else {}
+    versions = ", ".join(f"{name} {made[name]}" for name in ("zeroscale", "torch", "cuda", "nccl") if made.get(name))
+    return (
+        f"# {machine.name}: measured on {made.get('date')} by `zeroscale calibrate` ({versions}),\n"
+        f"# on {made.get('device')}, over {made.get('backend')}; nodes × ranks: {made.get('ranks')}, "
+        f"threads of a rank: {made.get('threads')}.\n"
+        "# `calibrated` names the numbers measured here, with the published numbers that they replace;\n"
+        f"# other numbers are as published.\n{body}"
+    )
+
+
+def format_calibration(machine: Machine) -> str:
+    """Return the main numbers of a calibration as text."""
+    found = machine.calibration or Calibration()
+    rows = [(f"matmul {precision}", f"up to {best:.4g} TFLOP/s") for precision, best in find_best_rates(found).items()]
+    rows += [(f"attention {precision}", f"{rate:.4g} TFLOP/s") for precision, rate in found.attention_tflops.items()]
+    links = {"memory copy": machine.memory_bytes_per_s, "host link": machine.host_link_bytes_per_s}
+    rows += [(name, f"{rate / 1e9:.4g} GB/s") for name, rate in links.items() if rate]
+    rows += [("one operation", f"{found.kernel_s * 1e6:.3g} µs of the host")] if found.kernel_s else []
+    slower = ", ".join(f"{times:.3g}" for times in found.slowdown)
+    rows += [("ranks at once", f"{slower} times as long")] if slower else []
+    for nodes, ranks in dict.fromkeys((row.nodes, row.ranks) for row in found.collectives if row.ranks > 1):
+        reduced = [row for row in found.collectives if (row.kind, row.nodes, row.ranks) == ("all_reduce", nodes, ranks)]
+        largest, latency = max(reduced, key=lambda row: row.payload_bytes), min(row.s for row in reduced)
+        size = f"{largest.payload_bytes / 1e9:.3g} GB"
+        speed = f"{compute_bus_bytes_per_s(largest) / 1e9:.4g} GB/s on the bus at {size}"
+        rows.append((f"all-reduce, {nodes} × {ranks // nodes}", f"from {latency * 1e6:.4g} µs, {speed}"))
+    rows += [("not measured", text)] if (text := found.made.get("not_measured")) else []
+    heading = f"{machine.name}: {found.made.get('device')}, threads of a rank: {found.made.get('threads')}"
+    return f"{heading}\n{terminal.align(rows, least=(22,), gap=0, indent=2)}"
+
+
+def _format_number(value: float) -> str:
+    """Return a float in the digits of a measurement, with a dot: without it, YAML 1.1 reads 1e+07 as text."""
+    mantissa, *exponent = f"{value:.{_DIGITS}g}".split("e")
+    return "e".join([mantissa if "." in mantissa else f"{mantissa}.0", *exponent])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes floats in few digits and tables as blocks."""
+
+
+_Dumper.add_representer(float, lambda dumper, v: dumper.represent_scalar("tag:yaml.org,2002:float", _format_number(v)))
+_Dumper.add_representer(
+    str, lambda dumper, v: dumper.represent_scalar("tag:yaml.org,2002:str", v, style="|" if "\n" in v else None)
+)

@@ -1,11 +1,10 @@
-"""What all ranks measure together.
+"""Measurements of all ranks together: collectives and contention.
 
-How long each collective takes, by payload and number of ranks, in groups of real processes.
+Each collective is timed by payload and number of ranks, in groups of real processes. The calls are those of DeepSpeed
+and torch: `all_reduce`, `all_gather_into_tensor`, `reduce_scatter_tensor`. Gloo has no reduce-scatter of its own: there
+torch all-reduces and keeps a part, which is what is timed.
 
-The calls are those that DeepSpeed and torch make: `all_reduce`, `all_gather_into_tensor`, `reduce_scatter_tensor`. Gloo
-has no reduce-scatter of its own; torch's all-reduces there and keeps a part, and that is what is timed.
-
-Ranks that share one processor slow each other down: the same work is timed by one, two, … processes at once.
+Ranks that share one processor slow each other down: the same work is timed with 1, 2, … processes at once.
 """
 
 import statistics
@@ -19,27 +18,42 @@ from bench.core.machine import CollectiveKind, CollectiveTime
 if TYPE_CHECKING:
     import torch
 
-ROUND_S = 0.3
-"""Work of one process alone between two barriers: long beside the milliseconds by which they leave a barrier apart."""
+    Group = torch.distributed.ProcessGroup
 
+ROUND_S = 0.3
+"""Work of one process alone between two barriers: long compared with the milliseconds between ranks that leave one."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
 
+def _find_most(values: Sequence[float], members: "Group") -> list[float]:
+    """Return the largest of each value over the ranks of a group."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(shared, dist.ReduceOp.MAX, group=members)
+    found: list[float] = shared.tolist()
+    return found
+
+
+# -- contention
+
+
 def count_sharers(request: CalibrationRequest) -> int:
-    """Return how many ranks compute on one processor, the first of all."""
+    """Return the number of ranks on the first processor."""
     return request.world_size if request.machine.nodes_share_processor else request.ranks_per_node
 
 
 def count_rounds(sharers: int, seconds: float) -> int:
-    """Return how often each number of processes does its work; two processes on two cores take as long as one, at worst
-    all take turns."""
+    """Return the rounds for each number of processes. Two processes on two cores take as long as one; in the worst case
+    all processes take turns."""
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
 
 
 def compute_slowdown(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return median time with 1, 2, … processes over that of one; `times` holds each round's slowest process."""
+    """Return the median time with 1, 2, … processes over that of one; `times` has each round's slowest process."""
     medians = [statistics.median(of_some) for of_some in times]
     return tuple(median / medians[0] for median in medians)
 
@@ -53,35 +67,25 @@ def measure_contention(request: CalibrationRequest, device: "torch.device", seco
     loops = _count_loops(work)
     groups = [dist.new_group(list(range(count + 1))) for count in range(together)]
     times: list[list[float]] = [[] for _ in groups]
-    for _ in range(count_rounds(together, seconds)):  # in turn, so that a processor that slows down does so for all
+    for _ in range(count_rounds(together, seconds)):  # in turn, so that a slower clock affects all numbers alike
         for count, members in enumerate(groups):
             if dist.get_rank() <= count:
-                times[count].append(_time_round(work, loops, members))
+                dist.all_reduce(torch.zeros(1), group=members)  # barrier
+                begin = time.perf_counter()
+                for _ in range(loops):
+                    work()
+                times[count] += _find_most([time.perf_counter() - begin], members)
             dist.all_reduce(torch.zeros(1))
     return compute_slowdown(times) if dist.get_rank() == 0 else ()
 
 
-def _time_round(work: Callable[[], object], loops: int, members: "torch.distributed.ProcessGroup") -> float:
-    """Return the seconds in which the slowest process has done its work."""
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.zeros(1), group=members)
-    begin = time.perf_counter()
-    for _ in range(loops):
-        work()
-    slowest = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=members)
-    return float(slowest)
-
-
 def _count_loops(work: Callable[[], object]) -> int:
-    """Return how often rank 0, alone, can do the work in ROUND_S."""
+    """Return how often rank 0, alone, does the work in ROUND_S."""
     import torch
     import torch.distributed as dist
 
     loops = torch.ones(1, dtype=torch.int64)
-    work()  # the first loads what torch puts off
+    work()  # loads what torch loads at the first call
     dist.all_reduce(loops)
     if dist.get_rank() == 0:
         done, begin = 0, time.perf_counter()
@@ -94,8 +98,8 @@ def _count_loops(work: Callable[[], object]) -> int:
 
 
 def _build_work(device: "torch.device") -> Callable[[], object]:
-    """Return a gated feed-forward layer with its norm and residual, forward and backward in fp32: products and
-    element-wise work about as a small T5 mixes them."""
+    """Return forward and backward in fp32 of a gated feed-forward layer with its norm and residual: products and
+    element-wise work in about the proportions of a small T5."""
     import torch
     from torch.nn.functional import gelu, linear
 
@@ -113,12 +117,15 @@ def _build_work(device: "torch.device") -> Callable[[], object]:
     return step
 
 
+# -- collectives
+
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 GROWTH = 8
+"""Factor from one payload to the next."""
 LARGEST_BYTES = {"cpu": 2**24, "cuda": 2**30}
 _NUMBER_BYTES = 4  # fp32
 _MIN_CALLS, _MAX_CALLS = 3, 40
-_WARM_CALLS = 1  # of every payload: a library may choose another algorithm for it
+_WARM_CALLS = 1  # of every payload, since a library may choose another algorithm for it
 
 
 class RankGroup(NamedTuple):
@@ -129,13 +136,13 @@ class RankGroup(NamedTuple):
 
 
 def list_groups(nodes: int, ranks_per_node: int) -> list[RankGroup]:
-    """Return the groups to be measured: within the first node, then all ranks of ever more nodes."""
+    """Return the groups to measure: within the first node, then all ranks of more and more nodes."""
     inside = [RankGroup(1, ranks) for ranks in thin_out(ranks_per_node)]
     return inside + [RankGroup(count, count * ranks_per_node) for count in thin_out(nodes) if count > 1]
 
 
 def thin_out(count: int) -> list[int]:
-    """Return the numbers to `count` worth measuring: the first four, powers of two, and `count` itself."""
+    """Return the numbers up to `count` to measure: the first four, powers of two, and `count` itself."""
     return [n for n in range(1, count + 1) if n <= 4 or n == count or n & (n - 1) == 0]
 
 
@@ -149,8 +156,8 @@ def list_payloads(device: str, ranks: int) -> list[int]:
 
 
 def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
-    """Return how often to time a payload whose call may take `expected_s`; 0 if not even the fewest calls fit in the
-    time left. All but the last leave most of it: the next payload takes up to GROWTH times as long."""
+    """Return the number of calls for a payload whose call may take `expected_s`; 0 if not even the fewest calls fit in
+    the time left. All but the last payload leave most of it: the next one takes up to GROWTH times as long."""
     if expected_s * (_WARM_CALLS + _MIN_CALLS) > left_s:
         return 0
     share = left_s if last else left_s / GROWTH
@@ -160,7 +167,8 @@ def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
 def measure_collectives(
     device: "torch.device", nodes: int, ranks_per_node: int, seconds: float
 ) -> tuple[CollectiveTime, ...]:
-    """Return what was timed in `seconds`, on rank 0; on the others only what they took part in. All ranks call this."""
+    """Return the times measured in `seconds`, complete on rank 0; other ranks have those of their groups. All ranks
+    call this."""
     import torch
     import torch.distributed as dist
 
@@ -172,13 +180,11 @@ def measure_collectives(
             share = (until - time.perf_counter()) / (len(groups) - number)
             found += _measure_group(group, members, device, share)
             dist.destroy_process_group(members)
-        dist.all_reduce(torch.zeros(1))  # over gloo, where waiting costs no processor: nobody begins the next before
+        dist.all_reduce(torch.zeros(1))  # a barrier over gloo, where waiting uses no processor
     return tuple(found)
 
 
-def _measure_group(
-    group: RankGroup, members: "torch.distributed.ProcessGroup", device: "torch.device", seconds: float
-) -> list[CollectiveTime]:
+def _measure_group(group: RankGroup, members: "Group", device: "torch.device", seconds: float) -> list[CollectiveTime]:
     """Time every kind and payload within one group."""
     rows, until = list[CollectiveTime](), time.perf_counter() + seconds
     for number, kind in enumerate(KINDS):
@@ -187,19 +193,19 @@ def _measure_group(
         expected_s = 1e-3  # of the smallest payload
         for size in sizes:
             calls = count_calls(expected_s, end - time.perf_counter(), last=size == sizes[-1])
-            calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls  # something is told of every group and kind
+            calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls  # every group and kind has one payload
+            # clocks differ, and ranks that disagree would wait for each other for ever
             if not (calls := _broadcast_number(calls, members)):
                 break
-            s = statistics.median(
-                _time_slowest(_build_call(kind, size, group.ranks, device, members), calls, device, members)
-            )
+            call = _build_call(kind, size, group.ranks, device, members)
+            s = statistics.median(_time_slowest(call, calls, device, members))
             rows.append(CollectiveTime(kind=kind, nodes=group.nodes, ranks=group.ranks, payload_bytes=size, s=s))
-            expected_s = s * GROWTH  # at most: a small one is all latency
+            expected_s = s * GROWTH  # at most: the time of a small payload is mostly latency
     return rows
 
 
 def _build_call(
-    kind: CollectiveKind, size: int, ranks: int, device: "torch.device", members: "torch.distributed.ProcessGroup"
+    kind: CollectiveKind, size: int, ranks: int, device: "torch.device", members: "Group"
 ) -> Callable[[], object]:
     """Return one collective with a payload of `size` bytes, as nccl-tests counts it."""
     import torch
@@ -214,8 +220,8 @@ def _build_call(
     return lambda: dist.reduce_scatter_tensor(part, whole, group=members)
 
 
-def _broadcast_number(number: int, members: "torch.distributed.ProcessGroup") -> int:
-    """Return rank 0's number: clocks differ, and ranks that disagree would wait for each other for ever."""
+def _broadcast_number(number: int, members: "Group") -> int:
+    """Return rank 0's number."""
     import torch
     import torch.distributed as dist
 
@@ -224,25 +230,19 @@ def _broadcast_number(number: int, members: "torch.distributed.ProcessGroup") ->
     return int(shared)
 
 
-def _time_slowest(
-    call: Callable[[], object], calls: int, device: "torch.device", members: "torch.distributed.ProcessGroup"
-) -> Sequence[float]:
-    """Return each call's seconds on the rank that took longest. All begin together, off the clock."""
+def _time_slowest(call: Callable[[], object], calls: int, device: "torch.device", members: "Group") -> list[float]:
+    """Return each call's seconds on the slowest rank. All ranks begin together, before the clock starts."""
     import torch
     import torch.distributed as dist
 
     from bench.measure.collectives import wait_for
 
-    together = torch.zeros(1)
     seconds = []
     for _ in range(_WARM_CALLS + calls):
         wait_for(device)
-        dist.all_reduce(together, group=members)  # a barrier, over gloo with any device
+        dist.all_reduce(torch.zeros(1), group=members)  # a barrier, over gloo with any device
         begin = time.perf_counter()
         call()
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
-    slowest = torch.tensor(seconds[_WARM_CALLS:], dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=members)
-    found: list[float] = slowest.tolist()
-    return found
+    return _find_most(seconds[_WARM_CALLS:], members)

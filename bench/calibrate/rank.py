@@ -1,4 +1,4 @@
-"""What every rank of a calibration runs: `python -m bench.calibrate.rank FOLDER`, started by its node."""
+"""Entry point of one rank of a calibration: `python -m bench.calibrate.rank FOLDER`, started by its node."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure what the folder named on the command line asks for; rank 0 writes what came out."""
+    """Measure the request in the folder named on the command line; rank 0 writes the result."""
     folder, status = Path(sys.argv[1]), 0
     try:
         measure(folder)
@@ -41,66 +41,63 @@ def main() -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # taking down process groups could only wait for lost peers
+    os._exit(status)  # the destruction of process groups could only wait for lost peers
 
 
 def measure(folder: Path) -> None:
-    """Take part in every measurement that needs all ranks; rank 0 alone makes the others while its peers wait."""
+    """Take part in the measurements that need all ranks. Rank 0 alone makes the other measurements, while its peers
+    wait."""
     import torch
     import torch.distributed as dist
 
-    from bench.measure import rendezvous
-    from bench.measure.device import find_device
+    from bench.measure import peers
+    from bench.measure.environment import find_device
 
     request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     rank = int(os.environ["RANK"])
     device = find_device(request.machine.on(request.device), request.ranks_per_node, int(os.environ["LOCAL_RANK"]))
-    rendezvous.join(rank, request.world_size, device, rendezvous.compute_timeout(Limits()))
+    peers.join(rank, request.world_size, device, peers.compute_timeout(Limits()))
     found: dict[Part, Any] = {}
     for part in request.parts:
         if rank == 0:
             store.write_atomically(folder / DOING, part.encode())
         if rank == 0 or part in ("contention", "collectives"):
             found[part] = _list_measurements(request, device)[part](request.seconds_for(part))
-        dist.all_reduce(torch.zeros(1))  # over gloo, where waiting costs no processor
+        dist.all_reduce(torch.zeros(1))  # a barrier over gloo, where waiting uses no processor
     if rank == 0:
         store.write_json(folder / MEASURED, _build_result(request, found, device))
 
 
 def _list_measurements(request: CalibrationRequest, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
-    """Return how each part is measured within some seconds, as far as it has a use for them."""
+    """Return the measurement of each part as a function of its seconds, which some parts ignore."""
+    nodes, ranks = request.nodes, request.ranks_per_node
+    precisions = rates.list_precisions(request.machine, device)
     return {
         "matmul": lambda seconds: rates.measure_matmul(request.machine, request.products, device, seconds),
-        "attention": lambda _: {
-            precision: rates.measure_attention(precision, device)
-            for precision in rates.list_precisions(request.machine, device)
-        },
+        "attention": lambda _: {precision: rates.measure_attention(precision, device) for precision in precisions},
         "memory": lambda _: rates.measure_memory(device),
         "launches": lambda _: rates.measure_launches(device),
         "host_link": lambda _: rates.measure_host_link(device),
         "contention": lambda seconds: collectives.measure_contention(request, device, seconds),
-        "collectives": lambda seconds: collectives.measure_collectives(
-            device, request.nodes, request.ranks_per_node, seconds
-        ),
+        "collectives": lambda seconds: collectives.measure_collectives(device, nodes, ranks, seconds),
     }
 
 
 def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "torch.device") -> CalibrationResult:
-    """Put together what was found, with what it holds for."""
+    """Return the measured numbers with the circumstances that they hold for."""
     import torch
 
-    classification = classify(device.type, request.ranks_per_node)
+    classification, unmeasured = classify(device.type, request.ranks_per_node), None
+    if "matmul" in found:
+        precisions = rates.list_precisions(request.machine, device)
+        unmeasured = rates.describe_unmeasured(request.products, precisions, found["matmul"])
     made = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "device": classification.device,
         "ranks": f"{request.nodes} × {request.ranks_per_node}",
-        "threads": str(torch.get_num_threads()),  # of each rank; OMP_NUM_THREADS decides
+        "threads": str(torch.get_num_threads()),  # of each rank; set by OMP_NUM_THREADS
         "parts": ", ".join(request.parts),
-        "not_measured": rates.describe_unmeasured(
-            request.products, rates.list_precisions(request.machine, device), found["matmul"]
-        )
-        if "matmul" in found
-        else None,
+        "not_measured": unmeasured,
         "backend": name_collectives() if device.type == "cuda" else "gloo",
         "zeroscale": read_version("zeroscale"),
         **{name: classification.versions[name] for name in ("torch", "cuda", "nccl", "driver")},
@@ -121,7 +118,7 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
 
 
 def _write_failure(folder: Path, error: BaseException) -> None:
-    """Say why, unless another rank did: whoever loses a peer only fails after it."""
+    """Write the reason of a failure, unless another rank wrote one first: a rank that loses a peer fails after it."""
     why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError), (folder / FAILURE).open("x") as file:
         file.write(" ".join(why.split()))

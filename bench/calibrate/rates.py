@@ -1,7 +1,7 @@
-"""What one rank alone measures: rates of products, of attention and of copies, and what starting an operation costs.
+"""Measurements of one rank alone: rates of products, of attention and of copies, and the time to start an operation.
 
-Products are those that models are made of: `linear` of so many tokens with each of their matrices, forward. Attention
-is torch's `scaled_dot_product_attention` with an additive mask, as a position bias makes it.
+Products are those of models: `linear` of some tokens with each of their matrices, forward. Attention is torch's
+`scaled_dot_product_attention` with an additive mask, as a position bias makes it.
 """
 
 import math
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 from bench.core.machine import Machine, MatmulRate
 from bench.core.network import Stacks, list_matrices
-from bench.core.spec import Precision
+from bench.core.spec import WIDTH, Precision
 
 if TYPE_CHECKING:
     import torch
 
-FILL_S = 0.02  # so long in all at least: a thousand times what the clock and waiting for a device cost
+FILL_S = 0.02  # least seconds of all calls: a thousand times the cost of the clock and of waiting for a device
 _BATCHES = 5
-_LONG_S = 0.5  # in all: what takes so long needs no company
+_LONG_S = 0.5  # seconds of all batches from which fewer batches are enough
 
 
 def time_call(work: Callable[[], object], device: "torch.device") -> float:
     """Return the seconds of one call of `work`: median over batches of calls that together fill FILL_S, after calls
-    that allocate and choose kernels. Between the calls of a batch nothing is awaited, as in a step."""
+    that allocate and choose kernels. Inside a batch no call is awaited, as in a step."""
     from bench.measure.collectives import wait_for
 
     def batch(calls: int) -> float:
@@ -54,17 +54,21 @@ def count_attention_flops(samples: int, heads: int, length: int, d_kv: int) -> i
 
 
 def measure_attention(precision: Precision, device: "torch.device") -> float:
-    """Return the forward rate in 10^12 FLOP/s, called as transformers' T5 calls it: unscaled, heads taken out of a
-    projection's rows, and a learned bias, which keeps torch from kernels that know no gradient of a mask."""
+    """Return the forward rate in 10^12 FLOP/s, called as transformers' T5 calls it: unscaled, with heads that are views
+    of a projection's rows, and a learned bias, which excludes kernels without a gradient of the mask."""
     import torch
 
+    from bench.engines.precision.update import torch_dtype
+
+    dtype = torch_dtype(precision)
+
     def heads() -> "torch.Tensor":
-        rows = torch.randn(SAMPLES, LENGTH, HEADS, D_KV, device=device, dtype=get_dtype(precision), requires_grad=True)
+        rows = torch.randn(SAMPLES, LENGTH, HEADS, D_KV, device=device, dtype=dtype, requires_grad=True)
         return rows.transpose(1, 2)
 
     query, key, value = heads(), heads(), heads()
     shape = (SAMPLES, HEADS, LENGTH, LENGTH)
-    bias = torch.randn(shape, device=device, dtype=get_dtype(precision), requires_grad=True)
+    bias = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
 
     def attend() -> "torch.Tensor":
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
@@ -76,7 +80,7 @@ _MEMORY_BYTES = 2**29  # beyond any cache
 
 
 def measure_memory(device: "torch.device") -> float:
-    """Return bytes per second of a copy, those read and those written counted both."""
+    """Return bytes per second of a copy, the sum of read and written bytes."""
     import torch
 
     source = torch.ones(_MEMORY_BYTES // 4, device=device)
@@ -84,14 +88,14 @@ def measure_memory(device: "torch.device") -> float:
     return 2 * _MEMORY_BYTES / time_call(lambda: target.copy_(source), device)
 
 
-_LAUNCH_CALLS = 200  # fewer than a GPU's queue holds: a full one would make the host wait
+_LAUNCH_CALLS = 200  # fewer than the length of a GPU's queue: the host would wait for a full queue
 _LAUNCH_BATCHES = 25
 
 
 def measure_launches(device: "torch.device") -> float:
-    """Return the host's seconds per operation, median over batches: a product of 16 numbers with a weight that wants a
+    """Return the host's seconds per operation, median over batches: a product of 16 numbers with a weight that needs a
     gradient, through torch's dispatcher and its graph as in a forward pass. On a GPU the work itself is not awaited; on
-    a CPU it is too small to count."""
+    a CPU it is negligible."""
     import torch
 
     from bench.measure.collectives import wait_for
@@ -124,15 +128,14 @@ def measure_host_link(device: "torch.device") -> float:
     return _HOST_LINK_BYTES / max(up, down)
 
 
+# -- products
+
 TOKENS = (128, 512, 2048, 8192, 16384)
-"""Rows: from a decoder's few to a large micro-batch."""
-
+"""Rows of a product: from a decoder's few tokens to a large micro-batch."""
 Shape = tuple[int, int, int]
-"""(m, k, n): so many rows, of so many numbers each, to rows of n."""
-
-_CALLS = 4  # that a shape costs at least: two to warm up, two to time
-_PART = 0.1  # of the time left is what one shape may cost, as long as others fit
-_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""(m, k, n): m rows of k numbers each, mapped to rows of n."""
+_CALLS = 4  # least calls of a shape: two to warm up, two to time
+_PART = 0.1  # largest share of the time left for one shape, while other shapes fit
 
 
 def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
@@ -140,14 +143,14 @@ def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted({matrix for network in networks for matrix in list_matrices(network)}))
 
 
-def sort_shapes(products: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return every (m, k, n), those of few FLOPs first."""
+def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
+    """Return every (m, k, n), those with few FLOPs first."""
     return sorted(((m, k, n) for m in TOKENS for k, n in products), key=lambda shape: (count_flops(*shape), shape))
 
 
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return shapes in an order of which every beginning lies evenly among all: by their numbers' bits from the last to
-    the first (van der Corput's sequence). Where the time ends, none is missing without others like it."""
+    """Return shapes in an order in which every beginning is spread evenly over all: by the reversed bits of their
+    indices (van der Corput's sequence). Whenever the time ends, every missing shape has a measured neighbour."""
     bits = max(1, (len(shapes) - 1).bit_length())
     turned = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
     return [shapes[number] for number in turned if number < len(shapes)]
@@ -156,8 +159,8 @@ def spread(shapes: Sequence[Shape]) -> list[Shape]:
 def measure_within(
     shapes: Sequence[Shape], time_product: Callable[[Shape], float], seconds: float, clock: Callable[[], float]
 ) -> dict[Shape, float]:
-    """Return the FLOP/s of as many shapes as fit in `seconds` of a clock, and of one at least: spread over all, those
-    that would take much of the time only when no other is left. What one costs is told by the nearest that is known."""
+    """Return the FLOP/s of as many shapes as fit in `seconds` of a clock, at least one: spread over all, large ones
+    only when no other shape is left. The cost of a shape is estimated from the nearest measured one."""
     until, waiting = clock() + seconds, spread(shapes)
     rates, known = dict[Shape, float](), list[tuple[int, float]]()  # FLOPs with their rate, sorted
     while shape := _choose_next(waiting, known, until - clock()):
@@ -171,24 +174,20 @@ def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], l
     """Return the first shape that takes a small part of the time left, or else the first that fits; None for none."""
     if not known:
         return waiting[0] if waiting else None
-    costs = [(shape, _CALLS * count_flops(*shape) / _guess_rate(shape, known)) for shape in waiting]
-    for part in (_PART, 1.0):
-        for shape, cost_s in costs:
-            if cost_s <= part * left_s:
-                return shape
-    return None
 
+    def guess_rate(shape: Shape) -> float:  # of the measured shape with the nearest FLOPs, by their ratio
+        flops = math.log(count_flops(*shape))
+        return min(known, key=lambda one: abs(math.log(one[0]) - flops))[1]
 
-def _guess_rate(shape: Shape, known: Sequence[tuple[int, float]]) -> float:
-    """Return the rate of the shape with the nearest FLOPs, by their ratio."""
-    flops = math.log(count_flops(*shape))
-    return min(known, key=lambda one: abs(math.log(one[0]) - flops))[1]
+    costs = [(shape, _CALLS * count_flops(*shape) / guess_rate(shape)) for shape in waiting]
+    fitting = (shape for part in (_PART, 1.0) for shape, cost_s in costs if cost_s <= part * left_s)
+    return next(fitting, None)
 
 
 def describe_unmeasured(
     products: Sequence[tuple[int, int]], precisions: Sequence[Precision], rates: Sequence[MatmulRate]
 ) -> str | None:
-    """Say which shapes were not measured, for want of time or of memory; None where all were."""
+    """Return a text on the shapes that were not measured, for lack of time or of memory; None if all were."""
     wanted = sort_shapes(products)
     measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
     lines = []
@@ -208,15 +207,39 @@ def count_flops(m: int, k: int, n: int) -> int:
 def measure_matmul(
     machine: Machine, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
 ) -> tuple[MatmulRate, ...]:
-    """Return the rates of as many shapes as the time allows, an equal part of it for each precision."""
-    known = list_precisions(machine, device)
-    return tuple(
-        rate for precision in known for rate in _measure_rates(precision, products, device, seconds / len(known))
-    )
+    """Return the rates of as many shapes as the time allows, with equal time for each precision. Shapes that do not fit
+    into the memory for one product are skipped."""
+    import torch
+
+    from bench.engines.precision.update import torch_dtype
+
+    if device.type == "cuda":
+        room = int(torch.cuda.mem_get_info(device)[0]) // 2  # half of the free memory
+    else:
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8  # an eighth of the host's memory
+    found, precisions = list[MatmulRate](), list_precisions(machine, device)
+    for precision in precisions:
+        fitting = [(m, k, n) for m, k, n in sort_shapes(products) if WIDTH[precision] * (m * k + k * n + m * n) <= room]
+
+        def time_product(shape: Shape, precision: Precision = precision) -> float:
+            # the matrix is stored n × k, as a layer's weight is; random, since a GPU multiplies zeros faster
+            m, k, n = shape
+            rows = torch.randn(m, k, device=device, dtype=torch_dtype(precision))
+            weight = torch.randn(n, k, device=device, dtype=torch_dtype(precision))
+            with torch.no_grad():
+                return time_call(lambda: torch.nn.functional.linear(rows, weight), device)
+
+        rates = measure_within(fitting, time_product, seconds / len(precisions), time.perf_counter)
+        found += [
+            MatmulRate(precision=precision, m=m, k=k, n=n, tflops=rates[m, k, n] / 1e12)
+            for m, k, n in fitting
+            if (m, k, n) in rates
+        ]
+    return tuple(found)
 
 
 def list_precisions(machine: Machine, device: "torch.device") -> list[Precision]:
-    """Return what this device computes in: fp16 is trained in on GPUs alone, and an emulated bf16 is none."""
+    """Return the precisions of this device: fp16 training is for GPUs only, and emulated bf16 does not count."""
     import torch
 
     found: list[Precision] = ["fp32"]
@@ -225,43 +248,3 @@ def list_precisions(machine: Machine, device: "torch.device") -> list[Precision]
     if device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
         found.append("bf16")
     return [precision for precision in found if precision not in machine.unsupported]
-
-
-def get_dtype(precision: Precision) -> "torch.dtype":
-    """Return torch's type of a precision."""
-    import torch
-
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-
-def _measure_rates(
-    precision: Precision, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
-) -> list[MatmulRate]:
-    room = _compute_room_bytes(device)
-    fitting = [(m, k, n) for m, k, n in sort_shapes(products) if _BYTES[precision] * (m * k + k * n + m * n) <= room]
-    rates = measure_within(fitting, lambda shape: _time_product(*shape, precision, device), seconds, time.perf_counter)
-    return [
-        MatmulRate(precision=precision, m=m, k=k, n=n, tflops=rates[m, k, n] / 1e12)
-        for m, k, n in fitting
-        if (m, k, n) in rates
-    ]
-
-
-def _time_product(m: int, k: int, n: int, precision: Precision, device: "torch.device") -> float:
-    """Return the seconds of one product. The matrix is stored n × k, as a layer's weight is; numbers are random, for a
-    GPU multiplies zeros faster."""
-    import torch
-
-    rows = torch.randn(m, k, device=device, dtype=get_dtype(precision))
-    weight = torch.randn(n, k, device=device, dtype=get_dtype(precision))
-    with torch.no_grad():
-        return time_call(lambda: torch.nn.functional.linear(rows, weight), device)
-
-
-def _compute_room_bytes(device: "torch.device") -> int:
-    """Return what one product may take: half of what is free on a GPU, an eighth of a host's memory."""
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 2
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8

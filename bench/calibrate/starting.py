@@ -1,4 +1,4 @@
-"""Start a calibration's processes, here or on every node of the job around this process."""
+"""Start a calibration's processes, here or on every node of the job that this process is part of."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.calibrate import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
-from bench.core import job_context, store
+from bench.core import plugins, store
 from bench.core.errors import UserError
-from bench.core.formatting import duration
+from bench.core.formatting import format_duration
 from bench.core.processes import build_module_command
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
@@ -29,8 +29,8 @@ _STARTUP_S = 300.0  # between the first node's start and the others'
 
 
 def run_node(folder: Path, number: int) -> bool:
-    """Run the ranks of node `number` to their end; return whether all of them ended well. An exception, of a signal's
-    handler say, ends them."""
+    """Run the ranks of node `number` to their end; return whether all of them ended well. An exception ends them, also
+    one raised by a signal handler."""
     request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     far = request.nodes > 1
     with contextlib.ExitStack() as stack:
@@ -50,16 +50,11 @@ def run_node(folder: Path, number: int) -> bool:
             first = {LISTENER: listener.fileno()} if listener and local == 0 else {}
             command = build_module_command("bench.calibrate.rank", str(folder))
             ranks.append(start_process(command, environment, first, log.fileno()))
-        return _wait_for_ranks(ranks)
-
-
-def _wait_for_ranks(ranks: list[subprocess.Popen[bytes]]) -> bool:
-    """Wait until every rank has ended, or one as none should: its peers would wait for it."""
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        if any(codes) or None not in codes:
-            return not any(codes)
-        time.sleep(_RANKS_POLL_S)
+        while True:  # until all ranks have ended, or one has failed: its peers would wait for it
+            codes = [rank.poll() for rank in ranks]
+            if any(codes) or None not in codes:
+                return not any(codes)
+            time.sleep(_RANKS_POLL_S)
 
 
 def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -70,10 +65,10 @@ def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> dict[str, str]:
-    """The ranks' environment: the user's own, and what a run would get, where he did not choose."""
+    """Return the ranks' environment: the user's own, completed by the variables that a run would get."""
     chosen = choose_openmp_variables(request.device, request.ranks_per_node)
     if request.nodes == 1:
-        chosen["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve must not matter
+        chosen["GLOO_SOCKET_IFNAME"] = "lo"  # the host name need not resolve
     elif interface := request.network.interface:
         chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     given = {"MASTER_ADDR": rendezvous.host, "MASTER_PORT": str(rendezvous.ranks_port), "PYTHONUNBUFFERED": "1"}
@@ -84,12 +79,12 @@ def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> d
 
 _POLL_S = 0.5
 _LOG = "nodes.log"
-_NEARLY = 0.99  # of a calibration that has taken as long as it may, and goes on
+_NEARLY = 0.99  # progress of a calibration that has used up its time and continues
 
 
 def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:
-    """Run a calibration and return what came out. Its folder is made in `parent`, which all nodes must see, and removed
-    again. Raises UserError with the reason of the first rank that failed. A Ctrl-C ends every process."""
+    """Run a calibration and return its result. Its folder is made in `parent`, which all nodes must share, and removed
+    afterwards. Raises UserError with the reason of the first failed rank. Ctrl-C ends every process."""
     with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
         with _show_progress(folder, request.seconds, follow):
             ended_well = run_node(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
@@ -99,9 +94,9 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
 
 
 def _run_on_nodes(folder: Path, nodes: int) -> bool:
-    """Run one process per node; return whether all ended well. What ends this ends them, and waits until they are."""
-    launcher = job_context.find_job(os.environ).launcher
-    assert launcher, "several nodes are those of a job"
+    """Run one process per node; return whether all ended well. An exception ends them, and waits for their end."""
+    launcher = plugins.find_job(os.environ).launcher
+    assert launcher, "only a job has several nodes"
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:
@@ -110,7 +105,7 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a terminal's Ctrl-C comes here alone: srun, say, asks for a second one
+                start_new_session=True,  # srun would ask for a second Ctrl-C
                 preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
             )
         except FileNotFoundError as error:
@@ -125,7 +120,7 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
 
 @contextlib.contextmanager
 def _create_folder(parent: Path, request: CalibrationRequest) -> Iterator[Path]:
-    """Make the folder through which the processes exchange what is asked and measured, and remove it at the end."""
+    """Make the folder through which the processes exchange request and result, and remove it at the end."""
     with contextlib.ExitStack() as stack:
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +134,7 @@ def _create_folder(parent: Path, request: CalibrationRequest) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Take a request to end for a Ctrl-C."""
+    """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -153,18 +148,18 @@ def _raise_interrupt_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], None]) -> Iterator[None]:
-    """Tell what is under way and what is left of the `seconds`, from a thread of its own, as long as this lasts."""
+    """Report the current part and the rest of the `seconds` from a thread, while this context lasts."""
     ended = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         begin = time.monotonic()
         while not ended.wait(_POLL_S):
             with contextlib.suppress(OSError):
                 taken = time.monotonic() - begin
-                left = f"about {duration(seconds - taken)} left" if taken < seconds else ""
+                left = f"about {format_duration(seconds - taken)} left" if taken < seconds else ""
                 follow(Progress((folder / DOING).read_text(), min(taken / seconds, _NEARLY), left))
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -174,14 +169,14 @@ def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], No
 
 
 def _read_reason(folder: Path) -> str:
-    """Return what the first rank that failed said, or else the last that anybody did."""
+    """Return the reason of the first failed rank, or else the last line of any log."""
     with contextlib.suppress(OSError):
         return (folder / FAILURE).read_text() or "no reason given"
     logs = [*sorted(folder.glob("ranks.*.log")), folder / _LOG]
     lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines() if line]
-    return lines[-1] if lines else "its processes ended without a word"
+    return lines[-1] if lines else "its processes printed nothing"
 
 
-if __name__ == "__main__":  # once per node of a job, as its launcher spreads it
-    install_handlers(sys.exit)  # as an exception, so that the ranks are ended
-    sys.exit(0 if run_node(Path(sys.argv[1]), job_context.find_job(os.environ).context.number) else 1)
+if __name__ == "__main__":  # once per node of a job, started by its launcher
+    install_handlers(sys.exit)  # raises an exception, so that the ranks are ended
+    sys.exit(0 if run_node(Path(sys.argv[1]), plugins.find_job(os.environ).context.number) else 1)

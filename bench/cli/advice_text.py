@@ -1,5 +1,6 @@
-"""How advice is told to a reader: the winner, its rivals and why, what was left out, how sure it is."""
+"""The answer of `zeroscale advise` in words: the advised choice, its rivals, excluded candidates, and the doubts."""
 
+import math
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,8 +18,15 @@ from bench.core.formatting import (
 )
 from bench.core.network import Attention, count_parameters
 from bench.core.spec import RunSpec
-from bench.predict.advice import CLOSE, Advice, AdviceQuestion, format_hours, format_hours_interval, rate_doubt
-from bench.predict.advice.candidates import Axes
+from bench.predict.advice import (
+    CLOSE,
+    Advice,
+    AdviceQuestion,
+    find_front,
+    format_hours,
+    format_hours_interval,
+    rate_doubt,
+)
 from bench.predict.advice.choices import Choice, explain_difference
 from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
 from bench.predict.scaling_laws import KAPLAN, find_law
@@ -30,7 +38,7 @@ from bench.sweep.advise.search import Answer
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
     "corrected": "predicted, and corrected by {runs} measured runs",
-    "predicted": "predicted, and nothing was measured",
+    "predicted": "predicted; nothing was measured",
 }
 _SHOWN_REASONS = 2
 REFERENCE_BATCHES = {
@@ -41,32 +49,40 @@ REFERENCE_BATCHES = {
         (5e10, "GPT-3 of 175B", 3_200_000),
     ),
 }  # fmt: skip
-"""Tokens of an optimizer step in the pre-training of a family, all kinds together, from so many parameters on: mT5
-(arXiv 2010.11934), Llama 2 (2307.09288), GPT-3 (2005.14165, table 2.1)."""
+"""Published pre-training batches by family: least parameters, name, and tokens of an optimizer step, all kinds
+together. mT5: arXiv 2010.11934; Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
 _FAR = 2
-"""Times the usual from which a batch is named."""
+"""Multiple of the published batch from which a batch is reported as unusual."""
 _NEAR = 0.25
-"""Of an interval's width: what lies so near to its fast end is nearly the best case."""
+"""Share of an interval's width: an estimate this close to the fast end is nearly the best case."""
+_WORTH_IT = 0.1
+"""Extra cost up to which the fastest point of the Pareto front is preferred as the next one."""
+_LONG_H = 24
+"""Hours from which a training on GPUs is likely to see failures, so that the answer mentions them."""
 
 
 class AdviceText(NamedTuple):
     """An answer in words, piece by piece: for a terminal, and for a page."""
 
     question: tuple[str, ...]  # lines
-    winner: str
+    winner: str  # with the number of choices that cannot be told apart from it
+    next_on_front: str  # a sentence; empty where the Pareto front has no better time or cost
     facts: list[tuple[str, str]]  # of the winner, by name
-    engines: list[list[str]]  # a table with its head; the last column has none
-    nodes: list[list[str]]  # empty where only one number of nodes came into question
-    rejected: list[tuple[str, str]]  # what, and why
+    engines: list[list[str]]  # table with a head; the last column, on each rival, has none
+    nodes: list[list[str]]  # empty with a single node count
+    rejected: list[tuple[str, str]]  # candidate and reason
     caveats: list[str]
 
 
 def build_text(answer: Answer) -> AdviceText:
     """Return the answer in words."""
     advice = answer.advice
+    winner, ties = f"{advice.winner.spec.engine.name}, {describe_choice(advice.winner.spec)}", len(advice.ties)
+    layouts = "1 other layout" if ties == 1 else f"{ties} other layouts"
     return AdviceText(
         _list_question(answer),
-        f"{advice.winner.spec.engine.name}, {describe_choice(advice.winner.spec)}",
+        winner + (f"; {layouts} cannot be told apart from it" if ties else ""),
+        describe_next_on_front(answer),
         _list_facts(answer),
         _build_table(advice, advice.engines),
         _build_table(advice, advice.nodes) if len(advice.nodes) > 1 else [],
@@ -76,17 +92,21 @@ def build_text(answer: Answer) -> AdviceText:
 
 
 def format_text(answer: Answer) -> str:
-    """Return the answer for a reader."""
+    """Return the answer for a terminal."""
     text = build_text(answer)
     parts = [
         "\n".join(text.question),
-        f"→ {text.winner}\n{terminal.align(text.facts, least=(12,), gap=0, indent=2)}",
+        "\n".join([
+            f"→ {text.winner}",
+            *([f"  {text.next_on_front}"] if text.next_on_front else []),
+            terminal.align(text.facts, least=(12,), gap=0, indent=2),
+        ]),
         f"each engine at its best\n{terminal.align(text.engines, indent=2)}",
-    ]
+    ]  # fmt: skip
     if text.nodes:
         parts.append(f"each number of nodes at its best\n{terminal.align(text.nodes, indent=2)}")
     if text.rejected:
-        parts.append("\n".join(["left out", *(f"  {what}: {why}" for what, why in text.rejected)]))
+        parts.append("\n".join(["excluded", *(f"  {what}: {why}" for what, why in text.rejected)]))
     return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in text.caveats)])])
 
 
@@ -97,62 +117,93 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
     tokens = f"loss {question.need.loss:g}, " if question.need else tokens
     return (
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",
-        f"asked: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
+        f"question: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
     )
 
 
+def describe_next_on_front(answer: Answer) -> str:
+    """Return a sentence on the next point of the Pareto front: sooner if the answer is the cheapest, cheaper if it is
+    the fastest. Empty if no point that is as sure as the answer gains more than CLOSE."""
+    winner, question = answer.advice.winner, answer.query.question
+    time, cost = question.compute_costs(winner)
+    doubt = rate_doubt(winner, question)
+    sound = [c for c in answer.choices if rate_doubt(c, question) <= doubt and c.spec is not winner.spec]
+    front = find_front(sound, question.compute_costs)
+    unit = ("cost" if answer.query.price else "node-hours") if question.has_length else "device-time per token"
+    if question.per_device:
+        sooner = [choice for choice in front if question.compute_costs(choice)[0] < (1 - CLOSE) * time]
+        cheap = [choice for choice in sooner if question.compute_costs(choice)[1] <= (1 + _WORTH_IT) * cost]
+        if not sooner:
+            return ""
+        # the front begins with the fastest: the soonest point at about the same cost, else the cheapest sooner one
+        best = cheap[0] if cheap else sooner[-1]
+    else:
+        cheaper = [choice for choice in front if question.compute_costs(choice)[1] < (1 - CLOSE) * cost]
+        if not cheaper:
+            return ""
+        best = cheaper[0]
+    best_time, best_cost = question.compute_costs(best)
+    if not (math.isfinite(best_time) and math.isfinite(time)):
+        return ""
+    where = f"Next on the Pareto front: {format_count(best.spec.nodes, 'node')} ({best.spec.engine.name})"
+    change = f"{abs(100 * (best_cost / cost - 1)):.2g} % {'more' if best_cost >= cost else 'less'} {unit}"
+    ratio = max(time / best_time, best_time / time)
+    times = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+    if not question.per_device:
+        return f"{where}, {times} times as long at {change}."
+    return f"{where}, {times} times {'sooner' if question.has_length else 'the tokens per second'} at {change}."
+
+
 def _list_facts(answer: Answer) -> list[tuple[str, str]]:
-    """Return what the winner takes, by name."""
+    """Return time, memory and costs of the winner, by name."""
     winner = answer.advice.winner
     estimate, time = winner.estimate, winner.time
     needed = "–".join(map(format_gigabytes, winner.candidate.memory.device))
-    rates = (time.tokens / seconds for seconds in (estimate.step_s, estimate.high_s, estimate.low_s))
+    slowest_first = (estimate.step_s, estimate.high_s, estimate.low_s)
+    mfu = "unknown, since the machine's peak is"
+    if time.mfu is not None:
+        mfu = f"{format_interval(*(100 * time.mfu * time.step_s / seconds for seconds in slowest_first))} %"
     fits = "may fit" if winner.candidate.fits is None else "fits"
     return [
         ("step", f"{format_interval(estimate.step_s, estimate.low_s, estimate.high_s)} s, {_format_evidence(winner)}"),
         ("bound by", time.bound),
-        ("tokens/s", format_interval(*rates)),
-        ("MFU", _format_mfu(winner)),
+        ("tokens/s", format_interval(*(time.tokens / seconds for seconds in slowest_first))),
+        ("MFU", mfu),
         ("memory", f"{needed} of {format_gigabytes(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
         *_list_training_rows(answer),
     ]
 
 
-def _format_mfu(choice: Choice) -> str:
-    """Return the share of the peak that is reached, with its interval."""
-    if choice.time.mfu is None:
-        return "unknown, as the machine's peak is"
-    estimate, predicted_s = choice.estimate, choice.time.step_s
-    steps = (estimate.step_s, estimate.high_s, estimate.low_s)
-    return f"{format_interval(*(100 * choice.time.mfu * predicted_s / seconds for seconds in steps))} %"
-
-
 def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
-    """Return what the asked tokens take."""
+    """Return steps, time and costs of the whole training; nothing for a question without a length."""
     winner, question = answer.advice.winner, answer.query.question
     spec, hours = winner.spec, question.predict_hours(winner)
     if hours is None:
         return []
-    rows = [
-        ("steps", f"{question.steps(winner):,}"),
-        *list_length_rows(question, winner),
-        ("time", format_hours_interval(*hours)),
-        *_list_promise(answer),
-        ("node-hours", format_interval(*(spec.nodes * value for value in hours))),
-    ]
+    rows = [("steps", f"{question.steps(winner):,}"), *_list_length_rows(question, winner)]
+    rows.append(("time", format_hours_interval(*hours)))
+    if question.deadline_h is not None or question.node_hours is not None:
+        kept = question.kept(winner)
+        promise = "kept, also at the slow end of the interval" if kept else "not promised: the slow end is beyond it"
+        rows.append(("deadline" if question.deadline_h is not None else "limit", promise))
+    rows.append(("node-hours", format_interval(*(spec.nodes * value for value in hours))))
     if answer.query.price:
         rows.append(("cost", format_interval(*(answer.query.price * spec.world_size * value for value in hours))))
     return rows
 
 
-def _list_promise(answer: Answer) -> list[tuple[str, str]]:
-    """Return whether the limits are promised: only where the far end of the interval keeps to them."""
-    question = answer.query.question
-    if question.deadline_h is None and question.node_hours is None:
-        return []
-    name = "deadline" if question.deadline_h is not None else "limit"
-    kept = question.kept(answer.advice.winner)
-    return [(name, "kept, also at the far end of the interval" if kept else "not promised: the far end is beyond it")]
+def _list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[str, str]]:
+    """Return rows on tokens, where they follow from a loss, and on goodput, where it is known."""
+    rows, need, goodput = [], question.need, question.predict_goodput(winner)
+    if need:
+        tokens = f"{need.compute_tokens(winner.time.tokens):.3g}, {need.least_tokens:.3g} with tiny batches"
+        batch = f"{winner.time.tokens:,} tokens; the critical batch has {need.critical_batch:,.0f}"
+        rows += [("tokens", tokens), ("batch", batch)]
+    if goodput:
+        share = format_interval(*(100 * part for part in (goodput.share, goodput.low, goodput.high)))
+        every = [format_hours(seconds / 3600) for seconds in (goodput.interval_s, goodput.mtbf_s)]
+        rows.append(("goodput", f"{share} %, a checkpoint every {every[0]}, a failure every {every[1]}"))
+    return rows
 
 
 def _build_table(advice: Advice, choices: list[Choice]) -> list[list[str]]:
@@ -184,52 +235,54 @@ def _format_note(advice: Advice, choice: Choice) -> str:
         return "the answer"
     own_doubt = rate_doubt(choice, question)
     if own_doubt > rate_doubt(winner, question):
-        return {1: "within the limits only if all goes well", 2: "may not fit", 3: "beyond the limits"}[own_doubt]
+        return {1: "within the limits only at the likely time", 2: "may not fit", 3: "beyond the limits"}[own_doubt]
     share = advice.compute_extra_share(choice)
     share_text = f"{format_percent(share)} {'device-time' if question.per_device else 'time'}"
     if abs(share) < CLOSE:
-        return f"as good ({share_text})"
-    if question.per_device or choice.spec.world_size == winner.spec.world_size:  # else it is the number of devices
+        equal = f"equal within {100 * CLOSE:.0f} %"
+        reason = advice.explain_order(choice).removeprefix(f"{equal}: ")
+        return f"{equal} ({share_text}{f'; {reason}' if reason else ''})"
+    if question.per_device or choice.spec.world_size == winner.spec.world_size:  # else the number of devices explains
         parts = list(explain_difference(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
         share_text += ": " * bool(parts) + ", ".join(f"{name} {format_percent(part)}" for name, part in parts)
+    if reason := advice.explain_order(choice):
+        share_text += f"; {reason}"
     return share_text if advice.is_distinct(choice) else f"cannot be told apart ({share_text})"
 
 
 def list_caveats(answer: Answer) -> list[str]:
-    """Return what the answer stands on, what cannot be told, and what would tell it."""
+    """Return the basis of the answer, its ties and doubts, and the sweep that would settle them."""
     advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
     basis = "a calibration of this machine" if answer.request.machine.calibration else "the machine's published rates"
-    lines = [f"The time of a step is {_format_evidence(winner)}; formulas stand on {basis}."]
+    lines = [f"The time of a step is {_format_evidence(winner)}; formulas use {basis}."]
     if winner.estimate.evidence == "predicted" and not answer.request.machine.calibration and answer.device == "cuda":
         lines.append(format_class(answer.query.software))
     step_s, low_s, high_s = winner.estimate[:3]
     if high_s > 1.1 * step_s and step_s - low_s < _NEAR * (high_s - low_s):  # hardly faster, perhaps far slower
-        lines.append(f"Most of the doubt is on the slow side: plan with {format_number(high_s)} s a step.")
+        lines.append(f"The step may be far slower, but hardly faster: plan with {format_number(high_s)} s a step.")
     if rate_doubt(winner, advice.question) == 1:
-        lines.append("Within the limits only if all goes well: the slow end of the interval is beyond them.")
+        lines.append("The limits are kept at the likely time only: the slow end of the interval is beyond them.")
     if winner.candidate.fits is None:
-        lines.append("Nothing fits for sure; this may fit.")
+        lines.append("No choice surely fits; this choice may fit.")
     if ties := _list_ties(advice):
         lines.append(f"Cannot be told apart from the answer: {'; '.join(ties)}.")
-    if better_but_less_sure := advice.better_but_less_sure:
-        by = format_percent(advice.compute_extra_share(better_but_less_sure))
-        lines.append(
-            f"Predicted to take less, but less sure: {better_but_less_sure.spec.engine.name}, "
-            f"{describe_choice(better_but_less_sure.spec)}: {by}."
-        )
+    lines += _list_order_caveats(advice)
     if (better := advice.perhaps) is not None:
-        lines.append(
-            f"Better, if it {_format_condition(better)}: {better.spec.engine.name}, {describe_choice(better.spec)}."
-        )
+        needs = "–".join(map(format_gigabytes, better.candidate.memory.device))
+        condition = f"fits, which takes {needs} GB" if better.candidate.fits is None else "keeps the limits"
+        lines.append(f"Better, if it {condition}: {better.spec.engine.name}, {describe_choice(better.spec)}.")
+    max_nodes = max(axes.nodes)
+    if len(axes.nodes) > 1 and winner.spec.nodes == max_nodes:
+        more = f"nodes={max_nodes},{2 * max_nodes}"
+        lines.append(f"Searched up to {format_count(max_nodes, 'node')}: set {more} to search further.")
     lines += [
-        *_list_search_ends(axes, winner),
         *_list_batch_caveats(winner),
         *_list_precision_caveats(winner),
         *_list_host_caveats(answer),
-        *list_length_caveats(answer),
+        *_list_length_caveats(answer),
     ]
     if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
-        lines.append("Accumulation was not tried, for it makes the global batch larger: say max_global_batch=2048.")
+        lines.append("Accumulation was not tried, since it raises the global batch: set max_global_batch=2048 to try.")
     if winner.estimate.evidence != "measured":
         lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_list_measuring_overrides(answer)])}")
     return lines
@@ -246,27 +299,33 @@ def _list_ties(advice: Advice) -> list[str]:
     ]
 
 
-def _list_search_ends(axes: Axes, winner: Choice) -> Iterator[str]:
-    max_nodes = max(axes.nodes)
-    if len(axes.nodes) > 1 and winner.spec.nodes == max_nodes:
-        more = f"nodes={max_nodes},{2 * max_nodes}"
-        yield f"Searched up to {format_count(max_nodes, 'node')}: say {more} to look further."
+def _list_order_caveats(advice: Advice) -> Iterator[str]:
+    """Yield why rivals that are predicted to be better are listed after the answer, the rivals of a reason together."""
+    rivals: dict[str, list[str]] = {}
+    for rival in advice.rivals:
+        if reason := advice.explain_order(rival):
+            share = format_percent(advice.compute_extra_share(rival))
+            name = f"{rival.spec.engine.name} on {format_count(rival.spec.nodes, 'node')} ({share})"
+            rivals.setdefault(reason, []).append(name)
+    for reason, names in rivals.items():
+        lead = "The surer choice is advised. " if reason.startswith("less sure") else ""
+        yield f"{lead}Predicted better, but listed after the answer: {', '.join(names)}: {reason}."
 
 
 def _list_batch_caveats(winner: Choice) -> Iterator[str]:
-    """Yield a line on a global batch that is far above the usual: what it learns per token is not predicted."""
+    """Yield a line on a global batch far above the published ones: its effect on the loss is not predicted."""
     spec, tokens = winner.spec, winner.time.tokens
     reference = find_reference_batch(spec)
     if reference and tokens > _FAR * reference.tokens:
         usual = 2 ** max(0, (reference.tokens * spec.global_batch // tokens).bit_length() - 1)
         yield (
-            f"A step of {tokens:,} tokens is far above the usual, for {reference.name} {reference.tokens:,}; how much "
-            f"a larger batch learns per token is not predicted: max_global_batch={usual} keeps to that."
+            f"A step of {tokens:,} tokens is far above the usual, for {reference.name} {reference.tokens:,}. How much "
+            f"a larger batch learns per token is not predicted: set max_global_batch={usual} to keep to the usual."
         )
 
 
 class ReferenceBatch(NamedTuple):
-    """The batch that a published training of a model's family used."""
+    """The batch of a published training of a model's family."""
 
     name: str
     tokens: int
@@ -286,28 +345,35 @@ def _list_precision_caveats(winner: Choice) -> Iterator[str]:
     spec = winner.spec
     if spec.precision == "fp16" and get_network(spec).clamps_fp16:
         trouble = f"{spec.model.family.upper()} in fp16 often diverges, since its activations overflow"
-        yield f"{trouble}: take bf16 where the device has it, else fp32."
+        yield f"{trouble}: use bf16 where the device has it, else fp32."
 
 
 def _list_host_caveats(answer: Answer) -> Iterator[str]:
-    """Yield a line on the host where the winner's weights are flattened there."""
+    """Yield a line on host memory if the winner flattens its weights on the host."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
     needed = predict_host_memory(spec, inputs.find_predicted_device(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
         yield format_host_memory(needed, spec.devices_per_node, machine.host_memory_bytes)
 
 
-def _format_condition(choice: Choice) -> str:
-    low, high = choice.candidate.memory.device
-    return (
-        f"fits, for it needs {format_gigabytes(low)}–{format_gigabytes(high)} GB"
-        if choice.candidate.fits is None
-        else "keeps to the limits"
-    )
+def _list_length_caveats(answer: Answer) -> Iterator[str]:
+    """Yield the sources of tokens and hours."""
+    question, winner = answer.query.question, answer.advice.winner
+    if question.need:
+        law = find_law(answer.query.training.law or LAW)
+        batch = "" if law is KAPLAN else f", the critical batch from {KAPLAN.source}"
+        yield f"Tokens to a loss come from {law.source}{batch}: fitted to decoders, on their text and tokenizer."
+        if len(get_network(winner.spec).stacks) > 1:
+            yield "No such law was fitted to an encoder with a decoder: a rough guess here."
+    hours = question.predict_hours(winner)
+    if (goodput := question.predict_goodput(winner)) is not None:
+        yield f"Goodput uses the failure rate of {goodput.source}; hours and costs include failures."
+    elif hours and hours.likely >= _LONG_H and inputs.find_predicted_device(answer.request) == "cuda":
+        yield "Hours are those of a job that never fails: set storage=2e9, in bytes per second, to include failures."
 
 
 def _list_measuring_overrides(answer: Answer) -> list[str]:
-    """Return the overrides that measure the winner, and with it the engines that are told apart by nothing else."""
+    """Return the overrides of a sweep over the winner and the ties that differ from it only in their engine."""
     winner = answer.advice.winner.spec
     rivals = [tie.spec for tie in answer.advice.ties if list_overrides(tie.spec) == list_overrides(winner)]
     engines = dict.fromkeys(spec.engine.name for spec in (winner, *rivals))
@@ -316,41 +382,3 @@ def _list_measuring_overrides(answer: Answer) -> list[str]:
 
 def _format_evidence(choice: Choice) -> str:
     return _EVIDENCE[choice.estimate.evidence].format(runs=choice.estimate.runs)
-
-
-_LONG_H = 24
-"""Hours from which a training on GPUs is said to be without failures where these are not counted."""
-
-
-def list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[str, str]]:
-    """Return rows on tokens, where they follow from a loss, and on goodput, where it is known."""
-    rows, need, goodput = [], question.need, question.predict_goodput(winner)
-    if need:
-        tokens = f"{need.compute_tokens(winner.time.tokens):.3g}, {need.least_tokens:.3g} with tiny batches"
-        batch = f"{winner.time.tokens:,} tokens of {need.critical_batch:,.0f}, the critical one"
-        rows += [("tokens", tokens), ("batch", batch)]
-    if goodput:
-        share = format_interval(*(100 * part for part in (goodput.share, goodput.low, goodput.high)))
-        interval = f"a checkpoint every {_format_time(goodput.interval_s)}"
-        rows.append(("goodput", f"{share} %, {interval}, a failure every {_format_time(goodput.mtbf_s)}"))
-    return rows
-
-
-def list_length_caveats(answer: Answer) -> Iterator[str]:
-    """Yield what tokens and hours stand on."""
-    question, winner = answer.query.question, answer.advice.winner
-    if question.need:
-        law = find_law(answer.query.training.law or LAW)
-        batch = "" if law is KAPLAN else f", the critical batch by {KAPLAN.source}"
-        yield f"Tokens to a loss are by {law.source}{batch}: of decoders, on their text with their tokenizer."
-        if len(get_network(winner.spec).stacks) > 1:
-            yield "No law of these is of an encoder with a decoder: a rough guess here."
-    hours = question.predict_hours(winner)
-    if (goodput := question.predict_goodput(winner)) is not None:
-        yield f"Goodput is by the failure rate of {goodput.source}; hours and costs are with failures."
-    elif hours and hours.likely >= _LONG_H and inputs.find_predicted_device(answer.request) == "cuda":
-        yield "Hours are those of a job that never fails: say storage=2e9, in bytes per second, to count failures."
-
-
-def _format_time(seconds: float) -> str:
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else format_hours(seconds / 3600)

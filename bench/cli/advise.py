@@ -1,4 +1,4 @@
-"""Say which stage, micro-batch, accumulation, checkpointing and node count to take, why, and how sure that is.
+"""Advise stage, micro-batch, accumulation, checkpointing and node count for a training, with reasons and doubts.
 
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
   zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=40d price=2
@@ -6,16 +6,17 @@
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
-Not given, these are searched, and a comma list narrows them: engine, nodes, batch.micro, batch.accumulation (with
-max_global_batch), activation_checkpointing, and for pipelines parallel.tensor, parallel.pipeline and
-parallel.stages_per_rank. batch.global is kept exactly. Besides, in plain words:
+These keys are searched unless they are given, and may be comma lists: engine, nodes, batch.micro, batch.accumulation
+(with max_global_batch) and activation_checkpointing. The same holds for parallel.tensor, parallel.pipeline and
+parallel.stages_per_rank of pipelines. batch.global is kept exactly. Further plain words:
 
 {words}
 
-With a deadline the best is what needs the fewest node-hours in time; with node_hours, a budget or best=shortest the
-fastest; else what makes most tokens per second and device. With storage hours and costs count failures. Of what cannot
-be told apart the surer one is advised: the lower stage, or what was measured; of what is as good within 5 % the fewest
-nodes, then the largest micro-batch. Runs in --results on the same machine outrank formulas.
+The objective with a deadline: the fewest node-hours in time. With node_hours, a budget or best=shortest: the fastest.
+Else: the most tokens per second and device. With storage, hours and costs include failures. Of choices that cannot be
+told apart the surer is advised: the lower stage, or a measured point. Of choices equal within 5 %, the one with the
+fewest nodes is advised, then the one with the largest micro-batch. Runs in --results on the same machine replace
+formulas.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     options.add_config_dir(parser)
     pages.add_page(parser)
-    parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {RESULTS}")
+    parser.add_argument("--results", type=Path, metavar="DIR", help=f"folder of measured runs; default: {RESULTS}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +86,7 @@ def format_json(answer: Answer) -> str:
 
 
 def _build_question(answer: Answer) -> dict[str, Any]:
-    """Return what was asked; what is said of losses and failures where it was."""
+    """Return the question; the words on losses and failures only where they were given."""
     question, query = answer.query.question, answer.query
     given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
     named = given | {"price": query.price, "max_global_batch": query.axes.max_global_batch}
@@ -120,8 +121,7 @@ def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
 
 
 def _build_training(choice: Choice, answer: Answer) -> dict[str, float | None]:
-    """Return what the whole training takes; None where no tokens were asked for, or where
-    it never ends."""
+    """Return hours and costs of the whole training; None without a length, and for a training that never ends."""
     spec, price = choice.spec, answer.query.price
     hours = answer.query.question.hours(choice, choice.estimate.step_s)
     if hours is None or math.isinf(hours):

@@ -1,9 +1,10 @@
-"""Print a script by which bash or zsh completes verbs, options, keys of the config and their files.
+"""Print a script by which bash or zsh completes verbs, options, config keys and files of conf/.
 
   zeroscale completion bash > ~/.local/share/bash-completion/completions/zeroscale
   zeroscale completion zsh > ~/.zfunc/_zeroscale             # a folder of fpath
 
-Print it again after the package or its plug-ins have changed. It needs shtab: `pip install shtab`.
+Print it again after the package or its plug-ins have changed.
+It needs shtab: `pip install shtab`.
 """
 
 import argparse
@@ -40,20 +41,28 @@ _ZSH = "_zeroscale_{name}() {{ compadd -S '' -- {words} }}\n"
 
 
 def build_script(shell: str) -> str:
-    """Return the script for a shell."""
+    """Return the script for a shell. Raise UserError without the package shtab."""
     from bench.cli import VERBS
+    from bench.cli.explain import list_explanations
+    from bench.config.reference.config import GROUPS, list_group_files, list_sections
 
     try:
         import shtab
     except ImportError as error:
         raise UserError("completion", "needs the package shtab", "install it: pip install shtab") from error
-    words = {"overrides": _list_overrides(), "names": _list_names()}
+    keys = {f"{key.path}=" for section in list_sections() if section.group != "study" for key in section.keys}
+    files = {f"{group}={file}" for group in GROUPS for file in list_group_files(group)}
+    words = {
+        "overrides": sorted({*keys, *(f"{group}=" for group in GROUPS), *files}),
+        "names": sorted({one.name for one in list_explanations()}),
+    }
     parser = argparse.ArgumentParser("zeroscale")
     verbs = parser.add_subparsers()
     for name, verb in VERBS.items():
         module, verb_parser = importlib.import_module(verb.module), verbs.add_parser(name, help=verb.summary)
         module.arguments(verb_parser)
         for action in verb_parser._actions:
+            # shtab reads this attribute, which argparse does not declare.
             if action.dest in words and action.choices is None:
                 vars(action)["complete"] = dict.fromkeys(("bash", "zsh"), f"_zeroscale_{action.dest}")
     preamble = {
@@ -62,19 +71,3 @@ def build_script(shell: str) -> str:
     }
     script: str = shtab.complete(parser, shell, preamble=preamble)
     return script + _BASH_END * (shell == "bash")
-
-
-def _list_overrides() -> list[str]:
-    """Return `KEY=` for every key of a run, and `GROUP=FILE` for every file of conf/."""
-    from bench.config.reference.config import GROUPS, list_group_files, list_sections
-
-    keys = [key.path for section in list_sections() if section.group != "study" for key in section.keys]
-    files = [f"{group}={file}" for group in GROUPS for file in list_group_files(group)]
-    return sorted({*(f"{key}=" for key in (*keys, *GROUPS)), *files})
-
-
-def _list_names() -> list[str]:
-    from bench.cli import VERBS
-    from bench.cli.explanations import list_explanations
-
-    return sorted({one.name for one in list_explanations()} | set(VERBS))

@@ -1,66 +1,60 @@
-"""Say what a name means: a column, a flag, a note, an outcome, a figure, a verb, a config key, a file of conf/.
+"""Explain a name: of a column, flag, note, outcome, figure, verb, config key, group or file of conf/.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
-  zeroscale explain
+  zeroscale explain engine
   zeroscale explain model=mt5_xl
 
-Without a name it lists all of them. A key may be given by its last part, as in `micro`.
+Without a name it lists all names. The last part of a key or file is enough, as in `micro`.
 """
 
 import argparse
 import inspect
 import json
-import shutil
-import sys
+import re
 import textwrap
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from bench.cli import options
 from bench.core.errors import UserError, suggest_nearest
 
-if TYPE_CHECKING:
-    from bench.cli.explanations import Explanation
+
+class Explanation(NamedTuple):
+    """One meaning of a name."""
+
+    name: str
+    kind: str  # such as "column"
+    meaning: str
+    details: tuple[tuple[str, str], ...] = ()  # further facts by label; empty ones are not shown
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what is to be explained; default: list all names")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names to explain; default: list all names")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when every name is known."""
-    known = [*_explain_verbs(), *_list_known()]
+    """Return 0 if every name is known."""
+    known = list(list_explanations())
     found = [one for name in args.names for one in _find(name, known)] if args.names else known
     if args.json:
         print(json.dumps([{**one._asdict(), "details": dict(one.details)} for one in found], indent=1))
     elif args.names:
-        print("\n\n".join(_format(one) for one in found))
+        print("\n\n".join(map(_format, found)))
     else:
-        print(_format_names(found))
+        by_kind = {one.kind: "  ".join(dict.fromkeys(other.name for other in found if other.kind == one.kind))
+                   for one in found}  # fmt: skip
+        print("\n\n".join(f"{kind}:\n{_fill(names)}" for kind, names in by_kind.items()))
     return 0
 
 
-def _list_known() -> "Iterator[Explanation]":
-    from bench.cli.explanations import list_explanations
-
-    return list_explanations()
-
-
-def _explain_verbs() -> "Iterator[Explanation]":
-    """Yield what each verb does; `zeroscale VERB --help` tells its options."""
-    from bench.cli import VERBS
-    from bench.cli.explanations import Explanation
-
-    for name, verb in VERBS.items():
-        yield Explanation(name, "verb", verb.summary, (("see", f"zeroscale {name} --help"),))
-
-
-def _find(name: str, known: "Iterable[Explanation]") -> "list[Explanation]":
-    """Return every meaning of a name, or of keys and files whose last part it is; UserError for one without any."""
-    known = list(known)
-    exact = [one for one in known if one.name == name]
-    found = [*exact, *(one for one in known if one not in exact and _get_last_part(one.name) == name)]
+def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
+    """Return every meaning of a name, then those of keys and files with it as their last part. Raise UserError for an
+    unknown name."""
+    # Full names come first: `micro` is a column as well as the last part of `batch.micro`.
+    found = [one for one in known if one.name == name]
+    found += [one for one in known if one.name != name and _get_last_part(one.name) == name]
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
         rule = "no column, flag, outcome, figure, verb, config key or file of conf/"
@@ -70,28 +64,86 @@ def _find(name: str, known: "Iterable[Explanation]") -> "list[Explanation]":
 
 def _get_last_part(name: str) -> str:
     """Return `micro` of `batch.micro`, `mt5_xl` of `model=mt5_xl`."""
-    return name.rpartition("=")[2].rpartition(".")[2]
+    return re.split(r"[.=]", name)[-1]
 
 
-def _format(one: "Explanation") -> str:
-    """Return a name with its kind, its meaning and what else is known, as wide as the terminal."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    lines = [f"{one.name} ({one.kind})"]
-    texts = [one.meaning] if one.meaning else []
-    for text in (*texts, *(f"{label}: {value}" for label, value in one.details)):
-        lines.append(textwrap.fill(inspect.cleandoc(text), width, initial_indent="  ", subsequent_indent="  "))
-    return "\n".join(lines)
+def _format(one: Explanation) -> str:
+    """Return a name with its kind, its meaning and its details."""
+    texts = [one.meaning, *(f"{label}: {value}" for label, value in one.details)]
+    return "\n".join([f"{one.name} ({one.kind})", *(_fill(inspect.cleandoc(text)) for text in texts if text)])
 
 
-def _format_names(found: "Iterable[Explanation]") -> str:
-    """Return all names by their kind."""
-    by_kind: dict[str, dict[str, None]] = {}
-    for one in found:
-        by_kind.setdefault(one.kind, {})[one.name] = None
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
-    filled = (
-        f"{kind}:\n"
-        + textwrap.fill("  ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        for kind, names in by_kind.items()
-    )
-    return "\n\n".join(filled)
+def _fill(text: str) -> str:
+    return textwrap.fill(text, options.WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+# ---------------------------------------- all names, each from the place that defines it
+
+_GROUPS = {
+    "model": "the model, by its shape; choose a file: model=mt5_base",
+    "engine": "the engine that trains, and its options: DDP, ZeRO, FSDP2 or a pipeline; choose one: engine=zero3",
+    "objective": "the task that the model learns; choose one: objective=causal_lm",
+    "data": "the source of the samples, with its options; choose one: data=text",
+    "measure": "the measurement protocol: how long a run warms up and is measured; choose one: measure=quick",
+    "machine": "the hardware with its peaks, for MFU and predictions; choose one: machine=h100",
+    "launcher": "how and where processes start, and when a run is given up; choose one: launcher=slurm",
+    "study": "a set of points that answers one question; choose one: zeroscale sweep study=smoke",
+    "batch": "samples per forward pass and per optimizer step",
+    "sequence": "tokens per sample by kind, such as sequence.encoder=512",
+    "parallel": "how ranks share one copy of the model",
+    "optimizer": "AdamW and its settings",
+    "learning": "training on a number of tokens with evaluation; without learning.tokens, only steps are measured",
+}
+"""Groups of config keys, and what to do with them."""
+
+
+def list_explanations() -> Iterator[Explanation]:
+    """Yield the meaning of every verb, group, column, flag, note, outcome, figure, config key and file of conf/."""
+    from analysis.columns import list_all_columns
+    from analysis.figures import list_figures
+    from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
+    from bench.cli import VERBS
+    from bench.config.reference.config import GROUPS, list_group_files, list_sections
+    from bench.core.record import FINAL
+
+    for name, verb in VERBS.items():
+        yield _explain(name, "verb", verb.summary, see=f"zeroscale {name} --help")
+    sections = list(list_sections())
+    for name, meaning in _GROUPS.items():
+        files = ", ".join(list_group_files(name)) if name in GROUPS else ""
+        keys = [key.path for one in sections for key in one.keys if key.path.startswith(f"{name}.")]
+        yield _explain(name, "group of config keys", meaning, files=files, keys=", ".join(dict.fromkeys(keys)))
+    for column in list_all_columns().values():
+        better = "" if column.better == "neither" else column.better
+        yield _explain(column.name, "column", column.meaning, unit=column.unit, better_is=better)
+    for kind, known in (("flag", FLAGS), ("note", NOTES)):
+        for name, flag in known.items():
+            counts = "in no summary" if name in NO_MEASUREMENT else ""
+            yield _explain(name, kind, f"the run {flag.meaning}", what_to_do=REMEDIES[name], counts=counts)
+    for outcome, meaning in OUTCOMES.items():
+        yield _explain(outcome, "outcome", meaning, tried_again="no" if outcome in FINAL else "yes")
+    yield from (_explain(one.name, "figure", one.title) for one in list_figures())
+    for section in sections:
+        kind = "key of a study file" if section.group == "study" else "config key"
+        kind += f" of {section.group} {section.plugin}" if section.plugin else ""
+        for key in section.keys:
+            yield _explain(key.path, kind, key.meaning, type=key.type.replace("`", ""), default=key.default)
+    for group in GROUPS:
+        yield from (_explain_file(group, name) for name in list_group_files(group))
+
+
+def _explain(name: str, kind: str, meaning: str, **details: str) -> Explanation:
+    shown = tuple((label.replace("_", " "), text) for label, text in details.items() if text)
+    return Explanation(name, kind, meaning, shown)
+
+
+def _explain_file(group: str, name: str) -> Explanation:
+    """Return the description of a file of conf/: the comment at its top, or its source."""
+    from bench.core.files import find_conf_folder
+
+    text = (find_conf_folder() / group / f"{name}.yaml").read_text(encoding="utf-8")
+    comments = re.match(r"(?:#[^\n]*\n)*", text)
+    lines = [line.strip("# ") for line in comments[0].splitlines()] if comments else []
+    source = re.search(r'^source: "?(.*?)"?$', text, flags=re.MULTILINE)
+    meaning = " ".join(lines) or (f"by {source[1]}" if source and source[1] else "")
+    return Explanation(f"{group}={name}", f"file of conf/{group}", meaning)

@@ -1,28 +1,35 @@
-"""Arguments that several verbs take, each declared once, and what several verbs print."""
+"""Arguments of several verbs, each declared once, and texts that several verbs print."""
 
 import argparse
+import contextlib
 import json
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from bench.core.errors import UserError, make_printable
 from bench.core.files import RESULTS
-from bench.core.formatting import describe_point, format_count
+from bench.core.formatting import describe_point, describe_result, format_count
 from bench.core.spec import config_id
 
 if TYPE_CHECKING:
     from bench.config.compose import Request
+    from bench.core.record import RunRecord
     from bench.core.store import Unreadable
     from bench.core.study import Pair
 
 JSON = "print JSON for another program"
+WIDTH = 100
+"""Columns of a line of prose. Lines with a path or a command are not broken, so that they can be copied."""
 
 
 def add_points(parser: argparse.ArgumentParser) -> None:
-    """Add what every verb that runs points takes."""
+    """Add the arguments of every verb that runs points."""
     add_overrides(parser)
     parser.add_argument("--dry-run", action="store_true", help="show every point and start nothing")
     add_json(parser)
@@ -49,18 +56,19 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def list_given_folders(args: argparse.Namespace) -> list[str]:
-    """Return --config-dir and --results as they were given, so that a printed command repeats them."""
+    """Return --config-dir and --results as they were given, to be repeated in a printed command."""
     given = (("--config-dir", args.config_dir, None), ("--results", args.results, RESULTS))
     return [word for option, value, usual in given if value != usual for word in (option, str(value))]
 
 
 def positive(option: str) -> Callable[[str], int]:
-    """Return the type of an option that takes a number of one at least."""
+    """Return the argparse type of an option that takes a number of at least 1."""
 
     def number(text: str) -> int:
+        # int() alone would accept " 3", "+3" and "3_0".
         if text.isdecimal() and int(text):
             return int(text)
-        raise UserError(f"{option} {text}", "not a positive number", "one is the least")
+        raise UserError(f"{option} {text}", "not a positive number", "give at least 1")
 
     return number
 
@@ -70,21 +78,30 @@ def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") ->
 
 
 def add_autopilot(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
-    help_text = "what the autopilot calls at its end, with the path of its summary as the last argument"
+    help_text = "resume whenever its jobs have ended, until every point has its answer"
+    parser.add_argument("--autopilot", action="store_true", help=help_text)
+    help_text = "command that the autopilot calls at its end, with the path of its summary as the last argument"
     parser.add_argument("--notify", metavar="COMMAND", help=help_text)
 
 
 def check_notify(args: argparse.Namespace) -> None:
-    """Raise UserError for a command to call at the end that nobody would call, or that no shell could read."""
+    """Raise UserError for a --notify without --autopilot, and for a command that a shell cannot parse."""
     if args.notify is None:
         return
     if not args.autopilot:
-        raise UserError("--notify", "is called by the autopilot at its end", "give --autopilot as well")
+        raise UserError("--notify", "the autopilot calls this command at its end", "give --autopilot as well")
     try:
         shlex.split(args.notify)
     except ValueError as error:
         raise UserError(f"--notify {args.notify}", str(error).lower(), "quote it as for a shell") from error
+
+
+def wrap(text: str, indent: int = 0) -> str:
+    """Return prose in lines of at most WIDTH columns. Lines after the first are indented by two more columns."""
+    first, other = " " * indent, " " * (indent + 2)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def format_point(composed: "Request") -> str:
@@ -93,7 +110,7 @@ def format_point(composed: "Request") -> str:
 
 
 def format_point_json(composed: "Request") -> str:
-    """Return a point with its machine and launcher, for another program."""
+    """Return a point with its machine and launcher as JSON."""
     plain = {
         "config_id": config_id(composed.spec),
         "spec": composed.spec.model_dump(mode="json", by_alias=True),
@@ -104,26 +121,55 @@ def format_point_json(composed: "Request") -> str:
 
 
 def print_chosen(chosen: "Sequence[Pair]") -> None:
-    """Say what was chosen for a point that runs on a CPU."""
+    """Print the overrides that were chosen for a point on a CPU, if there are any."""
+    # On standard error: a program may read standard output.
     if chosen:
         shown = " ".join(f"{key}={value}" for key, value in chosen)
-        print(f"on a CPU, where nothing else is given: {shown}", file=sys.stderr, flush=True)
+        print(f"defaults on a CPU: {shown}", file=sys.stderr, flush=True)
 
 
 def print_unreadable(found: "Sequence[Unreadable]") -> None:
-    """Say which files count as not there."""
+    """Print which files cannot be read and are ignored."""
     if found:
-        print(
-            f"zeroscale: cannot be read, and counts as not there: {format_count(len(found), 'file')}", file=sys.stderr
-        )
+        print(f"zeroscale: ignored, because unreadable: {format_count(len(found), 'file')}", file=sys.stderr)
     for error in found:
         print(f"  {make_printable(str(error))}", file=sys.stderr)
 
 
-def print_answer(folder: Path) -> None:
-    """Print the answer of a study in one to five sentences, runs of earlier sweeps included."""
-    from analysis import results
-    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
+def describe_run(record: "RunRecord") -> str:
+    """Return the result of a run in one line: step time, peak memory, rate, and flags that cast doubt on it."""
+    from analysis.flags import list_flags
+    from analysis.metrics.throughput import compute_tokens_per_s
 
-    for line in describe_answer(results.read([folder])):
-        print(line)
+    rate = compute_tokens_per_s(record) if record.outcome.kind == "ok" else None
+    flags = ", ".join(list_flags(record))
+    return describe_result(record) + (f", {rate:,.0f} tokens/s" if rate else "") + (f"; flags: {flags}" * bool(flags))
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return counts in words, the largest first, such as `14 busy, 2 short`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+@contextlib.contextmanager
+def explain_end(folder: Path) -> Iterator[None]:
+    """Print how to resume if Ctrl-C or SIGTERM ends this block; SIGTERM ends it in the same way as Ctrl-C."""
+    ended_by = "Ctrl-C"
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal ended_by
+        ended_by = "SIGTERM"
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # a shell starts background commands with Ctrl-C ignored
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = f"zeroscale resume {shlex.quote(str(folder))}"
+        print(f"zeroscale: ended by {ended_by}; finished runs are kept. To continue: {command}", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

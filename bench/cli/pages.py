@@ -1,4 +1,4 @@
-"""The file of an answer's page: an option, a check before the answer is worked out, and its writing."""
+"""The page of an answer: its option, a check before the answer is computed, and its file."""
 
 import argparse
 from pathlib import Path
@@ -8,12 +8,12 @@ from bench.core.errors import UserError
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:
-    help_text = "write the answer as a page with figures, which opens offline; an older one is replaced"
+    help_text = "write the answer as a page with figures, which opens offline; replaces an older page"
     parser.add_argument("--page", type=Path, metavar="FILE.html", help=help_text)
 
 
 def check_path(path: Path) -> None:
-    """Raise UserError for what cannot be a page: another kind of file could be one that somebody needs."""
+    """Raise UserError for a path that is not an HTML file: other files are not replaced."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--page {path}", "not the name of a page", "let it end in .html")
     if path.is_dir():
@@ -21,8 +21,9 @@ def check_path(path: Path) -> None:
 
 
 def write(path: Path, page: str, *, quiet: bool) -> None:
-    """Write a page, its folder too, and say where unless `quiet`."""
+    """Write a page and its folder, and print the path unless `quiet`."""
     try:
+        # Atomically: a browser may have the older page open.
         path.parent.mkdir(parents=True, exist_ok=True)
         store.write_atomically(path, page.encode())
     except OSError as error:

@@ -1,12 +1,13 @@
-"""Say before a run what memory it needs and how long a step takes: by term and by part, and how sure that is.
+"""Predict memory and step time of a point before it runs: by term and by part, with their ranges.
 
   zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
   zeroscale predict model=mt5_xl engine=zero3 devices_per_node=8 machine=h100 --page prediction.html
 
-One point is told by term, several in two lines each. GB are 10^9 bytes, of the rank that needs most. A number that is
-not sure stands before its range, from the best case to the worst.
+One point is printed by term, several points in two lines each. GB are 10^9 bytes, of the rank that needs most. An
+uncertain number is followed by its range, from the best case to the worst. A point that does not fit has no step time;
+the changes with which it would fit are printed instead.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from bench.core import terminal
 from bench.core.errors import NoPrediction
 from bench.core.formatting import describe_point, format_count, format_interval
 from bench.core.network import count_parameters
+from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
@@ -31,16 +33,16 @@ from bench.predict.workload import format_class, get_network
 from bench.sweep.prediction import Prediction
 
 _DOUBT = """\
-Exact, by what torch, transformers and DeepSpeed allocate: weights, master weights, optimizer moments, buckets,
-  activations, logits and loss. Approximate: gradients under way, gathered layers and working
-  memory, which are bounded at the moment when most lives."""
+Exact, from the allocations of torch, transformers and DeepSpeed: weights, master weights, optimizer moments, buckets,
+  activations, logits and loss. Approximate, an upper bound at the peak: gradients in flight, gathered layers and
+  working memory."""
 _DOUBT_CUDA = """\
-Least sure is what lies beside tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB that
-  the allocator may hold in pieces. No GPU run stands behind any of it yet."""
+Main uncertainty, on top of tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB of
+  fragmentation in the allocator. Not yet validated on a GPU."""
 
 
 def _parse_number(accept: Callable[[float], bool], rule: str) -> Callable[[str], float]:
-    """Return the type of an option that takes a finite number."""
+    """Return an argparse type for finite numbers that a rule accepts."""
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -62,31 +64,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config_dir(parser)
     pages.add_page(parser)
     parser.add_argument(
-        "--straggler",
-        type=_FACTOR,
-        default=1.0,
-        metavar="F",
-        help="the slowest rank computes F times as long",
+        "--straggler", type=_FACTOR, default=1.0, metavar="F", help="factor of the slowest rank's computing time"
     )
     parser.add_argument(
-        "--data-wait", type=_SECONDS, default=0.0, metavar="S", help="seconds that a step waits for its batches"
+        "--data-wait", type=_SECONDS, default=0.0, metavar="S", help="seconds in which a step waits for its batches"
     )
     parser.add_argument(
         "--rehearsed",
         type=_SECONDS,
         metavar="S",
-        help="what a step computes by `zeroscale rehearse`, on this machine",
+        help="computing seconds of a step, from `zeroscale rehearse` on this machine",
     )
     parser.add_argument(
         "--storage",
         type=_RATE,
         metavar="B",
-        help="bytes per second that a checkpoint is written with: goodput under failures, on GPUs",
+        help="bytes per second of checkpoint writes: adds the goodput under failures, on GPUs",
     )
 
 
 class PredictionAnswer(NamedTuple):
-    """What the verb says in words, as its page shows it; of several points how many fit, and nothing of time."""
+    """The prediction in words, as its page shows it. Of several points: the number that fit, and no time."""
 
     memory: Sequence[str]
     time: Sequence[str]
@@ -95,7 +93,7 @@ class PredictionAnswer(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0; whether a point fits is an answer, not a failure."""
+    """Return 0, also for a point that does not fit: that is an answer, not a failure."""
     if args.page:
         pages.check_path(args.page)
     found = api.predict(
@@ -106,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         rehearsed_s=args.rehearsed,
     )
     if args.json:
-        alone = len(found) == 1  # the largest micro-batch costs as much as thirty predictions
+        alone = len(found) == 1  # the largest micro-batch costs as much as 30 predictions
         print(json.dumps([_build_json(one, args.storage, alone=alone) for one in found], indent=1))
     elif len(found) == 1:
         print(_format_single(found[0], args.storage))
@@ -121,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_answer(found: Sequence[Prediction], storage: float | None, command: str) -> PredictionAnswer:
-    """Return what is said of the points, as lines without breaks."""
+    """Return the prediction of the points, as lines without breaks."""
     memory, time = [], []
     if len(found) == 1:
         (one,) = found
@@ -140,7 +138,7 @@ def _build_answer(found: Sequence[Prediction], storage: float | None, command: s
 
 
 def _format_command(args: argparse.Namespace) -> str:
-    """Return the command that gives this answer."""
+    """Return the command that repeats this answer."""
     given = [
         *(["--straggler", f"{args.straggler:g}"] if args.straggler != 1 else []),
         *(["--data-wait", f"{args.data_wait:g}"] if args.data_wait else []),
@@ -172,11 +170,11 @@ def _format_time(one: Prediction) -> str:
     time = one.time
     if time is None:
         remedy = one.describe_remedy()
-        return f"No step time is predicted: {one.time_unknown}{f'; {remedy}' if remedy else ''}."
+        return f"No step time is predicted: {one.time_unknown}." + (f"\nWhat would fit: {remedy}." if remedy else "")
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
     lines = [f"A step takes {format_interval(time.step_s, time.low_s, time.high_s)} s: {parts}."]
     if time.hidden_s:
-        lines[0] += f" Behind them {time.hidden_s:.3g} s of communication are hidden."
+        lines[0] += f" Another {time.hidden_s:.3g} s of communication overlap with computing."
     lines.append(f"{_format_rates(time)}; bound by {time.bound}.")
     if one.by_class:
         lines.append(format_class(one.software))
@@ -184,17 +182,17 @@ def _format_time(one: Prediction) -> str:
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
-    """Return what is expected of a long job under failures, where it is known how fast checkpoints are written."""
+    """Return the goodput of a long job under failures, if the rate of checkpoint writes is given."""
     goodput = _predict_goodput(one, storage)
-    if goodput is None:
+    if goodput is None or one.fits is False:
         return []
     share = format_interval(*(100 * part for part in (goodput.share, goodput.low, goodput.high)))
-    interval = f"a checkpoint every {goodput.interval_s / 60:.3g} min, a failure every {goodput.mtbf_s / 3600:.3g} h"
-    return [f"Goodput {share} %: {interval}, by {goodput.source}."]
+    every = [format_hours(seconds / 3600) for seconds in (goodput.interval_s, goodput.mtbf_s)]
+    return [f"Goodput {share} %: a checkpoint every {every[0]}, a failure every {every[1]}, from {goodput.source}."]
 
 
 def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
-    """Return the goodput of a point; None on a CPU, whose failures nobody published, and where nothing is written."""
+    """Return the goodput of a point; None without a write rate, and on CPUs, which have no published failure rate."""
     spec = one.point.composed.spec
     if storage is None or one.device == "cpu":
         return None
@@ -203,7 +201,7 @@ def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
 
 
 def _format_rates(time: StepTime) -> str:
-    """Return what a step's time makes of tokens per second and MFU, with their intervals."""
+    """Return tokens per second and MFU of a step time, with their intervals."""
     share = [time.step_s / seconds for seconds in (time.step_s, time.high_s, time.low_s)]
     tokens = format_interval(*(time.tokens_per_s * one for one in share))
     mfu = time.mfu
@@ -233,19 +231,19 @@ def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
         cells = [format_gigabytes(phase.terms.get(name, 0)) for phase in needed.phases]
         if any(phase.terms.get(name, 0) for phase in needed.phases):
             rows.append([name, *cells])
-    rows.append(["tensors in all", *(format_gigabytes(phase.total) for phase in needed.phases)])
+    rows.append(["all tensors", *(format_gigabytes(phase.total) for phase in needed.phases)])
     phases = range(1, len(needed.phases) + 1)
     text = terminal.align(rows, right=phases, least=(18, *(16 for _ in phases)), gap=0)
     head = f"{options.format_point(one.point.composed)}\nGB per rank at the peak of each phase"
-    told = "\n".join([*_list_needed(one, needed), *_list_doubts(one, needed)])
-    return "\n\n".join([head, text, told])
+    summary = "\n".join([*_list_needed(one, needed), *_list_doubts(one, needed)])
+    return "\n\n".join([head, text, summary])
 
 
 def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
-    """Return what the device must have, and what fits."""
+    """Return the memory that a device must have, and the largest micro-batch."""
     low, high = needed.device
     span = f"{format_gigabytes(low)} to {format_gigabytes(high)}" if high > low else format_gigabytes(low)
-    lines = [f"A device needs {span} GB in all; {format_gigabytes(needed.resident)} GB stay between steps."]
+    lines = [f"A device needs {span} GB in total; {format_gigabytes(needed.resident)} GB remain between steps."]
     micro, machine = one.largest_micro_batch(), one.point.composed.machine
     if micro and machine.memory_bytes:
         lines.append(
@@ -259,12 +257,12 @@ def _format_largest(micro: LargestMicroBatch) -> str:
     if not micro.perhaps:
         return "No micro-batch fits."
     if not micro.surely:
-        return f"No micro-batch fits surely; largest that may fit: {micro.perhaps}."
-    return f"Largest micro-batch: {micro.surely} surely, {micro.perhaps} perhaps."
+        return f"No micro-batch surely fits; the largest that may fit: {micro.perhaps}."
+    return f"Largest micro-batch: {micro.surely} surely fits, {micro.perhaps} may fit."
 
 
 def _list_doubts(one: Prediction, needed: MemoryPrediction) -> list[str]:
-    """Return which terms of memory to trust."""
+    """Return how exact each term of the memory is."""
     if one.device != "cuda":
         return [_DOUBT]
     base, reserve = "–".join(map(format_gigabytes, needed.base)), format_gigabytes(needed.reserve[1])

@@ -1,13 +1,14 @@
-"""Stage what a sweep needs on nodes without a network, and check that nothing is missing. For a login node.
+"""Stage what a sweep needs on nodes without a network, and check it. For a login node.
 
   zeroscale prepare study=paper launcher=my_cluster
   zeroscale prepare data=text data.tokenizer=google/mt5-base optimizer.implementation=native --arch 8.0,9.0
   srun --gpus=1 zeroscale prepare study=paper launcher=my_cluster --offline
 
-Data sets and tokenizers are fetched, and the corpus is tokenised, into Hugging Face's cache (HF_HOME); DeepSpeed's ops
-are built for each kind of node: processor or GPU, versions, container image. Then all of it is used as a run would, in
-a process without a network. `--offline` does only that: on a compute node it shows what a run will find there, and an
-op that nobody built for nodes of that kind is built. Exit code 0 if nothing is missing.
+Data sets and tokenizers are fetched and the corpus is tokenised into Hugging Face's cache (HF_HOME).
+DeepSpeed's ops are built for each kind of node: processor or GPU, versions, container image. Then a
+process without a network uses everything as a run would. With `--offline` only this check is made:
+on a compute node it shows what a run will find there, and builds ops that are missing for that kind
+of node. Exit code 0 if nothing is missing.
 """
 
 import argparse

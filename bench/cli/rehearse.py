@@ -1,12 +1,13 @@
-"""Run one rank of a job that may be far larger than this machine: real steps, its collectives only pretended.
+"""Run one rank of a job that may be far larger than this machine, with real steps and simulated collectives.
 
   zeroscale rehearse model=mt5_xxl engine=zero3 nodes=64 devices_per_node=8 machine=h200
   zeroscale rehearse model=tiny engine=zero2 nodes=4 devices_per_node=8 --rank 31
   zeroscale rehearse model=gpt_22b engine=pipeline parallel.pipeline=8 devices_per_node=8 --shapes-only
 
-It leaves a record with the evidence `rehearsed`: memory by phase, the time that a step computes, and the bytes that
-each collective would have moved. Losses and the time of communication cannot be known here and stay empty. With
-`--shapes-only` the rank may be larger than this machine: nothing is computed, memory is counted and not used.
+The record has the evidence `rehearsed`: memory by phase, the computing time of a step, and the bytes
+that each collective would have moved. Losses and communication times are unknown and stay empty. With
+`--shapes-only` the rank may be larger than this machine: no step is computed, and memory is counted
+without being used.
 """
 
 import argparse
@@ -21,17 +22,16 @@ from bench.core.record import RunRecord
 from bench.sweep import definition
 
 STUDY = "rehearsals"
-"""A folder of their own: a sweep would count a rehearsal as the run of its point."""
+"""A folder for rehearsals alone: a sweep would count a rehearsal as the run of its point."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    shown = "which rank, default 0; some engines allow no other"
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help=shown)
-    folder = "folder of the results; default: %(default)s"
-    parser.add_argument("--study", default=STUDY, metavar="NAME", help=folder)
-    less = "compute nothing: memory is counted, and not used; for a rank larger than this machine"
-    parser.add_argument("--shapes-only", action="store_true", help=less)
+    help_text = "the rank to run, default 0; some engines allow no other"
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help=help_text)
+    parser.add_argument("--study", default=STUDY, metavar="NAME", help="folder of the results; default: %(default)s")
+    help_text = "count memory without computing or using it; for a rank larger than this machine"
+    parser.add_argument("--shapes-only", action="store_true", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print(options.format_point_json(made.composed) if args.json else line)
         return 0
     if not args.json:
-        print(f"{line}\nrank {args.rank} of {ranks}, the others pretended", flush=True)
+        print(f"{line}\nrank {args.rank} of {ranks}, the other ranks are simulated", flush=True)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     print(record.model_dump_json(indent=1, by_alias=True) if args.json else _format_rehearsal(record, folder))
@@ -55,21 +55,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_rehearsal(record: RunRecord, folder: Path) -> str:
-    """Return what the rehearsal showed, for a reader."""
+    """Return the result of a rehearsal as text: computing time, and GB by phase and collective."""
     if record.outcome.kind != "ok" or record.observations is None:
         return f"{record.outcome.kind}: {record.outcome.reason}\n{folder}"
     seen = record.observations
-    (own,) = seen.memory
+    (own,) = seen.memory  # of the one real rank
     rows = [
         ("initialisation, peak", own.init_peak_bytes),
         ("between steps", own.resident_bytes),
         ("steps, peak", own.peak_allocated_bytes),
         *((f"{name}, {c.calls} calls a step", c.payload_bytes) for name, c in (seen.collectives or {}).items()),
     ]
-    typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown"
-    compute = f"a step computes {typical}, communication absent, n = {len(seen.compute_s)}"
-    if record.circumstance.shapes_only:
-        compute = "shapes alone, nothing computed"
     cells = [(name, "unknown" if size is None else f"{size / 1e9:.4f} GB") for name, size in rows]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
-    return "\n".join([f"ok: {compute}", table, str(folder)])
+    if record.circumstance.shapes_only:
+        return f"ok: only shapes, no step was computed\n{table}\n{folder}"
+    typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
+    return f"ok: a step computes {typical}, without communication, n = {len(seen.compute_s)}\n{table}\n{folder}"

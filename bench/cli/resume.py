@@ -1,9 +1,9 @@
-"""Go on with a sweep: start what has no final answer yet, and never what has one.
+"""Continue a sweep: start the points that have no final answer yet.
 
   zeroscale resume results/runs/paper
   zeroscale resume results/runs/paper --autopilot --notify "mail -s done me@example.org -a"
 
-Attempts that ended without a record get one first. Every point may be tried as often as its study allows.
+Attempts that ended without a record get one first. A point runs at most as often as its study allows.
 """
 
 import argparse
@@ -18,18 +18,18 @@ from pathlib import Path
 from bench import api
 from bench.cli import options, search, sweep
 from bench.cli.status import format_summary
-from bench.core import job_context, store, terminal
+from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, make_printable
 from bench.core.formatting import describe_result
 from bench.core.processes import build_module_command
-from bench.core.scheduling import SchedulerAway
+from bench.core.scheduling import SchedulerUnavailable
 from bench.sweep import definition, jobs, snapshot
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus, StudyState
 from bench.sweep.submitting import SubmitResult
 
 _PATIENCE_S = 30.0  # with a scheduler that does not answer
-_AUTOPILOT_PATIENCE_S = 600.0  # of the autopilot, which nobody would call again
+_AUTOPILOT_PATIENCE_S = 600.0  # of the autopilot: no user repeats its call
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +39,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`; of a search that has
-    ended, if it has found something."""
+    """Return 0 if the remaining points were submitted or, without a scheduler, if every point ended `ok`.
+
+    For a search that has ended, return 0 if it has a result.
+    """
     options.check_notify(args)
     options.print_unreadable(api.unreadable(args.folder))
     try:
         done = _resume(args)
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError as refusal:
-        if args.autopilot and job_context.find_job(os.environ).context.job_id:  # nobody else sees it
+        if args.autopilot and plugins.find_job(os.environ).context.job_id:  # nobody else sees it
             finish_autopilot(args.folder, args.notify, str(refusal))
         raise
     is_search = definition.find_search(definition.read(args.folder)) is not None
@@ -61,22 +63,21 @@ def run(args: argparse.Namespace) -> int:
         if not has_ended:
             return 0 if done.good else 1
     elif not is_search:
-        print(sweep.format_ended(done, as_json=args.json))
-        if not args.json:
-            options.print_answer(args.folder)
+        sweep.print_ended(done, as_json=args.json)
         return 0 if done.good else 1
     return search.print_verdict(args.folder, as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
-    with terminal.progress(quiet=args.json) as follow:
+    with options.explain_end(args.folder), terminal.progress(quiet=args.json) as follow:
         return api.resume(
             args.folder,
             autopilot=args.autopilot,
             notify=args.notify,
             patience_s=_AUTOPILOT_PATIENCE_S if args.autopilot else _PATIENCE_S,
-            tell=terminal.teller(quiet=args.json),
+            tell=terminal.build_printer(quiet=args.json),
             follow=follow,
+            describe=options.describe_run,
         )
 
 
@@ -87,7 +88,8 @@ _REPORT_S, _NOTIFY_S = 600.0, 300.0
 
 def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> None:
     """Write the report and the summary of a study whose autopilot ends, and call `notify` with the summary's path.
-    Whatever fails of that is told on standard error, and harms nothing else. `refusal` is why it ends before its time.
+
+    Failures are printed on standard error, and change nothing else. `refusal` is the reason for an early end.
     """
     report = _write_report(folder)
     path = folder / snapshot.REPORT / SUMMARY
@@ -103,8 +105,10 @@ def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> Non
 
 
 def _write_report(folder: Path) -> str:
-    """Have a process of its own write the report; return where it is, or why there is none. It may need what is not
-    installed here, and more memory than this small job has."""
+    """Write the report in a separate process; return its path in words, or why there is none.
+
+    It may need packages that are not installed here, and more memory than this small job has.
+    """
     out = folder / snapshot.REPORT
     command = build_module_command("bench.cli", "report", str(folder), "--out", str(out))
     try:
@@ -120,24 +124,15 @@ def _write_report(folder: Path) -> str:
 
 
 def _format_summary(view: StudyState, report: str, refusal: str) -> str:
-    """Return one page in Markdown: how every point ended, the most of them in one line each."""
+    """Return one page in Markdown: the outcomes of points, up to `_MOST_LINES` of them with a line each."""
     ended = f"The autopilot ended on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
-    lines = [
-        f"# {view.folder.name}",
-        "",
-        format_summary(view) + ".",
-        "",
-        ended,
-        make_printable(report) + ".",
-    ]
+    lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:
         lines.append(f"It could not go on: {make_printable(refusal)}.")
     open_points = [one for one in view.statuses if not one.final]
     if open_points:
         lines += ["", "## Without an answer", "", *_list_reasons(open_points)]
-    lines += [
-        f"- node {found.host} is not used any more: {found.reason}" for found in jobs.read_exclusions(view.folder)
-    ]
+    lines += [f"- node {found.host} is excluded: {found.reason}" for found in jobs.read_exclusions(view.folder)]
     answered = [one for one in view.statuses if one.final]
     if answered:
         lines += ["", "## Answers", "", *(_format_answer(view.folder, one) for one in answered[:_MOST_LINES])]
@@ -147,10 +142,10 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
 
 
 def _list_reasons(points: list[PointStatus]) -> list[str]:
-    """Return why points have no answer, the most frequent first."""
+    """Return the reasons why points have no answer, the most frequent first."""
     reasons = Counter((one.state, one.why) for one in points).most_common()
     lines = [f"- {number} × {state}: {make_printable(why)}" for (state, why), number in reasons[:_MOST_LINES]]
-    return [*lines, *([f"- … and {len(reasons) - _MOST_LINES} reasons more"] if len(reasons) > _MOST_LINES else [])]
+    return [*lines, *([f"- … and {len(reasons) - _MOST_LINES} more reasons"] if len(reasons) > _MOST_LINES else [])]
 
 
 def _format_answer(folder: Path, one: PointStatus) -> str:

@@ -3,9 +3,9 @@
   zeroscale run
   zeroscale run model=mt5_small engine=zero3 batch.micro=2
 
-It uses the GPUs that are here or, without any, two processes of the CPU; devices_per_node says another number. On a CPU
-precision, sequence lengths and window are those of the smoke study, so that there is an answer within a minute: give a
-key of precision, sequence or measure, and its section is that of conf/config.yaml.
+It uses the GPUs of this machine or, without any, two processes on the CPU; devices_per_node sets
+another number. On a CPU, precision, sequence lengths and measure are those of the smoke study
+unless you set them, so that a run takes less than a minute. A line names the keys that were chosen.
 """
 
 import argparse
@@ -13,13 +13,19 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import api, engines
 from bench.cli import options
 from bench.core import store, terminal
-from bench.core.formatting import describe_result
+from bench.core.errors import NoPrediction
+from bench.core.formatting import describe_result, format_interval, format_number
 from bench.core.record import RunRecord
 from bench.core.spec import Parallel, RunSpec
+from bench.measure import environment
+
+if TYPE_CHECKING:
+    from bench.sweep.prediction import Prediction
 
 STUDY = "adhoc"
 
@@ -32,12 +38,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
-    if args.dry_run:
-        print(options.format_point_json(made.composed) if args.json else options.format_point(made.composed))
-        return 0
+    if args.dry_run and args.json:
+        print(options.format_point_json(made.composed))
     if not args.json:
         options.print_chosen(made.chosen)
         print(options.format_point(made.composed), flush=True)
+        # With the chosen defaults, which are among these overrides.
+        (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
+        try:
+            lines = list_predictions(predicted)
+        except NoPrediction as unknown:
+            lines = [f"no prediction: {unknown}"]
+        if args.dry_run or "does not fit" in lines[0]:
+            print("\n".join(options.wrap(line, 4) for line in lines), flush=True)
+    if args.dry_run:
+        return 0
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
@@ -48,43 +63,59 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record.outcome.kind == "ok" else 1
 
 
-def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """Return what to print of a run whose folder is `folder` and that was asked for with `overrides` and `options`,
-    such as --config-dir DIR."""
+def list_predictions(predicted: "Prediction") -> list[str]:
+    """Return the predicted memory and step time of a point, or why they are unknown. May raise NoPrediction."""
+    from bench.sweep.forecast import MemoryForecast
+
+    if predicted.memory is None:
+        return [f"no prediction: {predicted.memory_unknown}"]
+    (low, high), room, where = predicted.memory.device, predicted.point.composed.machine.memory_bytes, "of the device"
+    if room is None and predicted.device == "cpu" and (host := predicted.host()):
+        # On a CPU all ranks share the memory of the host, and each process takes some in addition to its tensors.
+        low, high, where = host.low, host.high, "of this machine, for all ranks"
+        room = environment.read_host_memory_bytes()
+    fits = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0).fits(room)
+    span = "–".join(dict.fromkeys(format_number(size / 1e9) for size in (low, high)))
+    known = "" if room is None else f" of {format_number(room / 1e9)} GB"
+    memory = f"predicted memory: {span} GB{known} {where}: {'size unknown' if room is None else fits}"
+    if fits == "does not fit":
+        memory += f"; {predicted.describe_remedy() or 'choose a smaller model, batch.micro or sequence'}"
+    time = f"no step time predicted: {predicted.time_unknown}"
+    if step := predicted.time:
+        time = f"predicted step time: {format_interval(step.step_s, step.low_s, step.high_s)} s"
+    return [memory, time]
+
+
+def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """Return the lines to print about a run. `folder` has its record; `overrides` and the options `given`, such as
+    --config-dir DIR, are those of the command."""
     if record.outcome.kind != "ok":
         log = folder / store.LOG
         return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
     from analysis import flags
+    from analysis.metrics import step_time
     from analysis.metrics.throughput import compute_tokens_per_s
 
     rate = compute_tokens_per_s(record)
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
-    raised, notes = flags.list_flags(record), flags.list_notes(record)
-    return [
-        *([f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []),
-        *_describe_parts(record),
-        *([f"flags: {', '.join(raised)}"] if raised else []),
-        *(f"  {name}: the run {flags.FLAGS[name].meaning}" for name in raised),
-        *([f"notes: {', '.join(notes)}"] if notes else []),
-        *(f"  {name}: the run {flags.NOTES[name].meaning}" for name in notes),
-        *([f"  the longest step: {_describe_longest_step(record)}"] if "stall" in notes else []),
-        str(folder),
-        *_list_next_commands(record, folder.parents[1], overrides, options),
-    ]
-
-
-def _describe_longest_step(record: RunRecord) -> str:
-    """Return which step of a window was the longest, and its seconds."""
-    from analysis.metrics import step_time
-
-    step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
-    return f"number {step}, {seconds:.4g} s"
+    lines = [f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []
+    lines += _describe_parts(record)
+    for title, raised, known in (
+        ("flags", flags.list_flags(record), flags.FLAGS),
+        ("notes", flags.list_notes(record), flags.NOTES),
+    ):
+        lines += [f"{title}: {', '.join(raised)}"] if raised else []
+        lines += [options.wrap(f"{name}: the run {known[name].meaning}", 2) for name in raised]
+    if "stall" in flags.list_notes(record):
+        step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
+        lines.append(f"  the longest step: number {step}, {seconds:.4g} s")
+    return [*lines, str(folder), *_list_next_commands(record, folder.parents[1], overrides, given)]
 
 
 def _describe_parts(record: RunRecord) -> list[str]:
-    """Return how long the ranks with each part of the layers were idle in a step, on average, and the peak memory of
-    the one that needs most; nothing where every rank has all layers."""
+    """Return lines on a pipeline: the mean idle share of a step and the peak memory, by part of the layers. Without a
+    pipeline there are none."""
     from analysis.metrics.waiting import list_idle_shares
 
     observed, parts = record.observations, record.spec.parallel.pipeline
@@ -95,6 +126,7 @@ def _describe_parts(record: RunRecord) -> list[str]:
     groups = [range(part * ranks, (part + 1) * ranks) for part in range(parts)]
     shares = ", ".join(f"{100 * statistics.mean(idle[rank] for rank in group):.0f}" for group in groups)
     lines = [f"idle: {100 * statistics.mean(idle):.0f} % of a step; by part of the layers: {shares} %"]
+    # Ranks are numbered by part first: the first `ranks` ranks hold the first part.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory]
     if len(peaks) == record.spec.world_size and None not in peaks:
         most = ", ".join(f"{max(peaks[rank] or 0 for rank in group) / 2**20:.1f}" for group in groups)
@@ -102,22 +134,23 @@ def _describe_parts(record: RunRecord) -> list[str]:
     return lines
 
 
-def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return the commands that go on from here."""
+def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return commands to go on with, one per line."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
+    # None: the engine of an older record may no longer be installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:
-        reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *options]
+        reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *given]
         commands.insert(0, (shlex.join(reference), "the reference that losses are compared with"))
     rows = [("" if number else "next:", command, f" # {what}") for number, (command, what) in enumerate(commands)]
     return terminal.align(rows, gap=1).splitlines()
 
 
 def _list_reference_overrides(spec: RunSpec, overrides: Sequence[str]) -> list[str] | None:
-    """Return those of `overrides` that the reference is asked for with. Where ranks share a copy of the model there,
-    they do not here, and make the same micro-batches of a step with fewer each; None where these do not divide."""
+    """Return the overrides of the same point with the reference engine, in which no ranks share a copy of the model.
+    Each rank then computes fewer of the same micro-batches; return None where their number does not divide."""
     kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
     if spec.parallel == Parallel():
         return kept

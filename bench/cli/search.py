@@ -1,13 +1,14 @@
-"""Find the best point of a study's space in the fewest node-hours: its `search` section says what varies and is sought.
+"""Find the best point of a study's space in the fewest node-hours, by the study's `search` section.
 
   zeroscale search study=search_smoke --dry-run
   zeroscale search study=search_smoke
   zeroscale search study=search_smoke search.sampler=random
   zeroscale resume results/runs/search_smoke
 
-Every trial is a run in processes of its own, and stands in the results folder: a search that was ended goes on with
-the same command, or with `resume`, and `status` and `report` read it as any study. With a scheduler a few trials at a
-time are submitted; `--autopilot` asks for the next ones when these have ended.
+Every trial is a run in processes of its own with a record in the results folder. The same command,
+or `resume`, continues an interrupted search; `status` and `report` read it like any study. With a
+scheduler a few trials at a time are submitted; `--autopilot` submits the next trials when these have
+ended.
 """
 
 import argparse
@@ -35,21 +36,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the search is at its end and has found something; with a scheduler, if it took the jobs."""
+    """Return 0 if the search ended with a best point; with a scheduler, if the jobs were submitted."""
     options.check_notify(args)
     plan = api.plan_search(overrides=args.overrides, config_dir=args.config_dir)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
         print(format_plan(plan, as_json=args.json))
         return 0
-    with terminal.progress(quiet=args.json) as follow:
+    with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
         done = api.search(
             plan,
             results=args.results,
             autopilot=args.autopilot,
             notify=args.notify,
-            tell=terminal.teller(quiet=args.json),
+            tell=terminal.build_printer(quiet=args.json),
             follow=follow,
+            describe=options.describe_run,
         )
     if isinstance(done, SubmitResult) and not done.has_ended:
         print(sweep.format_submitted(done, folder, as_json=args.json))
@@ -58,39 +60,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_verdict(folder: Path, *, as_json: bool) -> int:
-    """Print what a search has found; return the exit code, 0 if that is anything."""
+    """Print the verdict of a search; return the exit code, 0 if there is a best point."""
     verdict = api.search_verdict(folder)
     print(format_verdict(verdict, folder, as_json=as_json))
     return 0 if verdict.best else 1
 
 
-_SHOWN = 5  # first trials of a plan, and equals of the best
+_SHOWN = 5  # first trials of a plan, and trials equal to the best
 
 
 def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
-    """Return the space, what of it is never tried, and the first trials."""
+    """Return the space, its points that are never tried, and the first trials."""
     section, listed = plan.pool.section, plan.pool.space.list_all() is not None
-    candidates = plan.pool.list_all()
-    feasible = [candidate for candidate in candidates if candidate.may_fit]
+    candidates, left_out = plan.pool.list_all(), plan.pool.explain_left_out()
+    infeasible = sum(not candidate.may_fit for candidate in candidates)
     first = _list_first(plan)
     if as_json:
         plain = {
             "study": plan.sweep.study,
             "points": len(candidates) if listed else None,
-            "cannot_run": len(plan.pool.explain_left_out()),
-            "never_feasible": len(candidates) - len(feasible),
+            "cannot_run": len(left_out),
+            "never_feasible": infeasible,
             "first": [{"config_id": one.point.config_id, "values": one.values, "why": one.why} for one in first],
         }
         return json.dumps(plain, indent=1)
+    bounds = " and ".join(f"{name} {bound}" for name, bound in section.constraints.items())
     size = format_count(len(candidates), "point") + ("" if listed else ", drawn from a larger space,")
     lines = [
         f"{size} by {', '.join(section.space)}",
-        f"sought: the {OBJECTIVES[section.objective]} {section.objective}{_format_constraints(section)}",
+        f"sought: the {OBJECTIVES[section.objective]} {section.objective}{bounds and f', with {bounds}'}",
     ]
-    if left_out := plan.pool.explain_left_out():
-        lines.append(f"cannot run, and are not tried: {format_count(len(left_out), 'point')}, such as: {left_out[0]}")
-    if len(feasible) < len(candidates):
-        lines.append(f"predicted far out of memory, and not tried: {len(candidates) - len(feasible):,}")
+    if left_out:
+        lines.append(f"cannot run, not tried: {format_count(len(left_out), 'point')}, such as: {left_out[0]}")
+    lines += [f"predicted far out of memory, not tried: {infeasible:,}"] if infeasible else []
     lines.append(f"by {section.sampler}, first:")
     for one in first:
         candidate = plan.pool.find(one.values)
@@ -98,15 +100,17 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
         lines.append(f"  {one.point.line}{predicted}{f'  {one.why}' if one.why else ''}")
     hours = "" if section.node_hours is None else f" and {section.node_hours:g} node-hours"
     until = f", or until {PATIENCE} in a row gain less than {100 * section.gain:g} % together"
+    # A grid and random draws end by their number, and a search with rungs ends when no training goes on.
     settles = section.trials > PATIENCE and section.sampler not in ("grid", "random") and not section.rungs
     lines.append(f"at most {format_count(section.trials, 'trial')}{hours}{until if settles else ''}; nothing started")
     return "\n".join(lines)
 
 
 def _list_first(plan: PlannedSearch) -> list[Proposal]:
-    """Return the trials that are asked for before any has an answer."""
+    """Return the first trials, as proposed before any trial has a result."""
     from bench.sweep.definition import Trial
 
+    # The proposer sees earlier proposals as running trials, as it would see the jobs of a queue.
     results: list[TrialResult] = []
     found: list[Proposal] = []
     while len(found) < _SHOWN and (proposal := plan.proposer.propose(results)):
@@ -115,50 +119,38 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
     return found
 
 
-def _format_constraints(section: SearchSection) -> str:
-    words = [f"{name} {bound}" for name, bound in section.constraints.items()]
-    return f", with {' and '.join(words)}" if words else ""
-
-
 def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> str:
-    """Return the best, what cannot be told apart from it, what it cost, and what may be left to gain."""
+    """Return the best trial, trials equal to it, the cost of the search, and why it ended."""
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)
-    section = verdict.section
-    lines = [f"best {section.objective}: {_format_trial(section, verdict.best)}"] if verdict.best else []
-    if verdict.best and verdict.best.quantities and (noise := verdict.best.quantities.noise(section.objective)):
-        lines.append(
-            f"its run is no sound measurement (busy machine, few or unsteady steps): it may be off by "
-            f"{100 * math.expm1(2 * noise):.0f} %; measure it again, `zeroscale run` with its overrides"
-        )
-    if not verdict.best:
-        lines.append(verdict.unmet or "nothing that was tried ended well")
+    section, best = verdict.section, verdict.best
+    lines = [f"best {section.objective}: {_format_trial(section, best)}"] if best else []
+    if best and best.quantities and (noise := best.quantities.noise(section.objective)):
+        off = f"{100 * math.expm1(2 * noise):.0f} %"  # two standard deviations of its logarithm
+        lines.append(f"its run is no sound measurement (busy machine, few or unsteady steps): off by up to {off}")
+        lines.append("measure it again: `zeroscale run` with its overrides")
+    lines += [] if best else [verdict.unmet or "no trial ended well"]
     if verdict.equals:
-        lines.append(f"not told apart from it by their intervals, each of one run: {len(verdict.equals)}")
+        lines.append(f"not distinguishable from it, by the intervals of one run each: {len(verdict.equals)}")
         lines += [f"  {_format_trial(section, one)}" for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"
-    early = f", {verdict.ended_early} of them ended early, for they could not win" if verdict.ended_early else ""
+    early = f", {verdict.ended_early} of them ended early: they could not win" if verdict.ended_early else ""
     spent = f"{verdict.node_hours:.3g} node-hours"
     lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}{early}; {spent}")
-    if verdict.reached:
-        furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
-        lines.append(f"trainings by the tokens that they came to: {furthest}")
-    if verdict.none_ended:
-        why = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
-        lines.append(
-            f"no training came to its end at {verdict.whole_tokens:,} tokens: the best led in mid-schedule only{why}"
-        )
-    if verdict.pending:
-        lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
-    if verdict.environments > 1:
-        lines.append(f"trials ran in {verdict.environments} environments, which may differ by more than points do")
-    if verdict.is_settled:
-        lines.append(f"ended: its last {PATIENCE} trials gained less than {100 * section.gain:g} % together")
-    elif verdict.is_spent:
-        lines.append("ended: its budget is spent")
-    lines.append(str(folder))
-    return "\n".join(lines)
+    furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
+    whole = f"{verdict.whole_tokens:,} tokens" if verdict.whole_tokens else ""
+    more = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
+    gain = f"{100 * section.gain:g} %"
+    notes = (
+        (verdict.reached, f"trainings by the tokens that they reached: {furthest}"),
+        (verdict.none_ended, f"no training came to its end at {whole}: the best led in mid-schedule{more}"),
+        (verdict.pending, f"without an answer: {format_count(verdict.pending, 'trial')}"),
+        (verdict.environments > 1, f"trials ran in {verdict.environments} environments, which may explain differences"),
+        (verdict.is_settled, f"ended: its last {PATIENCE} trials gained less than {gain} together"),
+        (verdict.is_spent and not verdict.is_settled, "ended: its budget is spent"),
+    )
+    return "\n".join([*lines, *(text for holds, text in notes if holds), str(folder)])
 
 
 def _format_trial(section: SearchSection, result: TrialResult) -> str:
@@ -173,26 +165,20 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
 
     def plain(result: TrialResult) -> dict[str, Any]:
         assert result.quantities
-        low, high = find_interval(section, result)
-        value = result.quantities.get(section.objective)
-        point = result.trial.point
-        return {"config_id": point.config_id, "values": result.trial.values, "value": value, "low": low, "high": high}
+        (low, high), trial = find_interval(section, result), result.trial
+        value = {"value": result.quantities.get(section.objective), "low": low, "high": high}
+        return {"config_id": trial.point.config_id, "values": trial.values, **value}
 
+    same = ("ended_early", "environments", "never_feasible", "node_hours", "none_ended", "outcomes", "pending")
     return {
         "folder": str(folder),
         "objective": section.objective,
         "best": plain(verdict.best) if verdict.best else None,
         "equals": [plain(one) for one in verdict.equals],
-        "outcomes": verdict.outcomes,
-        "ended_early": verdict.ended_early,
-        "pending": verdict.pending,
-        "environments": verdict.environments,
         "points": verdict.candidates,
-        "never_feasible": verdict.never_feasible,
         "unmet": verdict.unmet or None,
-        "node_hours": verdict.node_hours,
-        "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
         "settled": verdict.is_settled,
         "over": verdict.is_over,
+        **{name: getattr(verdict, name) for name in same},
     }

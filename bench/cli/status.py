@@ -1,44 +1,48 @@
-"""Show how many points of a sweep ended how, and which of them are pending, running or did not end ok, and why.
+"""Show the outcomes of a sweep, and every point that is pending, running or not `ok`, with the reason.
 
   zeroscale status results/runs/smoke
   zeroscale status results/runs/smoke --all
   zeroscale status results/runs/paper --wait && zeroscale report results/runs/paper --out reports/paper
 
-Attempts that ended without a record get one, with the scheduler's words as evidence. Exit code 0 if every point is
-answered.
+Attempts that ended without a record get one, with the scheduler's state as evidence. Flags are those
+of `zeroscale table`, for up to 300 runs. Exit code 0 if every point is answered.
 """
 
 import argparse
+import contextlib
 import json
 import shlex
+import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench import api
+from bench import api, launchers
 from bench.cli import options
-from bench.core import terminal
-from bench.core.errors import make_printable
-from bench.core.formatting import format_count
+from bench.core import store, terminal
+from bench.core.errors import UserError, make_printable
+from bench.core.formatting import format_count, format_duration
+from bench.core.quantities import compute_node_hours
 from bench.core.scheduling import JobState
+from bench.core.store import RECORD, read_record
 from bench.sweep import jobs
 from bench.sweep.jobs import SubmittedJob
 from bench.sweep.status import PointStatus, StudyState, describe_wait
 
 _WAIT_S = 5.0
-_STUCK_S = (
-    30.0  # of nothing but jobs that cannot start, before `--wait` gives up: a job that has just ended is not seen
-)
+# `--wait` gives up after so long with jobs that cannot start: a job that has just ended may still block them.
+_STUCK_S = 30.0
+_MOST_READ = 300  # runs whose flags are shown: each record takes a millisecond or more to decode
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_study_folder(parser)
     parser.add_argument("--all", action="store_true", help="show the points that ended ok as well")
-    parser.add_argument("--wait", action="store_true", help="return only when nothing is pending or running any more")
+    parser.add_argument("--wait", action="store_true", help="return as soon as nothing is pending or running")
     options.add_json(parser)
 
 
@@ -51,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wait(folder: Path, *, quiet: bool) -> api.Status:
-    """Return where a study stands once nothing of it can change by itself any more."""
+    """Return the state of a study as soon as no job and no local run can change it."""
     status, stuck_since = _read_status(folder), time.monotonic()
     with terminal.progress(quiet=quiet) as follow:
         while status.under_way or (status.stuck and time.monotonic() < stuck_since + _STUCK_S):
             stuck_since = time.monotonic() if status.under_way else stuck_since
-            follow(format_summary(status.view))
+            follow(format_progress(status.view))
             time.sleep(_WAIT_S)
             status = _read_status(folder)
     return status
@@ -65,56 +69,133 @@ def _wait(folder: Path, *, quiet: bool) -> api.Status:
 def _read_status(folder: Path) -> api.Status:
     status = api.status(folder)
     if status.scheduler_away:
-        print(f"zeroscale: {status.scheduler_away}; shown is what the folder says", file=sys.stderr)
+        print(f"zeroscale: {status.scheduler_away}; the states below are from the folder alone", file=sys.stderr)
     return status
 
 
 def _format_text(view: StudyState, *, every: bool) -> str:
-    lines = [_format_line(one) for one in view.statuses if every or not (one.final and one.outcome == "ok")]
+    flags = _read_flags(view)
+    shown = [one for one in view.statuses if every or not (one.final and one.outcome == "ok")]
+    lines = [_format_line(one, flags.get(one.folder, ())) for one in shown]
     lines += [
-        f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
+        f"node {found.host} is excluded: {found.reason} (runs {', '.join(found.runs)})"
         for found in jobs.read_exclusions(view.folder)
     ]
     lines += [make_printable(line) for line in _list_job_lines(view)]
-    return "\n".join([*lines, format_summary(view)])
+    if not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES and _is_interrupted(view):
+        resume = f"zeroscale resume {shlex.quote(str(view.folder))}"
+        lines.append(f"no process measures this sweep now; to run the waiting points: {resume}")
+    return "\n".join([*lines, format_progress(view, Counter(name for raised in flags.values() for name in raised))])
+
+
+def _is_interrupted(view: StudyState) -> bool:
+    """Return whether points wait and none runs."""
+    states = {one.state for one in view.statuses}
+    return "waiting" in states and "running" not in states
+
+
+def _read_flags(view: StudyState) -> dict[str, tuple[str, ...]]:
+    """Return the flags of every run that ended `ok`, by its folder; empty if there are more than `_MOST_READ` runs."""
+    from analysis.flags import list_flags  # here: it imports numpy
+
+    folders = [one.folder for one in view.statuses if one.final and one.outcome == "ok"]
+    flags = {}
+    for folder in folders if len(folders) <= _MOST_READ else ():
+        with contextlib.suppress(OSError, store.Unreadable):
+            flags[folder] = list_flags(store.read_record(view.folder / folder / store.RECORD))
+    return flags
 
 
 def _list_job_lines(view: StudyState) -> Iterator[str]:
-    """Yield the jobs that the scheduler still has, and what may be done about them."""
+    """Yield the jobs that the scheduler still has, and how to cancel those of no use."""
     for job, state in view.list_live():
         what = describe_wait(state) if state.pending else state.state.lower()
         log = view.find_log(job, state.task)
         shown = f"  {log}" if log and log.exists() else f"  {job.folder}"
         yield f"job {state.number}  {'autopilot, ' if not job.points else ''}{what}{shown}"
-    cancel = f"to take them back: zeroscale cancel {shlex.quote(str(view.folder))}"
+    cancel = f"to cancel them: zeroscale cancel {shlex.quote(str(view.folder))}"
     if any(job.points for job in view.live) and all(point_status.final for point_status in view.statuses):
         yield f"every point has its answer, and jobs are left; {cancel}"
     elif any(state.stuck for _, state in view.list_live()):
         yield f"jobs that cannot start stay in the queue; {cancel}"
 
 
-def _format_line(point_status: PointStatus) -> str:
+def _format_line(point_status: PointStatus, flags: Sequence[str]) -> str:
     shown = point_status.outcome if point_status.final else point_status.state
     why = f"  {point_status.why}" if point_status.why else ""
-    return make_printable(f"{shown:<10}  {point_status.point.line}  repeat {point_status.key.repeat}{why}")
+    flagged = f"  flags: {', '.join(flags)}" if flags else ""
+    return make_printable(f"{shown:<10}  {point_status.point.line}  repeat {point_status.key.repeat}{why}{flagged}")
 
 
-def format_summary(view: StudyState) -> str:
-    """Return how many points stand where, and what was spent on them, in one line."""
+def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
+    """Return the numbers of points by state and the node-hours in one line; `flags` are numbers of `ok` runs."""
     shown = Counter(
         point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
     )
-    counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
-    queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is not known"
+    counts = ", ".join(
+        f"{number} {kind}" + (f" ({options.format_counts(flags)})" if kind == "ok" and flags else "")
+        for kind, number in shown.most_common()
+    )
+    queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
     spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
 
 
+def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
+    """Return the summary of a sweep, and an estimate of the time left."""
+    left = estimate_time_left(view)
+    return format_summary(view, flags) + (f"; {left.describe()}" if left else "")
+
+
+class TimeLeft(NamedTuple):
+    """Estimate of the time until every point of a sweep has been tried, without waiting in the queue."""
+
+    minutes: float
+    finished: int  # points whose median it is; 0: from the time limits in the plan
+
+    def describe(self) -> str:
+        """Return the estimate in words, with its source."""
+        shown = format_duration(60 * self.minutes)
+        if self.finished:
+            return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"
+        return f"at most {shown} left, by the time limits in the plan"
+
+
+_LATEST = 50
+"""Finished points whose records are read for a median: enough for it, and quick also in a sweep of thousands."""
+
+
+def estimate_time_left(view: StudyState) -> TimeLeft | None:
+    """Estimate the time left from the median of finished points, per number of nodes, or from the plan's time limits.
+
+    As many points are assumed to run at a time as run now, and at least one. None if no point is left, if the time of
+    a point is unknown, or if the scheduler did not answer.
+    """
+    if view.seen.jobs and not view.is_reached:
+        return None
+    left = [one.point for one in view.statuses if one.state not in ("answered", "given up")]
+    done = [one for one in view.statuses if one.final and one.outcome == "ok"][-_LATEST:]
+    by_nodes: dict[int, list[float]] = {}
+    for one in done if left else ():
+        with contextlib.suppress(UserError):  # a record of a later version, say
+            hours = compute_node_hours(read_record(view.folder / one.folder / RECORD))
+            by_nodes.setdefault(one.point.nodes, []).extend([60 * hours / one.point.nodes] if hours else [])
+    medians = {nodes: statistics.median(minutes) for nodes, minutes in by_nodes.items() if minutes}
+    typical = statistics.median(medians.values()) if medians else None
+    minutes = [medians.get(point.nodes, typical or point.time_limit_min) for point in left]
+    known = [one for one in minutes if one is not None]
+    if not known or len(known) < len(minutes):
+        return None
+    at_a_time = max(1, sum(one.state == "running" for one in view.statuses))
+    return TimeLeft(max(sum(known) / at_a_time, max(known)), sum(map(len, by_nodes.values())))
+
+
 def _format_json(status: api.Status) -> str:
-    view = status.view
+    view, flags = status.view, _read_flags(status.view)
     plain = {
         "folder": str(view.folder),
         "node_hours": view.spent_node_hours(),
+        "minutes_left": left.minutes if (left := estimate_time_left(view)) else None,
         "scheduler_away": status.scheduler_away or None,
         "jobs": None if status.scheduler_away else [job.handle for job in view.live],
         "queue": None
@@ -128,6 +209,7 @@ def _format_json(status: api.Status) -> str:
                 "state": point_status.state,
                 "outcome": point_status.outcome or None,
                 "why": point_status.why,
+                "flags": flags.get(point_status.folder),
                 "job": (state := view.queue.get((point_status.job, point_status.task))) and state.number,
                 "attempts": point_status.attempts,
                 "run": point_status.folder or None,

@@ -1,25 +1,31 @@
-"""Measure every point of a study, or of comma lists: here one after the other, or submitted to a scheduler.
+"""Measure every point of a study or of comma lists, on this machine or as jobs of a scheduler.
 
   zeroscale sweep study=smoke
   zeroscale sweep model=tiny engine=ddp,zero1,zero2,zero3 batch.micro=2,4,8 --dry-run
-  zeroscale sweep study=paper launcher=slurm --dry-run
-  zeroscale sweep study=strong_scaling launcher=slurm --autopilot
+  zeroscale sweep study=paper launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run
+  zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
-Comma lists without a study take, on a CPU, the sizes and the window of the smoke study, as `zeroscale run` does. Each
-of their points runs once, which is indicative: the last line says what five repeats take.
-Points that already have a final answer on this machine in this environment are skipped, so that a sweep that was
-interrupted goes on where it ended. A point that is predicted far out of memory is recorded as infeasible and not run,
-unless `--no-prune` is given. With a scheduler the command returns at once: `zeroscale status` shows how it goes.
+On a CPU, comma lists without a study use the sizes and the window of the smoke study, as `zeroscale
+run` does. Each of their points runs once, which is indicative: the last line is the command for
+five repeats, with its cost.
+
+Points that already have a final answer on this machine in this environment are skipped, so that an
+interrupted sweep continues where it ended. A point that is predicted far out of memory is recorded
+as infeasible and not run, unless `--no-prune` is given. With a scheduler the command returns at
+once: `zeroscale status` shows the progress.
 """
 
 import argparse
 import json
+import re
 import shlex
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import api, launchers
 from bench.cli import options
@@ -27,14 +33,15 @@ from bench.config.compose import Expansion
 from bench.core import terminal
 from bench.core.files import RESULTS
 from bench.core.formatting import format_count
+from bench.core.machine import Machine
 from bench.core.quantities import compute_node_hours
 from bench.core.spec import RunSpec, read_protocol
 from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
 from bench.sweep import jobs, submitting
-from bench.sweep.definition import SweepDefinition
-from bench.sweep.forecast import Forecast, MemoryForecast, compute_minutes, explain_unpredicted
+from bench.sweep.definition import SweepDefinition, SweepPoint
+from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.pruning import is_far_out_of_memory
@@ -45,24 +52,27 @@ if TYPE_CHECKING:
     from bench.sweep.plan import PlannedSweep
 
 
+_SHOWN = 20  # points that a dry run lists without --list: one screen
+_COLUMNS = 100
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    help_text = "runs of every point, in random order; default: the study's, and one without a study"
+    help_text = f"with --dry-run: list all points, also where they are more than {_SHOWN}, and infeasible ones"
+    parser.add_argument("--list", action="store_true", help=help_text)
+    help_text = "runs of every point, in random order; default: those of the study, 1 without a study"
     parser.add_argument("--repeats", type=options.positive("--repeats"), metavar="N", help=help_text)
-    parser.add_argument(
-        "--no-prune",
-        action="store_true",
-        help="measure also what a smaller micro-batch or a prediction says cannot fit",
-    )
+    help_text = "run also points that cannot fit, by a smaller micro-batch or a prediction"
+    parser.add_argument("--no-prune", action="store_true", help=help_text)
     options.add_autopilot(parser)
     help_text = "at most N of the sweep's jobs in the queue"
     parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=help_text)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
-    parser.add_argument("--begin", metavar="WHEN", help="start no job before, as the scheduler takes it: 20:00")
+    parser.add_argument("--begin", metavar="WHEN", help="start no job before, in the scheduler's format: 20:00")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if every point has a final answer and every answer is `ok`; with a scheduler, if it took the jobs."""
+    """Return 0 if every point has the answer `ok`; with a scheduler, if it accepted the jobs."""
     options.check_notify(args)
     plan = api.plan(
         overrides=args.overrides,
@@ -78,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
         options.print_chosen(plan.chosen)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
-        print(format_json(plan.sweep) if args.json else format_text(plan.sweep, plan.expansion, folder))
+        text = partial(format_text, plan.sweep, plan.expansion, folder, every=args.list)
+        print(format_json(plan.sweep) if args.json else text())
         _print_repeats(args, plan)
         return 0
     if plan.queues:
@@ -88,17 +99,21 @@ def run(args: argparse.Namespace) -> int:
         print(format_submitted(done, folder, as_json=args.json))
         _print_repeats(args, plan)
         return 0 if done.good else 1
-    with terminal.progress(quiet=args.json) as follow:
-        ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
-    print(format_ended(ended, as_json=args.json))
-    if not args.json:
-        options.print_answer(ended.folder)
+    with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
+        ended = api.run(
+            plan,
+            results=args.results,
+            tell=terminal.build_printer(quiet=args.json),
+            follow=follow,
+            describe=options.describe_run,
+        )
+    print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
     return 0 if ended.good else 1
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
-    """Print what five repeats of comma lists take, whose points run once."""
+    """Print the cost of five repeats of comma lists, whose points run once."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
         print(format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
@@ -122,38 +137,79 @@ def format_json(sweep: SweepDefinition) -> str:
     return json.dumps(plain, indent=1)
 
 
-def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path) -> str:
-    """Return every point in order, what was left out, and what would be submitted."""
+def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, every: bool) -> str:
+    """Return a summary of the sweep, its points in order, and the scripts that would be submitted.
+
+    Without `every`, infeasible points are only counted, and so are all points if they are many.
+    """
     predictions = PredictionText(sweep)
     planned = _plan_jobs(sweep, predictions) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
-    script = {requested.key: f"job {number}" for number, job in enumerate(planned, 1) for requested in job.points}
-    lines = []
-    for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
-        limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
-        lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if key in script else ""))
-        lines.append(predictions.line(index))
-    lines += [f"left out by {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()]
-    if expansion.merged:
-        lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
-    lines += _format_scripts(sweep, planned, folder) if planned else []
-    lines += predictions.summary()
+    count = format_count(len(sweep.points), "point")
+    if len(sweep.order) > len(sweep.points):
+        count = f"{len(sweep.order)} runs of {count}"
     if planned:
         hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
-        jobs_text = f"{format_count(len(sweep.order), 'point')} in {format_count(len(planned), 'job')}"
         hours_text = f"{hours / 60:.1f} node-hours if all of them use their whole time limit"
-        lines.append(f"{jobs_text}, {hours_text}; nothing submitted")
+        lines = [f"{count} in {format_count(len(planned), 'job')}, {hours_text}; nothing submitted"]
     else:
-        lines.append(f"{format_count(len(sweep.order), 'point')}, nothing started")
-    return "\n".join(lines)
+        lines = [f"{count}, nothing started"]
+    lines += predictions.summary()
+    lines += [f"excluded by {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()]
+    if expansion.merged:
+        lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
+    runs = Counter(index for _, index in sweep.order if every or not predictions.infeasible(index))
+    if every or len(runs) <= _SHOWN:
+        jobs_of: dict[str, dict[int, None]] = {}  # numbers in order, by config_id
+        for number, job in enumerate(planned, 1):
+            for requested in job.points:
+                jobs_of.setdefault(requested.config_id, {})[number] = None
+        for index, repeats in runs.items():
+            point = sweep.points[index]
+            lines += _list_point(point, repeats, predictions.line(index), list(jobs_of.get(point.config_id, ())))
+    else:
+        lines += [_format_shapes(sweep, predictions), "--list shows every point"]
+    return "\n".join([*lines, *_format_scripts(sweep, planned, folder)])
+
+
+def _list_point(point: SweepPoint, repeats: int, predicted: str, its_jobs: Sequence[int]) -> list[str]:
+    """Return the lines of one point; none is longer than a terminal of 100 columns."""
+    limit = f"limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
+    named = f"job{'s' * (len(its_jobs) > 1)} {', '.join(map(str, its_jobs))}" if its_jobs else ""
+    line = "  ".join(filter(None, [point.line, format_count(repeats, "run"), limit, named]))
+    together = re.sub(r"(?<! ) (?! )", "\xa0", line)  # a line breaks between two columns, not within one
+    wrapped = textwrap.wrap(together, _COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
+    return [
+        *(part.replace("\xa0", " ") for part in wrapped),
+        *textwrap.wrap(predicted, _COLUMNS, subsequent_indent="    "),
+    ]
+
+
+def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str:
+    """Return a table of the points by model and devices."""
+    shapes = Counter[tuple[str, int, int]]()
+    infeasible = Counter[tuple[str, int, int]]()
+    for _, index in sweep.order:
+        point = sweep.points[index]
+        shape = point.spec["model"]["name"], point.nodes, point.devices_per_node
+        shapes[shape] += 1
+        infeasible[shape] += predictions.infeasible(index)
+    rows = [("model", "nodes", "devices per node", "runs", "infeasible")]
+    rows += [
+        (model, f"{n}", f"{devices}", f"{shapes[model, n, devices]}", f"{infeasible[model, n, devices]}")
+        for model, n, devices in sorted(shapes)
+    ]
+    return terminal.align(rows, right={1, 2, 3, 4})
 
 
 ENOUGH = 5
-"""Repeats that comparing configurations takes as a rule."""
+"""Repeats that usually suffice to compare configurations."""
 
 
 def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
-    """Return the command that repeats every point, and the node-hours that it takes: by the runs that are there, where
-    every point has one, else as predicted."""
+    """Return the command for `ENOUGH` repeats of every point, and its node-hours.
+
+    They follow from recorded runs if every point has one, otherwise from predictions.
+    """
     command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
     command += ["--results", str(results)] if results != RESULTS else []
     command += ["--config-dir", str(config_dir)] if config_dir else []
@@ -166,7 +222,7 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Job]:
-    """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
+    """Return the jobs as for a cluster without limits: planning does not ask the scheduler."""
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
         for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
@@ -178,6 +234,8 @@ def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Jo
 
 def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) -> list[str]:
     """Return the script of the first job of every kind; jobs of one kind differ only in folder and time limit."""
+    if not planned:
+        return []
     (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
     lines, shown_kinds = [], set()
     for number, job in enumerate(planned, 1):
@@ -193,44 +251,55 @@ def _get_job_kind(job: Job) -> tuple[Any, ...]:
     return job.nodes, job.devices_per_node, job.mode
 
 
-def format_ended(done: SweepResult, *, as_json: bool) -> str:
-    """Return how the points of a sweep here ended."""
+def print_ended(done: SweepResult, *, as_json: bool) -> None:
+    """Print the outcomes of a sweep on this machine with their flags, and the answer to its question."""
     if as_json:
-        plain = {
-            "study": done.folder.name,
-            "outcomes": done.outcomes,
-            "skipped": done.skipped,
-            "unanswered": done.unanswered,
-            "folder": str(done.folder),
-        }
-        return json.dumps(plain)
-    outcomes = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
+        outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
+        print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
+        return
+    from analysis import results
+    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
+
+    found = results.read([done.folder])
+    ok = found.table[found.table["outcome"] == "ok"]
+    print(format_ended(done, Counter(flag for flags in ok["flags"].fillna("") for flag in flags.split())))
+    for line in describe_answer(found):
+        print(line)
+
+
+def format_ended(done: SweepResult, flags: Mapping[str, int]) -> str:
+    """Return the outcomes of a sweep in one line; `flags` are numbers of `ok` runs."""
+    outcomes = ", ".join(
+        f"{number} {kind}" + (f" ({options.format_counts(flags)})" if kind == "ok" and flags else "")
+        for kind, number in done.outcomes.most_common()
+    )
     parts = [outcomes, f"{done.skipped} already had an answer"]
     parts += [f"{done.unanswered} without an answer: go on with zeroscale resume"] if done.unanswered else []
     return "; ".join([*filter(None, parts), str(done.folder)])
 
 
 def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bool) -> str:
-    """Return what was submitted, what was settled meanwhile, and what comes next."""
+    """Return the submitted jobs, the records written meanwhile, and the next command."""
     if as_json:
-        return json.dumps(
-            {
-                "folder": str(folder),
-                "submitted": [
-                    {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
-                ],
-                "concluded": done.concluded,
-                "pruned": done.without_run.get("pruned", 0),
-                "infeasible": done.without_run.get("infeasible", 0),
-                "left": len(done.left),
-                "impossible": done.impossible,
-                "why_left": done.why_left,
-                "queued": done.queued,
-                "autopilot": done.autopilot,
-                "autopilot_refused": done.autopilot_refused or None,
-                "cut_short": done.cut_short or None,
-            }
-        )
+        plain = {
+            "folder": str(folder),
+            "submitted": [
+                {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
+            ],
+            "concluded": done.concluded,
+            "pruned": done.without_run.get("pruned", 0),
+            "infeasible": done.without_run.get("infeasible", 0),
+            "left": len(done.left),
+            "impossible": done.impossible,
+            "why_left": done.why_left,
+            "queued": done.queued,
+            "autopilot": done.autopilot,
+            "autopilot_refused": done.autopilot_refused or None,
+            "cut_short": done.cut_short or None,
+        }
+        return json.dumps(plain)
+    where = shlex.quote(str(folder))
+    resume = f"go on with: zeroscale resume {where}"
     lines = [
         f"job {number}: {format_count(len(job.points), 'point')}, "
         f"{format_count(job.nodes, 'node')} × {job.devices_per_node}, "
@@ -238,25 +307,23 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
         for job, number in done.submitted
     ]
     if done.concluded:
-        lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had left no record")
+        lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had ended without a record")
     lines += [f"not to be run ({kind}): {format_count(number, 'point')}" for kind, number in done.without_run.items()]
     if done.impossible:
         never = format_count(done.impossible, "point")
         lines.append(f"never to start on this cluster: {never} ({done.why_left})")
     if len(done.left) > done.impossible:
-        go_on = (
-            "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"
-        )
         to_come = format_count(len(done.left) - done.impossible, "point")
-        lines.append(f"still to come: {to_come} ({done.why_left}); {go_on}")
+        lines.append(
+            f"still to come: {to_come} ({done.why_left}); {'the autopilot goes on' if done.autopilot else resume}"
+        )
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
-    where = shlex.quote(str(folder))
     if done.autopilot_refused:
-        lines.append(f"no autopilot: {done.autopilot_refused}; go on with: zeroscale resume {where}")
+        lines.append(f"no autopilot: {done.autopilot_refused}; {resume}")
     if done.cut_short:
-        lines.append(f"the rest was not submitted: {done.cut_short}; go on with: zeroscale resume {where}")
-    lines.append(f"how it goes: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
+        lines.append(f"the rest was not submitted: {done.cut_short}; {resume}")
+    lines.append(f"progress: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
     return "\n".join(lines)
 
 
@@ -264,15 +331,22 @@ def _explain_nothing(done: submitting.SubmitResult, where: str) -> str:
     """Return why nothing was submitted."""
     queued = f"{format_count(done.queued, 'job')} in the queue"
     if done.answered:
-        cancel = f", and {queued}; to take them back: zeroscale cancel {where}" if done.queued else ""
+        cancel = f", and {queued}; to cancel: zeroscale cancel {where}" if done.queued else ""
         return f"nothing to submit: every point has its answer{cancel}"
     if done.left:
-        return f"nothing submitted now; how it goes: zeroscale status {where}"
-    rest = f"what is left is under way, with {queued}" if done.queued else "no point may be tried again"
-    return f"nothing to submit: {rest}; how it goes: zeroscale status {where}"
+        return f"nothing submitted now; progress: zeroscale status {where}"
+    rest = f"the remaining points are under way, with {queued}" if done.queued else "no point may be tried again"
+    return f"nothing to submit: {rest}; progress: zeroscale status {where}"
 
 
-_NOTHING = Forecast()
+class PointPrediction(NamedTuple):
+    """Prediction for one point of a sweep."""
+
+    point: SweepPoint
+    machine: Machine
+    forecast: Forecast
+    minutes: AttemptMinutes | None  # of one attempt; None if unknown
+    infeasible: bool  # recorded without a run
 
 
 class PredictionText:
@@ -280,102 +354,88 @@ class PredictionText:
 
     def __init__(self, sweep: SweepDefinition) -> None:
         self._sweep = sweep
-        steps = [(point.forecast or _NOTHING).step for point in sweep.points]
-        self._minutes = [
-            compute_minutes(read_protocol(point.spec["measure"]), step.low_s, step.high_s) if step else None
-            for point, step in zip(sweep.points, steps, strict=True)
-        ]
-        self._infeasible = [
-            sweep.rules.prune and is_far_out_of_memory(point.forecast, sweep.machines[point.machine])
-            for point in sweep.points
-        ]
+        self._points = [self._predict(point) for point in sweep.points]
+
+    def _predict(self, point: SweepPoint) -> PointPrediction:
+        forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
+        step, protocol = forecast.step, read_protocol(point.spec["measure"])
+        minutes = compute_minutes(protocol, step.low_s, step.high_s) if step else None
+        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point.forecast, machine)
+        return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:
-        """Whether a point is not to be run."""
-        return self._infeasible[index]
+        """Return whether a point is recorded as infeasible and not run."""
+        return self._points[index].infeasible
 
     def line(self, index: int) -> str:
-        """Return what is predicted of one point, in one line."""
-        point = self._sweep.points[index]
-        if (point.forecast or _NOTHING) == _NOTHING and (
-            why := explain_unpredicted(RunSpec.model_validate(point.spec))
-        ):
+        """Return the prediction for one point in one line."""
+        one = self._points[index]
+        if one.forecast == Forecast() and (why := explain_unpredicted(RunSpec.model_validate(one.point.spec))):
             return f"    {why}"
-        step = (point.forecast or _NOTHING).step
-        time = "step time unknown"
-        if step and (taken := self._minutes[index]):
-            span = _format_range(taken.low, taken.high)
+        time, step = "step time unknown", one.forecast.step
+        if step and one.minutes:
+            span = _format_range(one.minutes.low, one.minutes.high)
             time = f"{step.s:.3g} s a step ({step.low_s:.3g}–{step.high_s:.3g}), {span} min"
-        return f"    predicted: {self._memory(index)}; {time}"
+        return f"    predicted: {self._format_memory(one)}; {time}"
 
-    def _memory(self, index: int) -> str:
-        point = self._sweep.points[index]
-        room, machine = (point.forecast or _NOTHING).room, self._sweep.machines[point.machine]
-        there = machine.memory_bytes
+    def _format_memory(self, one: PointPrediction) -> str:
+        room, there = one.forecast.room, one.machine.memory_bytes
         if room is None:
             return "memory unknown"
         needed = f"{_format_range(room.low_bytes / 1e9, room.high_bytes / 1e9)} GB"
-        if there is None and machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
-            return f"{needed} in each rank, {_format_on_this_host(room, point.devices_per_node)}"
+        if there is None and one.machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
+            return f"{needed} in each rank, {_format_on_this_host(room, one.point.devices_per_node)}"
         if there is None:
             return f"{needed} (the device's memory is unknown)"
-        verdict = "far out of memory, infeasible" if self._infeasible[index] else room.fits(there)
+        verdict = "far out of memory, infeasible" if one.infeasible else room.fits(there)
         return f"{needed} of {there / 1e9:.3g} ({verdict})"
 
     def plain(self, index: int) -> dict[str, Any]:
-        """Return the same for another program; None is unknown."""
-        point = self._sweep.points[index]
-        found, there = point.forecast or _NOTHING, self._sweep.machines[point.machine].memory_bytes
-        taken = self._minutes[index]
+        """Return the prediction for another program; None is unknown."""
+        one = self._points[index]
+        room, step, there = one.forecast.room, one.forecast.step, one.machine.memory_bytes
         return {
-            "memory_bytes": {"low": found.room.low_bytes, "high": found.room.high_bytes} if found.room else None,
+            "memory_bytes": {"low": room.low_bytes, "high": room.high_bytes} if room else None,
             "machine_memory_bytes": there,
-            "fits": {"fits": True, "does not fit": False}.get(found.room.fits(there)) if found.room else None,
-            "infeasible": self._infeasible[index],
-            "step_s": {"low": found.step.low_s, "likely": found.step.s, "high": found.step.high_s}
-            if found.step
-            else None,
-            "minutes": taken._asdict() if taken else None,
+            "fits": {"fits": True, "does not fit": False}.get(room.fits(there)) if room else None,
+            "infeasible": one.infeasible,
+            "step_s": {"low": step.low_s, "likely": step.s, "high": step.high_s} if step else None,
+            "minutes": one.minutes._asdict() if one.minutes else None,
         }
 
-    def format_node_hours(self, times: int = 1) -> str:
-        """Return the node-hours that all runs take so many times."""
-        known = [(taken, self._sweep.points[i].nodes) for i in self._runs if (taken := self._minutes[i])]
-        if len(known) < len(self._runs):
-            return "unknown node-hours"
-        low, high = (times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
-        return f"{_format_range(low, high)} node-hours"
+    def format_node_hours(self, times: int) -> str:
+        """Return the node-hours of all runs, `times` over."""
+        unknown = any(one.minutes is None for one in self._runs)
+        return f"{'unknown' if unknown else self._sum_node_hours(times)} node-hours"
+
+    def _sum_node_hours(self, times: int = 1) -> str:
+        known = [(one.minutes, one.point.nodes) for one in self._runs if one.minutes]
+        return _format_range(*(times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1)))
 
     def summary(self) -> Iterator[str]:
-        """Yield lines on the sweep as a whole."""
-        runs = self._runs
-        known = [(taken, self._sweep.points[i].nodes) for i in runs if (taken := self._minutes[i])]
-        if known:
-            low, high = (sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
-            unknown = f", {len(runs) - len(known)} unknown" if len(known) < len(runs) else ""
-            yield f"predicted: {_format_range(low, high)} node-hours for {format_count(len(known), 'point')}{unknown}"
-        if left := len(self._sweep.order) - len(runs):
+        """Yield lines about the whole sweep."""
+        if known := sum(one.minutes is not None for one in self._runs):
+            unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
+            yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'point')}{unknown}"
+        if left := len(self._sweep.order) - len(self._runs):
             points = format_count(left, "point")
-            yield f"predicted far out of memory: {points} recorded as infeasible; --no-prune runs all"
+            yield f"predicted far out of memory: {points} recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
-        """Yield lines on what may go wrong as it is asked."""
-        if short := sum(map(self._may_run_out, self._runs)):
+        """Yield lines about points that may end without an answer."""
+        limits = [(one.minutes, one.point.time_limit_min) for one in self._runs]
+        if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
             yield f"{format_count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"
 
     @property
-    def _runs(self) -> list[int]:
-        """Points that are run, each as often as it is."""
-        return [index for _, index in self._sweep.order if not self._infeasible[index]]
-
-    def _may_run_out(self, index: int) -> bool:
-        limit, taken = self._sweep.points[index].time_limit_min, self._minutes[index]
-        return limit is not None and taken is not None and taken.high > limit
+    def _runs(self) -> list[PointPrediction]:
+        """Return the prediction of every run; infeasible points do not run."""
+        return [self._points[index] for _, index in self._sweep.order if not self._points[index].infeasible]
 
 
 def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
-    """Return what all ranks take of this host with their processes, and whether that fits."""
+    """Return the memory of all ranks on this host, their processes included, and whether it fits."""
     low, high = PROCESS_BYTES["cpu"]
     all_ranks = MemoryForecast(
         low_bytes=ranks * (room.low_bytes + low),
@@ -388,6 +448,6 @@ def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
 
 
 def _format_range(low: float, high: float) -> str:
-    """Return a range in three digits, or one number where both ends read the same."""
+    """Return a range in three digits, or one number if both ends read the same."""
     ends = [f"{end:.3g}" if end < 1000 else f"{end:.0f}" for end in (low, high)]
     return "–".join(dict.fromkeys(ends))

@@ -1,7 +1,6 @@
-"""From configs and overrides to a RunSpec.
+"""From config files and overrides to a RunSpec.
 
 compose        Hydra's configs, a study's points, overrides: the only user of Hydra
 decode         a composed tree as frozen values, checked
-rule_fields    a point's fields as the rules of a study see them
-exclude_rules  the language in which a study leaves points out
+exclude_rules  rules by which a study leaves points out, and the fields that they name
 """

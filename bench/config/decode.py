@@ -1,12 +1,13 @@
-"""From plain dicts to one decoded Request, and the rules that hold between its parts. It knows no Hydra.
+"""Decode plain dicts into a Request, and check the rules that hold between its parts. Knows nothing of Hydra.
 
-A study's points share most of their parts: each is decoded once and known again by its content.
+The points of a study share most of their parts: each part is decoded once and found again by its content.
 """
 
+import difflib
 import functools
 import json
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from bench import data, engines, launchers, models, objectives
+from bench.core import plugins
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.files import read_engine_preset, read_model_counts
+from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
 from bench.core.private import mask_tokens
@@ -26,7 +28,7 @@ from bench.measure.environment import count_local_devices, find_device_kind, rea
 
 
 class Request(NamedTuple):
-    """What is asked for, decoded and checked: the point itself, and the circumstances it is to run in."""
+    """One decoded point: what is measured (`spec`), on which machine, and by which launcher."""
 
     spec: RunSpec
     machine: Machine
@@ -35,30 +37,26 @@ class Request(NamedTuple):
 
 
 def decode(plain: Mapping[str, Any]) -> Request:
-    """Decode a composed tree; the options of engine, data, model and launcher by the files that they name."""
+    """Decode a composed tree. The files that it names decode the options of engine, data, model and launcher."""
     parts = {group: _decode_part(group, plain[group]) for group in _PARTS}
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
     rest["sequence"] = complete_lengths(parts["objective"], plain.get("sequence"))
     spec = decode_model(RunSpec, {**rest, **parts})
-    _refuse_tokens(spec)
-    return Request(spec, machine, launcher, options)
-
-
-def _refuse_tokens(spec: RunSpec) -> None:
-    """Raise UserError for a secret in a spec: its hash is the point's name, so that it cannot be masked."""
+    # A secret cannot be masked in a spec: the hash of the spec is the name of the point.
     written = spec.model_dump_json().encode()
     if (masked := mask_tokens(written)) != written:
         shown = masked[max(0, masked.index(b"***") - 40) :][:60].decode(errors="replace")
-        raise UserError(f"…{shown}…", "holds a token, and specs are for others to read", "export it in your shell")
+        raise UserError(f"…{shown}…", "contains a token, and specs are published", "export it in your shell")
+    return Request(spec, machine, launcher, options)
 
 
 def complete_lengths(objective: str, given: Any) -> Any:
-    """Return the tokens per sample by kind, those that are not given by default; UserError for a kind that the
-    objective has not."""
+    """Return tokens per sample by kind, with the objective's defaults for kinds that are not given. Raise UserError for
+    a kind that the objective does not have."""
     known = {kind.name: kind.length for kind in load_file(objectives, objective).KINDS}
     if not isinstance(given, Mapping | None):
-        return given  # refused with all else that is of the wrong type
+        return given  # RunSpec refuses the type
     for kind in given or {}:
         if kind not in known:
             remedy = suggest_nearest(f"sequence.{kind}", {f"sequence.{name}" for name in known})
@@ -66,13 +64,9 @@ def complete_lengths(objective: str, given: Any) -> Any:
     return {**known, **(given or {})}
 
 
-_SHOWN = 200
-"""Characters of a value that a message shows at most."""
-
-
 def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed tree with its `devices_per_node`: where it is null, what the machine's file says or, if the
-    machine is this one and the launcher starts here, the devices that are here; UserError where nobody says it."""
+    """Return a composed tree with its `devices_per_node`. Where it is null, the number comes from the machine's file
+    or, for a run on this machine, from the devices found here. Raise UserError if neither is known."""
     if plain.get("devices_per_node") is not None:
         return dict(plain)
     machine, (launcher, _) = _decode_part("machine", plain["machine"]), _decode_part("launcher", plain["launcher"])
@@ -80,13 +74,13 @@ def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a composed tree, of which nobody chose the objective, with the one that its model learns as a rule."""
+    """Return a composed tree without a chosen objective, with the default objective of its model."""
     try:
         decoded = _decode_part("model", plain["model"])
         family = load_file(models, decoded.family)
         kinds = family.token_kinds(decode_cached(family.Shape, decoded.shape))
     except UserError:
-        return plain  # told by the decode, or left out by a rule
+        return plain  # `decode` raises it again, unless an exclude rule removes the point first
     chosen = objectives.usual(kinds)
     return plain if chosen is None else {**plain, "objective": {"name": chosen}}
 
@@ -119,33 +113,45 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
 
 
 def _count_local_devices(machine: Machine, launcher: str) -> int:
-    """Return the number of devices of this machine; UserError for what does not start here."""
-    kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or how many a node has"
+    """Return the number of devices of this machine. Raise UserError if the point is not for this machine."""
+    kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
     if load_file(launchers, launcher).QUEUES:
-        raise UserError("devices_per_node", f"launcher={launcher} starts elsewhere, where none can be counted", give)
-    count = count_local_devices(kind)
-    if machine.device_names and not (count and machine.accepts(read_device_name(kind) or "")):
-        rule = f"machine={machine.name} is not this machine, and its file says nothing of it"
+        rule = f"launcher={launcher} starts on other machines, whose devices cannot be counted here"
         raise UserError("devices_per_node", rule, give)
+    count, name = count_local_devices(kind), read_device_name(kind)
+    if machine.device_names and not (count and machine.accepts(name or "")):
+        # One error for both reasons: a user who gave devices_per_node alone would next be refused for the missing GPU.
+        here = f"this machine has {name if count and name else 'no GPU that torch can use'}"
+        run = f"to run here choose machine={'auto' if count else 'cpu'}"
+        remedy = f"{run}; to predict, advise or submit add devices_per_node=8, or the number per node"
+        raise UserError(f"machine={machine.name}", here, remedy)
     if not count:
         rule = "this machine's GPUs cannot be counted" if count is None else "there is no GPU here that torch can use"
         raise UserError("devices_per_node", rule, give)
     return count
 
 
+# ---------------------------------------- rules between the parts
+
+
 def check(composed: Request, device: str | None) -> None:
-    """Check the rules that hold between spec, machine, launcher and, where it is known, the device ("cpu", "cuda")."""
+    """Check the rules that hold between spec, machine, launcher and, if known, the device ("cpu" or "cuda")."""
     check_rank(composed, device)
-    _check_launcher(composed)
+    name, options = composed.launcher, composed.launcher_options
+    launchers.load(name).check(options, composed.spec)
+    launcher = launchers.load_queueing(name)
+    if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
+        remedy = "set launcher.mode=packed or launcher.mode=point"
+        raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
 
 
 def check_rank(composed: Request, device: str | None) -> None:
-    """Check all of it but the launcher's: what decides whether a single rank can run."""
+    """Check the same rules without the launcher's: they decide whether a single rank can run."""
     spec, machine = composed.spec, composed.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
-        has = f"machine={machine.name} has {machine.devices_per_node} devices a node"
-        raise UserError(f"devices_per_node={spec.devices_per_node}", has, "ask for fewer, or for more nodes")
+        has = f"machine={machine.name} has {machine.devices_per_node} devices per node"
+        raise UserError(f"devices_per_node={spec.devices_per_node}", has, "give fewer, or more nodes")
     if spec.precision in machine.unsupported:
         remedy = suggest_nearest("", {"bf16", "fp16", "fp32"} - set(machine.unsupported))
         raise UserError(f"precision={spec.precision}", f"machine={machine.name} cannot compute in it", remedy)
@@ -167,7 +173,7 @@ def check_rank(composed: Request, device: str | None) -> None:
 
 
 def _check_learning(spec: RunSpec) -> None:
-    """Raise UserError for what cannot be trained to an end, or evaluated on the way."""
+    """Raise UserError for a training that its engine or its data cannot complete or evaluate."""
     learning, members = spec.learning, engines.facts(spec).members
     saves = learning.checkpoint_every is not None or learning.stop_after is not None
     needed = ["evaluate", "set_learning_rate", *["save", "load"] * saves]
@@ -175,7 +181,7 @@ def _check_learning(spec: RunSpec) -> None:
         rule = f"engine {spec.engine.name} has no {', '.join(missing)}"
         raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")
     if not data.can_hold_out(spec.data.source):
-        rule = "holds nothing back that a model could be evaluated on"
+        rule = "has no held-out text to evaluate a model on"
         raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text")
     each = spec.batch.micro * spec.data_parallel
     if learning.evaluation_samples % each:
@@ -185,76 +191,79 @@ def _check_learning(spec: RunSpec) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Raise UserError for an objective that the model cannot learn, and for what it cannot do."""
+    """Raise UserError if the model cannot learn the objective, or does not support the rest of the spec."""
     family = load_file(models, spec.model.family)
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
     if tuple(spec.sequence) != read:
-        given = _format_tokens(spec.sequence)
-        rule = f"a model of family {spec.model.family} learns from {_format_tokens(read)}, it gives {given}"
-        known = objectives.list_matching(read)
-        raise UserError(
-            f"objective={spec.objective}", rule, suggest_nearest("", known) if known else "choose another model"
+        wanted, given = (
+            f"{' and '.join(kind for kind in kinds if kind != 'tokens')} tokens".lstrip()
+            for kinds in (read, spec.sequence)
         )
+        rule = f"a model of family {spec.model.family} learns from {wanted}, it gives {given}"
+        known = objectives.list_matching(read)
+        remedy = suggest_nearest("", known) if known else "choose another model"
+        raise UserError(f"objective={spec.objective}", rule, remedy)
     family.check(shape, spec)
 
 
-def _format_tokens(kinds: Iterable[str]) -> str:
-    """Return kinds of tokens as a message names them."""
-    named = [kind for kind in kinds if kind != "tokens"]
-    return f"{' and '.join(named)} tokens".lstrip()
+# ---------------------------------------- parts, each decoded once
 
 
-def _check_launcher(composed: Request) -> None:
-    """Raise UserError for what the launcher cannot start, or cannot divide into jobs as it is to be."""
-    name, options = composed.launcher, composed.launcher_options
-    launchers.load(name).check(options, composed.spec)
-    launcher = launchers.load_queueing(name)
-    if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
-        remedy = "set launcher.mode=packed or launcher.mode=point"
-        raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
+class PluginGroup(NamedTuple):
+    """A group whose files name a plug-in. The plug-in has keys of its own in addition to the group's."""
+
+    spec: type[BaseModel] | None  # the keys that every file of the group has
+    names: str  # the key that names the plug-in
+    holder: str  # the field of `spec` that holds the plug-in's keys
+    part: str  # the plug-in's class of keys
+    kind: Any
+    package: Any
+    prefix: str  # of the plug-in's keys on the command line
 
 
-@functools.cache
+PLUGIN_GROUPS = {
+    "model": PluginGroup(ModelSpec, "family", "shape", "Shape", plugins.FAMILY, models, "model.shape"),
+    "engine": PluginGroup(EngineSpec, "backend", "options", "Options", plugins.ENGINE, engines, "engine"),
+    "data": PluginGroup(DataSpec, "source", "options", "Options", plugins.DATA, data, "data"),
+    "launcher": PluginGroup(None, "name", "", "Options", plugins.LAUNCHER, launchers, "launcher"),
+}
+
+
+@functools.cache  # called several times for every point of a study
 def load_file(package: Any, name: str) -> ModuleType:
-    """Return a package's file by the name that a user gave it; UserError if there is none."""
+    """Return a plug-in of a package by the name that a user gave. Raise UserError if there is none."""
     file: ModuleType = package.load(name)
     return file
 
 
-class _ContentKey:
-    """Plain data as a key: equal to what reads the same."""
+class _ContentKey(str):
+    """Plain data as a cache key: equal to other data with the same `repr`."""
 
-    def __init__(self, plain: Any) -> None:
-        self.plain, self._text = plain, repr(plain)
+    plain: Any
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ContentKey) and self._text == other._text
+    @classmethod
+    def of(cls, plain: Any) -> "_ContentKey":
+        key = cls(repr(plain))
+        key.plain = plain
+        return key
 
-    def __hash__(self) -> int:
-        return hash(self._text)
+
+@functools.lru_cache(maxsize=8192)
+def _call_cached(function: Callable[[dict[str, Any]], Any], content: _ContentKey) -> Any:
+    return function(dict(content.plain))
 
 
 def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
-    """Return options, or a shape, that a spec holds as plain data and that were decoded before."""
-    return _decode_model_cached(kind, _ContentKey(plain))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_model_cached(kind: type[BaseModel], content: _ContentKey) -> BaseModel:
-    return kind.model_validate(content.plain)
+    """Return the decoded options or shape that a spec holds as plain data."""
+    return _call_cached(kind.model_validate, _ContentKey.of(plain))
 
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
     """Decode the part of one group."""
     if group == "model" and "config_file" in plain:
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
-    return _decode_part_cached(group, _ContentKey(plain))
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_part_cached(group: str, content: _ContentKey) -> Any:
-    return _PARTS[group](dict(content.plain))
+    return _call_cached(_PARTS[group], _ContentKey.of(plain))
 
 
 def _decode_machine(flat: dict[str, Any]) -> Machine:
@@ -268,20 +277,22 @@ def _decode_launcher(flat: dict[str, Any]) -> tuple[str, Limits]:
     return name, decode_model(load_file(launchers, name).Options, flat, "launcher")
 
 
-def _decode_plugin_part(kind: type[BaseModel], path: str, names: str, package: Any, flat: dict[str, Any]) -> BaseModel:
-    """Split a group's flat YAML into the spec's own fields and the options of the file it names, which decodes them."""
-    own = {key: flat.pop(key) for key in list(flat) if key in kind.model_fields and key != "options"}
-    file = load_file(package, str(own.get(names, "")))
-    options = decode_model(file.Options, flat, path, also=set(kind.model_fields) - {"options"})
-    decoded: BaseModel = decode_model(
-        kind, {**own, "options": options.model_dump(mode="json", exclude_defaults=True)}, path
-    )
+def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
+    """Split a group's flat YAML into the spec's own fields and the options of the plug-in that it names."""
+    group = PLUGIN_GROUPS[name]
+    assert group.spec is not None
+    shared = group.spec.model_fields.keys() - {group.holder}
+    own = {key: flat.pop(key) for key in shared & flat.keys()}
+    file = load_file(group.package, str(own.get(group.names, "")))
+    options = decode_model(file.Options, flat, name, shared).model_dump(mode="json", exclude_defaults=True)
+    decoded: BaseModel = decode_model(group.spec, {**own, group.holder: options}, name)
     return decoded
 
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
     """Replace `config_file` by the shape in the Hugging Face config file that it names."""
     path = Path(str(flat.pop("config_file")))
+    # The file is a user's: it may lack keys, have others, or be nested without end.
     try:
         config = json.loads(path.read_text())
         name = flat.get("family") or models.find_family(config)
@@ -300,21 +311,19 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
     shape, published = decode_model(family.Shape, flat.get("shape"), "model.shape"), flat.get("parameters")
     network = family.stacks(shape)
     count = None if network is None else count_parameters(network)
+    # The count decides FLOPs and memory: a wrong shape must not pass under a published name.
     if isinstance(published, int) and count is not None and published != count:
-        if not _is_copied(str(flat.get("name")), published):
+        # A user's file that began as a copy of one that ships may still have the count of the original.
+        counts = read_model_counts()
+        if flat.get("name") in counts or published not in counts.values():
             rule = f"its shape has {count} parameters and the published model {published}"
             remedy = "give your own shape a name of its own, and leave parameters out"
             raise UserError(f"model.name={flat.get('name')}", rule, remedy)
         flat["parameters"] = None
     flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
-    decoded: ModelSpec = decode_model(ModelSpec, flat, "model")
+    below = {f"shape.{name}" for name in family.Shape.model_fields}
+    decoded: ModelSpec = decode_model(ModelSpec, flat, "model", below)
     return decoded
-
-
-def _is_copied(name: str, published: int) -> bool:
-    """Whether a count came into a user's file with the file that ships which it began as."""
-    counts = read_model_counts()
-    return name not in counts and published in counts.values()
 
 
 def _decode_objective(flat: dict[str, Any]) -> str:
@@ -328,17 +337,25 @@ def _decode_objective(flat: dict[str, Any]) -> str:
 _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "model": _decode_model_part,
     "objective": _decode_objective,
-    "engine": functools.partial(_decode_plugin_part, EngineSpec, "engine", "backend", engines),
-    "data": functools.partial(_decode_plugin_part, DataSpec, "data", "source", data),
+    "engine": functools.partial(_decode_plugin_part, "engine"),
+    "data": functools.partial(_decode_plugin_part, "data"),
     "machine": _decode_machine,
     "launcher": _decode_launcher,
 }
 
 
-def decode_model(kind: type[Any], plain: Any, path: str = "", also: set[str] | None = None) -> Any:
-    """Decode plain data into a frozen model; UserError with the first thing that is wrong, in the user's words.
+# ---------------------------------------- errors in the user's words
 
-    `also` are keys that stand beside the model's own in the same YAML, as neighbours for a misspelt one.
+_SHOWN = 200
+"""Characters of a value that a message shows at most."""
+_LISTED = 150
+"""Characters that a list of all keys may have. A longer list hides the error: DeepSpeed has 60 options."""
+
+
+def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[str] = ()) -> Any:
+    """Decode plain data into a frozen model. Raise UserError for the first error in it, in the user's words.
+
+    `path` is the dotted key of the data. `also` are further keys of the same YAML, to suggest for a misspelt key.
     """
     try:
         return kind.model_validate(plain)
@@ -346,39 +363,65 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: set[str] | N
         raise _build_error(error, kind, path, also) from error
 
 
-def _build_error(error: ValidationError, kind: type[Any], path: str, also: set[str] | None = None) -> UserError:
-    """Return the first thing that is wrong."""
+def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
+    """Return the first error as one line."""
+    # One at a time: a wrong first value often makes the following errors.
     first = error.errors()[0]
-    where = [str(part) for part in (path, *first["loc"]) if part != ""]
+    name = ".".join(str(part) for part in (path, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
-        word = str(first["loc"][-1])
-        outermost = len(first["loc"]) == 1
-        known = _list_fields(kind, first["loc"][:-1]) | ((also or set()) if outermost else set())
-        deeper = _find_deeper(kind, word) if outermost else []
-        remedy = f"did you mean {' or '.join(deeper)}?" if deeper else suggest_nearest(word, known)
-        return UserError(".".join(where) or str(first["input"]), "no such key", remedy)
+        return UserError(name or str(first["input"]), "no such key", _suggest_key(name, kind, first["loc"], also))
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "model_type":  # pydantic would name the class
         message = "input should be a mapping of keys to values"
-    name = ".".join(where)
     return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
 
 
-def _find_deeper(kind: type[BaseModel], name: str) -> list[str]:
-    """Return the keys, dotted, of the parts of a model that are called so: `batch.micro` of `micro`."""
-    parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
-    return [f"{part}.{name}" for part, inner in parts if name in _list_fields(inner, ())]
+def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also: Collection[str]) -> str:
+    """Return the remedy for an unknown key: keys of the same name elsewhere, the nearest key, or all keys."""
+    inside, _, word = name.rpartition(".")
+    known = _list_fields(kind, location[:-1])
+    # At the top of its section, a key may belong into a part of the section, or into another file of the group.
+    if len(location) == 1:
+        parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
+        known |= {*also, *(f"{part}.{below}" for part, inner in parts for below in _list_fields(inner, ()))}
+        if choices := [] if word in known else _find_choices(inside, word):
+            return f"choose {' or '.join(f'{inside}={choice}' for choice in choices)}, which has it"
+    by_word = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: (-key.count("."), key))}
+    found = (
+        [key for key in sorted(known) if key.endswith(f".{word}")]
+        or [by_word[near] for near in difflib.get_close_matches(word, by_word, n=1, cutoff=0.55)]
+        or [key for key in sorted(known) if word in key.replace(".", "_").split("_")]
+    )
+    # In a study's file, and among overrides, its keys are written without `study.`
+    full = [f"{inside}.{key}".removeprefix("study").lstrip(".") for key in found or sorted(known)]
+    if found:
+        return f"did you mean {' or '.join(full)}?"
+    listed = f"choose from {', '.join(full)}"
+    return listed if len(listed) <= _LISTED else f"`{f'zeroscale explain {inside}'.strip()}` lists the keys"
+
+
+def _find_choices(group: str, word: str) -> list[str]:
+    """Return the files of a group whose plug-in has this key, such as text of `data` for `hub`."""
+    if group not in PLUGIN_GROUPS or PLUGIN_GROUPS[group].holder == "shape":
+        return []
+    names, package = PLUGIN_GROUPS[group].names, PLUGIN_GROUPS[group].package
+    found = []
+    for path in sorted((find_conf_folder() / group).glob("*.yaml")):
+        plugin = read_yaml(path, f"{group}={path.stem}").get(names)  # a site file begins with another file's name
+        if plugin and word in load_file(package, plugin).Options.model_fields:
+            found.append(path.stem)
+    return found
 
 
 def format_in_one_line(value: Any) -> str:
-    """Return what a user gave as an error message shows it."""
+    """Return a user's value as an error message shows it: shortened, and printable."""
     text = str(value) if len(str(value)) <= _SHOWN else f"{str(value)[:_SHOWN]} …"
     return text if text.isprintable() else repr(text)
 
 
 def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the names that are known at a place in a model; in a mapping of models, one name leads to each."""
+    """Return the keys known at a place in a model. In a mapping of models, any one name leads to each model."""
     parts = iter(location)
     for part in parts:
         annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)

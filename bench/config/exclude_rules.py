@@ -1,29 +1,39 @@
-"""Exclude rules: which points of a study are left out, as expressions that a person reads.
+"""Exclude rules: expressions in a study's file that leave points out, and the fields that they may name.
 
     engine == 'ddp' and model in ['mt5_xl', 'mt5_xxl']
     batch.global % (batch.micro * world_size) != 0
 
-simpleeval evaluates them, restricted to a white list. Nothing is guessed: an unknown name, an order between a word and
-a number, and null where a number is needed are errors, and do not count as false.
+simpleeval evaluates them, restricted to an allow list. Errors do not count as false: an unknown name, an order between
+a word and a number, or null in place of a number.
 """
 
 import ast
+import contextlib
+import functools
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
 from simpleeval import EvalWithCompoundTypes
 
+from bench import data, engines, models
+from bench.config.decode import Request, complete_lengths, decode_cached, list_models, load_file
+from bench.core import plugins
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.machine import Machine
+from bench.core.spec import RunSpec
 
 _LONGEST = 50_000
+"""Characters of a rule. A longer rule takes more than a second to read."""
 ALLOWED = "write names, numbers, 'words' and [lists] with and, or, not, in, == != < <= > >=, + - * / // %"
 _YAML = {"true": True, "false": False, "null": None}
-"""Constants as the files of conf/ write them; Python's True, False and None are understood as well."""
+"""Constants as YAML has them. Python's True, False and None are understood as well."""
 _KINDS: Mapping[str, Any] = {
     "null": type(None),
-    "truth": bool,
+    "truth": bool,  # before number: Python's bool is an int
     "number": int | float,
     "word": str,
     "list": list | tuple,
@@ -38,7 +48,7 @@ class _RuleError(Exception):
 
 
 def _find_kind(value: Any) -> str:
-    """Return what a value is to a rule; only values of one kind compare."""
+    """Return the kind of a value. Only values of one kind can be compared."""
     return next((name for name, kind in _KINDS.items() if isinstance(value, kind)), "section")
 
 
@@ -50,7 +60,7 @@ def _format_value(value: Any) -> str:
 
 def _require_bool(value: Any) -> bool:
     if _find_kind(value) not in ("null", "truth"):
-        raise _RuleError(f"{_format_value(value)} is neither true nor false", "compare it with something")
+        raise _RuleError(f"{_format_value(value)} is neither true nor false", "compare it with a value")
     return bool(value)
 
 
@@ -92,24 +102,26 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: _is_equal, ast.NotEq: lambda left, right: not _is_equal(left, right),
     ast.In: _is_in, ast.NotIn: lambda value, choices: not _is_in(value, choices),
 }  # fmt: skip
+# No calls, subscripts or comprehensions: a study's file may come from someone else.
 _NODES = (ast.Constant, ast.List, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
 
 
 class ExcludeRule(NamedTuple):
-    """A rule that was read and checked."""
+    """A parsed and checked rule."""
 
     text: str
     expression: ast.expr
     names: Mapping[str, tuple[str, ...]]
 
     def holds(self, facts: PointFields) -> bool:
-        """Whether the rule holds at a point; UserError where it has no sense there."""
+        """Return whether the rule holds at a point. Raise UserError if it cannot be evaluated there."""
 
         def decide(node: ast.BoolOp) -> bool:
             either = any if isinstance(node.op, ast.Or) else all
             return either(_require_bool(evaluator.eval("", part)) for part in node.values)
 
         evaluator = EvalWithCompoundTypes(_OPERATORS, {}, lambda node: _get_field(facts, self.names[node.id]))
+        # simpleeval's own `and` and `or` accept values of any kind, as Python's do.
         evaluator.nodes[ast.BoolOp] = decide
         try:
             return _require_bool(evaluator.eval("", self.expression))
@@ -120,8 +132,8 @@ class ExcludeRule(NamedTuple):
 
 
 def parse_rule(text: str, names: Mapping[str, tuple[str, ...]]) -> ExcludeRule:
-    """Return the rule that `text` writes. `names` are the dotted names it may use, each with its path through the
-    values of a point. Raise UserError for anything else."""
+    """Parse a rule. `names` are the dotted names that it may use, each with its path through the values of a point.
+    Raise UserError for anything else."""
     text = " ".join(text.split())
     if len(text) > _LONGEST:
         rule = f"a rule of {len(text):,} characters, and at most {_LONGEST:,} are read"
@@ -143,19 +155,19 @@ def _build_depth_error(text: str) -> UserError:
 
 
 def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ...]]) -> ast.expr:
-    """Return an expression whose dotted names are one node each; _RuleError for an unknown name, and for what a rule
-    must not hold."""
+    """Return an expression in which each dotted name is one node. Raise _RuleError for an unknown name, and for syntax
+    that is not allowed."""
+    # In bytes: ast counts columns in UTF-8.
     written = source[node.col_offset : node.end_col_offset].decode(errors="replace").replace("global_", "global")
     if isinstance(node, ast.Name | ast.Attribute) and re.fullmatch(r"\w+(\.\w+)*", written):
         if written in _YAML:
             return ast.Constant(_YAML[written])
-        if written not in names:
-            close = suggest_nearest(written, names)
-            remedy = close if close.startswith("did you mean") else "see conf/config.yaml and the files of its groups"
-            raise _RuleError(f"`{written}` is no name of a point", remedy)
-        return ast.Name(written)
+        if written in names:
+            return ast.Name(written)
+        remedy = suggest_nearest(written, names, "see conf/config.yaml and the files of its groups")
+        raise _RuleError(f"`{written}` is no name of a point", remedy)
     signs = [sign for sign in ast.iter_child_nodes(node) if isinstance(sign, ast.operator | ast.unaryop | ast.cmpop)]
-    foreign = isinstance(node, ast.Constant) and _find_kind(node.value) == "section"  # bytes, ...
+    foreign = isinstance(node, ast.Constant) and _find_kind(node.value) == "section"  # bytes, complex, ...
     if not isinstance(node, _NODES) or foreign or any(type(sign) not in _OPERATORS for sign in signs):
         raise _RuleError(f"`{written}` is not allowed", ALLOWED)
     for field, value in ast.iter_fields(node):
@@ -167,7 +179,70 @@ def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ..
 
 
 def _get_field(value: Any, path: tuple[str, ...]) -> Any:
-    """Return what lies at the end of `path`: None where a point has no such thing, as ddp has no stage."""
+    """Return the value at the end of `path`; None if a point has no such field, as ddp has no stage."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
+
+
+# ---------------------------------------- fields of a point
+
+
+def collect_fields(composed: Request) -> dict[str, Any]:
+    """Return a point's values as it will run, nested as their names are dotted. Options of engine and data are next to
+    the fields they share, defaults included. Parameters are counted if none are published."""
+    spec = composed.spec
+    family, engine = load_file(models, spec.model.family), load_file(engines, spec.engine.backend)
+    source = load_file(data, spec.data.source)
+    shape = decode_cached(family.Shape, spec.model.shape)
+    return {
+        **vars(spec),
+        "model": {**vars(spec.model), "shape": shape, "parameters": models.count_expected_parameters(spec.model)},
+        "engine": {**vars(spec.engine), **vars(decode_cached(engine.Options, spec.engine.options))},
+        "data": {**vars(spec.data), **vars(decode_cached(source.Options, spec.data.options))},
+        "batch": {"micro": spec.batch.micro, "accumulation": spec.accumulation, "global": spec.global_batch},
+        "world_size": spec.world_size,
+        "data_parallel": spec.data_parallel,
+        "machine": composed.machine,
+    }
+
+
+def collect_fields_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are known of a point that cannot be decoded."""
+    objective, parallel = plain["objective"].get("name"), plain.get("parallel") or {}
+    copy = math.prod(_count(parallel.get(name, 1)) for name in ("tensor", "pipeline"))
+    world_size = _count(plain.get("nodes")) * _count(plain.get("devices_per_node")) or None
+    known = {**plain, "objective": objective, "world_size": world_size}
+    known["data_parallel"] = world_size // copy if world_size and copy else None
+    with contextlib.suppress(UserError):
+        known["sequence"] = complete_lengths(objective, plain.get("sequence"))
+    return known
+
+
+def _count(value: Any) -> int:
+    """Return a positive number; 0 for anything else that a user may write in its place."""
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+@functools.cache
+def list_field_names() -> dict[str, tuple[str, ...]]:
+    """Return every dotted name that a rule may use, for any engine, with its path through the fields of a point. The
+    name of a group stands for the name of its chosen file."""
+    kinds: list[tuple[str, type[BaseModel]]] = [("", RunSpec), ("machine.", Machine)]
+    kinds += [("engine.", engine.Options) for _, engine in plugins.list_usable(plugins.ENGINE)]
+    kinds += [("data.", source.Options) for _, source in plugins.list_usable(plugins.DATA)]
+    kinds += [("model.shape.", family.Shape) for _, family in plugins.list_usable(plugins.FAMILY)]
+    objectives = plugins.list_usable(plugins.OBJECTIVE)
+    known = ["world_size", "data_parallel", *(f"sequence.{kind.name}" for _, one in objectives for kind in one.KINDS)]
+    known += [name for prefix, kind in kinds for name in _list_names_below(prefix, kind)]
+    # Last: the name of a group replaces that of the section with the same name.
+    groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
+    return {name: tuple(name.split(".")) for name in known} | groups
+
+
+def _list_names_below(prefix: str, kind: type[BaseModel]) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        yield path
+        for inner in list_models(field.annotation):
+            yield from _list_names_below(f"{path}.", inner)

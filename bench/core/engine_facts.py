@@ -1,7 +1,7 @@
 """Facts that an engine states for one spec, without torch, and the place of a rank in a layout.
 
-Prediction, advice, rehearsal, readers and reports ask these facts, and never an engine's name or one of its options.
-Facts that an engine does not state are unknown: where a cost is unknown, there is no prediction.
+Prediction, advice, rehearsal, readers and reports depend on these facts, never on an engine's name or options. A fact
+that an engine does not state is unknown; without a known cost there is no prediction.
 """
 
 from collections import Counter
@@ -18,95 +18,95 @@ if TYPE_CHECKING:
 Member = Literal[
     "evaluate", "set_learning_rate", "save", "load", "idle_s", "transfer_wait_s", "step_phases_s", "list_passes"
 ]
-"""Those of `bench.engines.OptionalMembers`."""
+"""Names of the members of `bench.engines.OptionalMembers`."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
 """Fields of `bench.core.spec.Parallel`."""
 
 
 SUMMED_STEPS = 3
-"""First optimizer steps by whose gradient norms a run is verified."""
+"""First optimizer steps, whose gradient norms verify a run."""
 
 
 class Division(NamedTuple):
-    """Among how many ranks a state of the model is divided; 1: every rank has all of it."""
+    """Number of ranks among which each state of the model is partitioned; 1: every rank has all of it."""
 
     weights: int = 1
     gradients: int = 1
     optimizer: int = 1
 
     def state_bytes(self, elements: int, precision: Precision) -> int:
-        """Return weights, gradients and AdamW's state of one rank, as Table 1 of ZeRO (arXiv 1910.02054) counts them:
-        below fp32 2 + 2 + 12 bytes per parameter, each divided among as many ranks as is said here."""
+        """Return the bytes of weights, gradients and AdamW's state of one rank, by Table 1 of ZeRO (arXiv 1910.02054).
+
+        Below fp32 these are 2 + 2 + 12 bytes per parameter, each divided by its number of ranks.
+        """
         width = WIDTH[precision]
-        widths = zip(self, (width, width, 2 * FULL + (FULL if width < FULL else 0)), strict=True)
-        together: Counter[int] = Counter()
-        for ranks, each in widths:
+        together: Counter[int] = Counter()  # bytes per parameter by number of ranks: rounded down once for equal ones
+        for ranks, each in zip(self, (width, width, 2 * FULL + (FULL if width < FULL else 0)), strict=True):
             together[ranks] += each
         return sum(each * elements // ranks for ranks, each in together.items())
 
 
 class Rehearsal(NamedTuple):
-    """Which ranks can be run alone, with collectives that are only pretended."""
+    """Ranks that can run alone, with simulated collectives."""
 
     ranks: Literal["any", "first", "none"]
-    why: str = ""  # not every one, as a message says it
+    why: str = ""  # for a message: the reason why not any rank
 
 
-_NOT_REHEARSED = Rehearsal("none", "its engine does not say that it can")
+_NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself for one spec."""
+    """Facts of an engine for one spec. Its functions raise UserError for specs that they do not support."""
 
-    label: str  # for a reader, with what tells it from its engine's others: ZeRO stage 2
-    distinguishing: frozenset[str] = frozenset()  # options that tell its engines apart, as the stage does ZeRO's
+    label: str  # for a reader, with the engine's variant: ZeRO stage 2
+    distinguishing: frozenset[str] = frozenset()  # options that tell variants apart, as the stage does for ZeRO
     division: Division | None = None  # None: unknown
-    is_reference: bool = False  # nothing stands behind its losses to compare them with
-    layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may be other than one copy on every rank
-    loss_ranks: tuple[int, ...] | None = None  # where `train_step` returns a loss; None: on every rank
+    is_reference: bool = False  # there is no other implementation to verify its losses against
+    layouts: frozenset[Layout] = frozenset()  # supported fields of `parallel`, besides a copy on every rank
+    loss_ranks: tuple[int, ...] | None = None  # ranks on which `train_step` returns a loss; None: every rank
     cut: "Callable[[RunSpec, Stacks], tuple[Part, ...]] | None" = None
-    """All parts of the model, by stage; stage s is on rank s mod `parallel.pipeline` of a pipeline. UserError where the
-    model cannot be cut so. None: every rank builds the whole model."""
+    """Return all parts of the model, by stage; stage s is on rank s mod `parallel.pipeline` of a pipeline. None: every
+    rank builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
-    members: frozenset[Member] = frozenset()  # what it can do that an engine need not
+    members: frozenset[Member] = frozenset()  # optional members that this engine has
     sums_norms: bool = False
-    """Whether `gradient_norm` of the first SUMMED_STEPS steps is of squares that were summed in fp64; verification then
-    compares it closely."""
-    divides_by_tokens: bool = False  # whether it obeys loss_mean=tokens (bench.engines.distributed.ranks)
-    compiled_ops: tuple[
-        str, ...
-    ] = ()  # what a run loads, in an order in which they can be built (bench.runtime.extensions)
-    works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
+    """True if `gradient_norm` of the first SUMMED_STEPS steps comes from squares summed in fp64, which verification
+    then compares closely."""
+    divides_by_tokens: bool = False  # True: it supports loss_mean=tokens (bench.engines.distributed.ranks)
+    compiled_ops: tuple[str, ...] = ()  # ops that a run loads, in build order (bench.runtime.extensions)
+    works_on_host: bool = False  # host work too long for predictions of step times by a machine's rates
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # None: the engine is not DeepSpeed's
     memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
-    """The engine's part of a rank's memory on a device of so many bytes, None if unknown; the last says whether its
-    collectives are only pretended. Raises UserError for what it cannot predict."""
+    """Return the engine's part of a rank's memory. The last arguments are the device's bytes (None: unknown), and True
+    for simulated collectives."""
     step: "Callable[[RunSpec, ModelSizes, Device], EngineStep] | None" = None
-    """What the engine adds to a step's passes. Raises UserError for what it cannot predict."""
+    """Return the engine's additions to a step's passes."""
     pipeline: "Callable[[RunSpec, Stacks, Device, bool], PipelineCosts] | None" = None
-    """In place of both where the model is cut: the engine's part of the costs by place of a pipeline; the last says
-    whether collectives are only pretended. Raises UserError for what it cannot predict."""
+    """Replaces both for a model with `cut`: return the engine's part of the costs by place of a pipeline. The last
+    argument is True for simulated collectives."""
 
 
 class LayoutPosition(NamedTuple):
-    """A rank's place in the layout, each from 0."""
+    """Position of a rank in the layout, each index from 0."""
 
-    pipeline: int  # which part of the layers
-    data: int  # which samples: the ranks of one data-parallel rank get the same
-    tensor: int  # which slice of each matrix
+    pipeline: int  # part of the layers
+    data: int  # samples: the ranks of one data-parallel rank get the same
+    tensor: int  # slice of each matrix
 
 
 def place(spec: RunSpec, rank: int) -> LayoutPosition:
-    """Return the place of `rank`, which is below `spec.world_size`."""
+    """Return the position of `rank`, which is below `spec.world_size`."""
+    # Tensor ranks are neighbours, because they communicate most; pipeline ranks are farthest apart.
     others, tensor = divmod(rank, spec.parallel.tensor)
     pipeline, data = divmod(others, spec.data_parallel)
     return LayoutPosition(pipeline, data, tensor)
 
 
 def find_rank(spec: RunSpec, here: LayoutPosition) -> int:
-    """Return the rank in a place."""
+    """Return the rank at a position."""
     return (here.pipeline * spec.data_parallel + here.data) * spec.parallel.tensor + here.tensor
 
 

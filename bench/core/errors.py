@@ -1,11 +1,14 @@
-"""Errors of users, each one line (value, rule, remedy), and findings of checks of a machine."""
+"""Errors of users, each in one line (value: rule; remedy), and findings of checks of a machine."""
 
 import difflib
 import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-_STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LISTED = 200
+"""Maximum length of a list of known names in characters, so that the error before it stays readable."""
+# Escape sequences, and control characters except tab and newline.
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
@@ -17,28 +20,32 @@ class UserError(Exception):
 
 
 class NoPrediction(UserError):
-    """A cost that is unknown: what would have to describe it does not."""
+    """An unknown cost, because the component that would have to describe it does not."""
 
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the remedy for a name nobody knows: its nearest neighbour, or else the names that exist; of names too many
-    to list, what `otherwise` says."""
+    """Return the remedy for an unknown name: the nearest known name or, if none is near, `otherwise`. Without
+    `otherwise` it lists the known names, as many as fit into 200 characters."""
     known = sorted(set(known))
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else otherwise or f"choose from {', '.join(known)}"
+    if close := difflib.get_close_matches(word, known, n=1, cutoff=0.55):
+        return f"did you mean {close[0]}?"
+    listed = ", ".join(known)
+    if len(listed) > _LISTED:
+        listed = f"{listed[: listed.rindex(', ', 0, _LISTED)]}, … ({len(known)} in all)"
+    return otherwise or f"choose from {listed}"
 
 
 def make_printable(text: str) -> str:
-    """Return text of somebody else's without what steers a terminal, and with what no file can be written in spelt out;
-    lines and tabs stay."""
-    return _STEERING.sub("", text).encode(errors="backslashreplace").decode()
+    """Return foreign text without control sequences of terminals, and with lone surrogates, which no file can hold,
+    spelt out. Newlines and tabs stay."""
+    return _CONTROL.sub("", text).encode(errors="backslashreplace").decode()
 
 
 CheckState = Literal["ok", "missing", "note"]
 
 
 class Check(NamedTuple):
-    """One thing that was looked at. `missing` keeps runs from starting; a `note` does not."""
+    """A finding about one part of a machine. `missing` keeps runs from starting; a `note` does not."""
 
     subject: str
     state: CheckState

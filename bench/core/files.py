@@ -1,7 +1,7 @@
-"""Files: the regular files of a results folder, YAML files that users write, and the configuration that comes with the
-project.
+"""Files: regular files of a results folder and of archives, YAML files of users, and the configuration that ships.
 
-A results folder is read with care: a pipe would block for ever, a device has no end, a link may lead elsewhere.
+Only regular files of a results folder are read: a pipe would block for ever, a device has no end, and a link may lead
+elsewhere.
 """
 
 import contextlib
@@ -19,27 +19,29 @@ from typing import Any
 import yaml
 
 from bench.core.errors import UserError
+from bench.core.private import mask_tokens
 
 RESULTS = Path("results/runs")
-"""Folder of all studies' results, where no other is given."""
+"""Default folder for the results of all studies."""
 
 ARCHIVE = ".zip"
-"""How the name of an archive ends."""
+"""Suffix of an archive."""
 
-_MEMBER_LIMIT_BYTES = 2**28  # what is packed small may unpack to more than there is memory
+_MEMBER_LIMIT_BYTES = 2**28  # a small archive may unpack to more than fits into memory
+# zipfile documents BadZipFile alone, but raises any of these for torn, encrypted or foreign archives.
 _NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
 
 
 def get_cache_folder(variables: Mapping[str, str]) -> Path:
-    """Return the folder for what can be made again. A relative one is ignored, as its standard wants: what is loaded
-    from there would depend on the current folder."""
+    """Return the folder for reproducible files. As the XDG standard demands, a relative XDG_CACHE_HOME is ignored."""
     given = Path(variables.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "zeroscale"
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a file, as the `opener` of `open`; OSError for what is no regular file, links included."""
+    """Open a regular file, as the `opener` of `open`; OSError for anything else, links included."""
     try:
+        # O_NONBLOCK: opening a pipe would otherwise wait for a writer, for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -52,7 +54,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, says that there is no room: on the disk, or in the user's quota."""
+    """Return True if an error or its causes report a full disk or an exhausted quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -61,7 +63,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what a regular file, or one in an archive, holds; OSError for what is none, links included."""
+    """Return the content of a regular file, on the disk or in an archive; OSError for anything else, links included."""
     try:
         with open(path, "rb", buffering=0, opener=open_regular) as file:
             return file.read()
@@ -69,93 +71,6 @@ def read_regular(path: Path) -> bytes:
         archive, name = split_archive(path)
         if archive is None:
             raise
-    return _read_member(archive, name)
-
-
-def split_archive(path: Path) -> tuple[Path | None, str]:
-    """Return the archive that a path leads into, and the name in it: empty for the archive itself. The archive is None
-    where it leads into none."""
-    for place in (path, *path.parents):
-        if place.suffix == ARCHIVE and place.is_file():
-            return place, "" if place == path else path.relative_to(place).as_posix()
-    return None, ""
-
-
-def exists(path: Path) -> bool:
-    """Whether there is such a file or folder, on the disk or in an archive."""
-    archive, below = split_archive(path)
-    if archive is None or not below:
-        return path.exists()
-    try:
-        return bool(list_members(path))
-    except OSError:
-        return True  # reading it says what is wrong with the archive
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a path is that of a folder, on the disk or in an archive, or of an archive itself."""
-    if path.is_dir() or split_archive(path)[0] is None:
-        return path.is_dir()
-    try:
-        return "" not in list_members(path)
-    except OSError:
-        return True
-
-
-def list_members(path: Path) -> dict[str, int]:
-    """Return the files in an archive, or below a folder in one, with their sizes in bytes; a file in one itself has an
-    empty name. OSError for what is no archive, or holds a name that leads out of it."""
-    archive, below = split_archive(path)
-    if archive is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    with _as_os_error(archive):
-        found = {info.filename: info.file_size for info in _open_archive(archive).infolist() if not info.is_dir()}
-    for name in found:
-        if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
-            raise OSError(errno.EINVAL, f"an archive with a name that leads out of it, {name!r}", str(archive))
-    if below in found:
-        return {"": found[below]}
-    beginning = f"{below}/" if below else ""
-    return {name.removeprefix(beginning): size for name, size in sorted(found.items()) if name.startswith(beginning)}
-
-
-def list_packed(archive: Path) -> dict[str, int]:
-    """Return the files in an archive that lies in a folder, without those that lie unpacked beside it as well."""
-    beside = archive.with_suffix(""), archive.parent
-    return {
-        name: size
-        for name, size in list_members(archive).items()
-        if not any((folder / name).exists() for folder in beside)
-    }
-
-
-def unpack(path: Path, folder: Path) -> None:
-    """Write the files in an archive, or below a folder in one, into a folder; OSError for what is no archive."""
-    for name in list_members(path):
-        unpacked = folder / name
-        unpacked.parent.mkdir(parents=True, exist_ok=True)
-        unpacked.write_bytes(read_regular(path / name))
-
-
-def pack(members: Mapping[str, bytes]) -> bytes:
-    """Return an archive of files, given by their names in it; equal files make equal bytes."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for name, member in sorted(members.items()):
-            info = zipfile.ZipInfo(name)  # as of 1 January 1980
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            archive.writestr(info, member, zipfile.ZIP_DEFLATED, compresslevel=9)
-    return content.getvalue()
-
-
-def read_whole(folder: Path) -> dict[str, bytes]:
-    """Return what the files below a folder hold, by their paths below it; without links and hidden files."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
-    return {path.as_posix(): read_regular(folder / path) for path in visible}
-
-
-def _read_member(archive: Path, name: str) -> bytes:
     with _as_os_error(archive):
         try:
             with _open_archive(archive).open(name) as member:
@@ -167,20 +82,110 @@ def _read_member(archive: Path, name: str) -> bytes:
     return content
 
 
+def split_archive(path: Path) -> tuple[Path | None, str]:
+    """Return the archive (None without one) on a path, and the rest of the path: empty for the archive itself."""
+    for place in (path, *path.parents):
+        if place.suffix == ARCHIVE and place.is_file():
+            return place, "" if place == path else path.relative_to(place).as_posix()
+    return None, ""
+
+
+def exists(path: Path) -> bool:
+    """Return True for an existing file or folder, on the disk or in an archive."""
+    archive, below = split_archive(path)
+    if archive is None or not below:
+        return path.exists()
+    try:
+        return bool(list_members(path))
+    except OSError:
+        return True  # reading it reports the error of the archive
+
+
+def is_folder(path: Path) -> bool:
+    """Return True for a folder, on the disk or in an archive, and for an archive."""
+    if path.is_dir() or split_archive(path)[0] is None:
+        return path.is_dir()
+    try:
+        return "" not in list_members(path)
+    except OSError:
+        return True
+
+
+def list_members(path: Path) -> dict[str, int]:
+    """Return the sizes in bytes of the files in an archive or in a folder in it, by name relative to `path`.
+
+    For a file in an archive, the only name is empty. OSError for an unreadable archive, and for names that lead out.
+    """
+    archive, below = split_archive(path)
+    if archive is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    with _as_os_error(archive):
+        found = {info.filename: info.file_size for info in _open_archive(archive).infolist() if not info.is_dir()}
+    # `unpack` would write ../x outside its folder.
+    for name in found:
+        if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
+            raise OSError(errno.EINVAL, f"an archive with a path outside of it, {name!r}", str(archive))
+    if below in found:
+        return {"": found[below]}
+    beginning = f"{below}/" if below else ""
+    return {name.removeprefix(beginning): size for name, size in sorted(found.items()) if name.startswith(beginning)}
+
+
+def list_packed(archive: Path) -> dict[str, int]:
+    """Return the files in an archive by name, without those that are also unpacked next to it."""
+    folders = archive.with_suffix(""), archive.parent
+    found = list_members(archive).items()
+    return {name: size for name, size in found if not any((folder / name).exists() for folder in folders)}
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Write the files in an archive, or in a folder in it, into `folder`; OSError for an unreadable archive."""
+    for name in list_members(path):
+        unpacked = folder / name
+        unpacked.parent.mkdir(parents=True, exist_ok=True)
+        unpacked.write_bytes(read_regular(path / name))
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """Return an archive of the files' contents by name. Equal files make equal bytes."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, member in sorted(members.items()):
+            info = zipfile.ZipInfo(name)  # with a fixed date, 1 January 1980
+            # ZipInfo has no permissions by default, and tools would then unpack files without any.
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            archive.writestr(info, member, zipfile.ZIP_DEFLATED, compresslevel=9)
+    return content.getvalue()
+
+
+def read_whole(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files below a folder, by path; without links and hidden files.
+
+    Access tokens are masked in logs and other texts, because a scheduler writes the log of a job without a mask.
+    """
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
+    contents = {path.as_posix(): read_regular(folder / path) for path in visible}
+    # A binary file has a NUL byte and must keep its length. A log may have some by a network file system.
+    texts = {name for name, content in contents.items() if name.endswith(".log") or b"\0" not in content}
+    return {name: mask_tokens(content) if name in texts else content for name, content in contents.items()}
+
+
 def _open_archive(path: Path) -> zipfile.ZipFile:
-    """Return an archive, which stays open for its next member while it is the same file."""
+    """Return an archive, which stays open for its next member until its file changes."""
     info = path.stat()
+    # by process too, because forks share the position in an open file
     return _open_version(str(path), info.st_dev, info.st_ino, info.st_ctime_ns, os.getpid())
 
 
 @functools.lru_cache(maxsize=4)
-def _open_version(path: str, *version: int) -> zipfile.ZipFile:  # a process's own: forks share the place in a file
+def _open_version(path: str, *version: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(open(path, "rb", opener=open_regular))
 
 
 @contextlib.contextmanager
 def _as_os_error(archive: Path) -> Iterator[None]:
-    """Raise what `zipfile` says of a torn, encrypted or foreign archive as OSError."""
+    """Raise errors of `zipfile` for torn, encrypted or foreign archives as OSError."""
     try:
         yield
     except _NO_ARCHIVE as error:
@@ -188,22 +193,23 @@ def _as_os_error(archive: Path) -> Iterator[None]:
 
 
 _MOST_VALUES = 100_000
-"""With aliases written out: a few lines of them can stand for more than any memory holds."""
+"""Limit of a YAML file, aliases expanded: a few lines of aliases can expand to more than fits into any memory."""
 
 
 def read_yaml(path: Path, called: str) -> dict[str, Any]:
-    """Return the file's keys and values, interpolations left as they are; UserError, which begins with `called`, for
-    what is no mapping of words to values."""
-    from omegaconf import OmegaConf  # imported here: who only reads results waits for none of it
+    """Return the file's keys and values, interpolations unresolved; UserError, with `called` as its value, for a file
+    without a mapping of words to values."""
+    from omegaconf import OmegaConf  # imported here: slow, and reading results needs none of it
 
     try:
+        # Counted before OmegaConf reads it, which would expand all aliases.
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if _count_values(tree, {}) > _MOST_VALUES:
-            raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases written out")
+            raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases expanded")
         plain = OmegaConf.to_container(OmegaConf.load(path)) if isinstance(tree, yaml.MappingNode) else None
     except UserError:
         raise
-    except Exception as error:  # OmegaConf and yaml raise whatever they like for a file that is none
+    except Exception as error:  # OmegaConf and yaml document no base class of their errors
         raise _build_error(path, called, format_reason(error)) from error
     if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
         raise _build_error(path, called, "not a mapping of words to values")
@@ -211,7 +217,7 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
 
 
 def format_reason(error: Exception) -> str:
-    """Return in one line why a file could not be read."""
+    """Return the reason why a file is unreadable, in one line."""
     if isinstance(error, RecursionError):
         return "contains itself, or is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -232,10 +238,11 @@ def _build_error(path: Path, called: str, why: str) -> UserError:
 
 
 def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
-    """Return how many values stand below a node, one that is shared counted wherever it stands; RecursionError for one
-    that contains itself."""
+    """Return the number of values below a node, with shared nodes counted at each place; RecursionError for a node that
+    contains itself. `known` holds the counts by id, None for nodes in progress."""
     if node is None:
         return 0
+    # Nodes are not hashable by value, and an alias is the same object as its anchor.
     if id(node) not in known:
         known[id(node)] = None
         below = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else []
@@ -247,7 +254,8 @@ def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
 
 
 def find_conf_folder() -> Path:
-    """Return the folder of the configuration files: beside the packages in a checkout, inside `bench` in a wheel."""
+    """Return the folder of the configuration files: next to the packages in a checkout, inside `bench` in a wheel."""
+    # pyproject.toml puts conf/ into the package of a wheel.
     inside = Path(__file__).parents[1] / "conf"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
 
@@ -259,7 +267,7 @@ def list_engine_presets() -> tuple[str, ...]:
 
 @functools.cache
 def read_engine_preset(name: str) -> Mapping[str, Any]:
-    """Return the options that conf/engine/<name>.yaml writes out; none where the project has no such file."""
+    """Return the options in conf/engine/<name>.yaml; empty if the project has no such file."""
     path = find_conf_folder() / "engine" / f"{name}.yaml"
     plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {option: value for option, value in plain.items() if option not in ("name", "backend")}
@@ -267,6 +275,6 @@ def read_engine_preset(name: str) -> Mapping[str, Any]:
 
 @functools.cache
 def read_model_counts() -> Mapping[str, int | None]:
-    """Return the published number of parameters of every file in conf/model, by its name."""
+    """Return the published number of parameters in every file of conf/model, by the name of the file."""
     files = (find_conf_folder() / "model").glob("*.yaml")
     return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")).get("parameters") for path in files}

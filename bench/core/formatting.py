@@ -1,4 +1,4 @@
-"""How points, results and amounts are worded."""
+"""Texts for points, results and amounts."""
 
 import statistics
 
@@ -7,20 +7,20 @@ from bench.core.spec import OBJECTIVE, RunSpec
 
 
 def describe_point(spec: RunSpec, identity: str) -> str:
-    """Describe what is measured in one line; `identity` is its config_id."""
-    devices = f"{spec.nodes} × {spec.devices_per_node}"
+    """Return a point in one line; `identity` is its config_id."""
     extra = " checkpointing" if spec.activation_checkpointing else ""
     extra += describe_layout(spec)
     extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
     return (
-        f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "
+        f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  "
+        f"{spec.nodes} × {spec.devices_per_node} devices  "
         f"micro {spec.batch.micro} × {spec.accumulation} = global {spec.global_batch}  "
         f"{describe_lengths(spec)}  {spec.data.name}{extra}"
     )
 
 
 def describe_choice(spec: RunSpec) -> str:
-    """Describe what advice chooses, the engine aside."""
+    """Return the settings that advice chooses, except the engine."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
     layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
     again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
@@ -28,49 +28,44 @@ def describe_choice(spec: RunSpec) -> str:
 
 
 def describe_result(record: RunRecord) -> str:
-    """Describe in one line how a run ended and the median of its window, in seconds per optimizer step."""
-    from bench.core.statistics import series_interval  # here, since it takes its time and most commands need none
+    """Return one line with the outcome of a run and the median of its window, in seconds per optimizer step."""
+    from bench.core.statistics import series_interval  # imported here: it imports scipy, which is slow
 
     observed, outcome = record.observations, record.outcome
     if outcome.kind != "ok" or observed is None or observed.steps is None:
         return f"{outcome.kind}: {outcome.reason}"
     window = observed.steps.step_s[observed.steps.cut :]
     interval = series_interval(window)
-    doubt = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
+    interval_text = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
-    return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
+    return f"ok: {statistics.median(window):.4g} s per step{interval_text}, n = {len(window)}{peak}"
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:
-    """Describe in one line what memory ran out of and what filled it, in GiB."""
-
-    def gib(count: int) -> str:
-        return f"{count / 2**30:.3g}"
-
-    known = shortage.model_dump(exclude_none=True)
+    """Return one line with the memory that ran out and its use, in GiB."""
+    gib = {name: f"{count / 2**30:.3g}" for name, count in shortage if name.endswith("_bytes") and count is not None}
     wanted = {"requested_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
     filled = {
         "total_bytes": "of {} in all",
         "live_bytes": "{} live in tensors",
         "reserved_bytes": "{} reserved",
         "resident_bytes": "{} resident",
-        "others_bytes": "{} of others",
+        "others_bytes": "{} of other processes",
     }
     parts = [
-        ", ".join(words.format(gib(known[name])) for name, words in some.items() if name in known)
-        for some in (wanted, filled)
+        ", ".join(text.format(gib[name]) for name, text in some.items() if name in gib) for some in (wanted, filled)
     ]
     return f"{shortage.where} memory: {'; '.join(filter(None, parts))}"
 
 
 def describe_lengths(spec: RunSpec) -> str:
-    """Describe the tokens of a sample, of every kind in the objective's order."""
+    """Return the tokens of a sample, by kind in the objective's order."""
     return f"{'/'.join(map(str, spec.sequence.values()))} tokens"
 
 
 def describe_layout(spec: RunSpec) -> str:
-    """Describe how ranks share a copy of the model; empty where none do."""
+    """Return how ranks share a copy of the model, each part after two spaces; empty if every rank has a copy."""
     parallel = spec.parallel
     parts = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "stages": parallel.stages_per_rank}
     words = [f"  {name} {number}" for name, number in parts.items() if number > 1]
@@ -78,7 +73,7 @@ def describe_layout(spec: RunSpec) -> str:
 
 
 def list_overrides(spec: RunSpec) -> list[str]:
-    """Return the same as overrides."""
+    """Return the settings that advice chooses, except the engine, as overrides."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
     shares = spec.parallel.model_dump(exclude_defaults=True, exclude={"sequence"})
     layout = [f"parallel.{name}={number}" for name, number in shares.items()]
@@ -90,22 +85,22 @@ def format_count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time that something takes."""
+def format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def format_number(value: float) -> str:
-    """Return a number in three digits at most, large ones with commas."""
+    """Return a number with at most three significant digits, from 1,000 on with commas."""
+    # Rounded before the comparison, so that 999.7 becomes 1,000 and not 1e+03.
     rounded = float(f"{value:.3g}")
     return f"{rounded:.3g}" if rounded < 1000 else f"{rounded:,.0f}"
 
 
 def format_interval(value: float, low: float, high: float) -> str:
-    """Return a value with its interval, three digits each."""
+    """Return a value with its interval, three significant digits each."""
     return f"{format_number(value)} ({format_number(low)}–{format_number(high)})"
 
 
 def format_percent(share: float) -> str:
-    """Return a share of more or less, with its sign."""
+    """Return a relative difference as a percentage with its sign."""
     return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"

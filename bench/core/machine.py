@@ -1,4 +1,4 @@
-"""Machine: what one node is, each number with its source. Unknown is None, and nothing is guessed from a name."""
+"""Machine: the properties of one node, each number with its source. None means unknown; no name implies a number."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -21,8 +21,10 @@ class MatmulRate(Frozen):
 
 
 class CollectiveTime(Frozen):
-    """Seconds of one collective of fp32, median over calls of the slowest rank. Payload as nccl-tests counts it: the
-    tensor that is reduced, the gathered output, the input to be scattered."""
+    """Seconds of one collective of fp32, median over calls of the slowest rank.
+
+    Payload as nccl-tests counts it: the reduced tensor, the gathered output, the input to be scattered.
+    """
 
     kind: CollectiveKind
     nodes: Positive
@@ -32,7 +34,7 @@ class CollectiveTime(Frozen):
 
 
 def _parse_rows(given: object) -> object:
-    """Read a table of words, its columns named in the first line: hundreds of mappings are slow to compose."""
+    # A table of words with a header line: composing hundreds of mappings with Hydra is slow.
     if not isinstance(given, str):
         return given
     names, *rows = [line.split() for line in given.splitlines()] or [[]]
@@ -43,15 +45,13 @@ Table = BeforeValidator(_parse_rows)
 
 
 class Calibration(Frozen):
-    """What `zeroscale calibrate` measured on a machine. Unknown is empty or None."""
+    """Measurements of a machine by `zeroscale calibrate`. Unknown is empty or None."""
 
     made: dict[str, str | None] = Field({}, description="date, device, versions")
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
     attention_tflops: dict[Precision, float] = Field({}, description="of T5's attention with its bias, forward")
     kernel_s: float | None = Field(None, gt=0, description="host's time to start one operation")
-    slowdown: tuple[float, ...] = Field(
-        (), description="compute time with 1, 2, … ranks on one processor at once, over that of one"
-    )
+    slowdown: tuple[float, ...] = Field((), description="compute time with 1, 2, … ranks on a processor over 1")
     collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
 
 
@@ -59,57 +59,43 @@ class Machine(Frozen):
     """A node type of `conf/machine`. Peaks are dense (no sparsity), per device, in 10^12 FLOP/s."""
 
     name: Name
-    device: str | None = Field(None, description='"cpu" or "cuda"; None takes what is there')
-    device_names: tuple[str, ...] = Field((), description="what the device may call itself; empty accepts any")
+    device: str | None = Field(None, description='"cpu" or "cuda"; None: whichever is present')
+    device_names: tuple[str, ...] = Field((), description="accepted names of the device; empty accepts any")
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = Field(
-        {}, description="burst: the best product seen, a bound closer than the peak"
-    )
-    sustained_tflops: dict[Precision, float] = Field(
-        {}, description="of large products throughout a training; predictions use it"
-    )
-    attention_of_matmul: float | None = Field(
-        None, gt=0, le=1, description="rate of attention in one kernel over that of products"
-    )
+    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="best rate of products in bursts, below peak")
+    sustained_tflops: dict[Precision, float] = Field({}, description="rate of large products in a training")
+    attention_of_matmul: float | None = Field(None, gt=0, le=1, description="rate of attention over that of products")
     multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
-    memory_bytes: Positive | None = Field(
-        None, description="per device, as its driver reports them: a card of 40 GB has 42.5e9"
-    )
+    memory_bytes: Positive | None = Field(None, description="per device, by its driver: a 40 GB card has 42.5e9")
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
-    inter_node_bytes_per_s: float | None = Field(
-        None, gt=0, description="one way, per node, all its network cards together"
-    )
+    inter_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per node, all its network cards")
     inter_node_floor_bytes_per_s: float | None = Field(
-        None, gt=0, description="one way, of one pair of ranks; less is `invalid`"
+        None, gt=0, description="of two ranks, one way; below: `invalid`"
     )
     nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
     power_w: float | None = Field(None, gt=0, description="board limit per device")
     host_memory_bytes: Positive | None = Field(None, description="per node")
     host_link_bytes_per_s: float | None = Field(None, gt=0, description="one way, between one device and its host")
     calibration: Calibration | None = Field(None, description="not kept in records")
-    price_per_device_hour: float | None = Field(
-        None, gt=0, description="the user's, in a currency of their own; never built in"
-    )
+    price_per_device_hour: float | None = Field(None, gt=0, description="set by the user, in any currency")
     source: str = ""
-    calibrated: dict[str, str] = Field(
-        {}, description="fields whose number was measured here, and the published one that it replaced"
-    )
+    calibrated: dict[str, str] = Field({}, description="fields measured here, with the published number of each")
     note: str = ""
 
     def on(self, device: str | None) -> "Machine":
-        """Return the machine as records keep it: with the kind of device that is used, without the measured tables."""
+        """Return the machine as recorded: with the kind of device in use, without the measured tables."""
         return self.model_copy(update={"device": device, "calibration": None})
 
     def accepts(self, device_name: str) -> bool:
-        """Whether a device that calls itself `device_name` is this machine's."""
+        """Return True if a device of this name belongs to the machine, upper and lower case alike."""
         return not self.device_names or device_name.lower() in map(str.lower, self.device_names)
 
 
 class _PlausibleRange(NamedTuple):
-    """Between which numbers a field of any machine lies, and how it is given."""
+    """Bounds of a field for any machine, and the remedy for a value outside them."""
 
     low: float
     high: float
@@ -130,28 +116,26 @@ _PLAUSIBLE = {
     "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
     "host_memory_bytes": _PlausibleRange(1e8, 1e14, "give bytes, for example 1e12"),
     "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
-    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
+    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give the price of a device per hour, for example 2.5"),
 }
-"""Wide enough for a small board and for what comes next: what lies outside is a mistaken unit."""
+"""Wide enough for small boards and future devices: a value outside has a wrong unit."""
 
 
 def check_plausible(machine: Machine) -> None:
-    """Raise UserError for a number that no machine has. What was measured is taken as it is, in records too."""
+    """Raise UserError for an implausible number. Measured numbers are exempt: they are facts, also in older records."""
     for field, (low, high, remedy) in _PLAUSIBLE.items():
         given = None if field in machine.calibrated else getattr(machine, field)
-        values = (
-            {f".{precision}": rate for precision, rate in given.items()} if isinstance(given, dict) else {"": given}
-        )
-        for name, value in values.items():
-            if value is not None and not low <= value <= high:  # NaN is outside of everything
-                raise UserError(f"machine.{field}{name}={value:g}", f"not between {low:g} and {high:g}", remedy)
-    for precision, ceiling in machine.matmul_ceiling_tflops.items():
-        peak = machine.peak_tflops.get(precision)
-        if peak and ceiling > peak and "matmul_ceiling_tflops" not in machine.calibrated:
-            value = f"machine.matmul_ceiling_tflops.{precision}={ceiling:g}"
-            raise UserError(value, f"above the peak of {peak:g}", "give the best product seen, or correct the peak")
-    for precision, sustained in machine.sustained_tflops.items():
-        peak = machine.peak_tflops.get(precision)
-        if peak and sustained > peak:
-            value = f"machine.sustained_tflops.{precision}={sustained:g}"
-            raise UserError(value, f"above the peak of {peak:g}", "give what training reaches, or correct the peak")
+        values = given.items() if isinstance(given, dict) else [("", given)]
+        for name, value in values:
+            if value is not None and not low <= value <= high:  # also True for NaN
+                shown = f"machine.{field}{'.' if name else ''}{name}={value:g}"
+                raise UserError(shown, f"not between {low:g} and {high:g}", remedy)
+    remedies = {"matmul_ceiling_tflops": "give the best product seen", "sustained_tflops": "give the rate of training"}
+    for field, remedy in remedies.items():
+        # a measured burst may exceed a published peak
+        exempt = field == "matmul_ceiling_tflops" and field in machine.calibrated
+        for precision, rate in getattr(machine, field).items() if not exempt else ():
+            peak = machine.peak_tflops.get(precision)
+            if peak and rate > peak:
+                shown = f"machine.{field}.{precision}={rate:g}"
+                raise UserError(shown, f"above the peak of {peak:g}", f"{remedy}, or correct the peak")

@@ -1,7 +1,7 @@
-"""A model family's network as sizes, for prediction, pipeline cuts and tensor slices of any family.
+"""A model family's network as sizes, for prediction, pipeline partitions and tensor slices of any family.
 
-A family describes its network once, as `Stacks`. Parameters, modules and units (the blocks, the embedding and the head)
-follow here; FLOPs, memory and time in bench.predict. Token kinds are those that objectives define.
+A family describes its network once, as `Stacks`. This module derives parameters, modules and units (the blocks, the
+embedding and the head); bench.predict derives FLOPs, memory and time. Objectives define the kinds of tokens.
 """
 
 import itertools
@@ -11,42 +11,37 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
-"""As transformers calls them: gelu_new is written out in Python, the others are torch's own."""
+"""Names as in transformers: gelu_new is implemented in Python, the others are kernels of torch."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A sub-layer that attends: projections to queries, keys and values, and one back."""
+    """An attention sub-layer: projections to queries, keys and values, and an output projection."""
 
     heads: int
-    head_width: int  # elements of a query, key or value; heads × head_width need not be the network's width
+    head_width: int  # elements of a query, key or value; heads × head_width may differ from the network's width
     over: str | None = None  # name of the stack whose output gives keys and values; None: its own tokens
-    causal: bool = False  # a token attends to none behind it
-    position_bias: int = 0  # rows of a learned table that is added to scores by distance, one per stack; 0: none
-    zero_bias: bool = False  # a tensor of zeros is added in place of such a bias, as transformers' T5 does it
-    bias_per_layer: bool = False  # every layer has such a table of its own, or makes such zeros anew
-    fused: bool = False  # one matrix for queries, keys and values, of other tokens for keys and values
+    causal: bool = False  # a token attends to itself and earlier tokens only
+    position_bias: int = 0  # rows of a learned table, added to scores by distance; one per stack; 0: none
+    zero_bias: bool = False  # adds a tensor of zeros in place of such a bias, as transformers' T5 does
+    bias_per_layer: bool = False  # every layer has its own table, or makes its own zeros
+    fused: bool = False  # one matrix for queries, keys and values; over another stack, one for keys and values
     biases: bool = False  # of the projections
-    key_heads: int | None = None  # heads of keys and values, each for a group of queries' heads; None: as many as those
-    rotary: bool = False  # queries and keys are rotated by their position
+    key_heads: int | None = None  # heads of keys and values, each shared by a group of query heads; None: `heads`
+    rotary: bool = False  # rotates queries and keys by their position
 
     @property
     def inner(self) -> int:
-        """Width of queries over all heads."""
+        """Width of the queries of all heads."""
         return self.heads * self.head_width
 
     @property
     def key_inner(self) -> int:
-        """Width of keys, and of values, over all their heads."""
+        """Width of the keys, and of the values, of all their heads."""
         return (self.key_heads or self.heads) * self.head_width
 
-    @property
-    def grouped(self) -> bool:
-        """Whether several heads of queries share one of keys and values."""
-        return self.key_inner < self.inner
-
     def matrices(self, width: int) -> list[tuple[int, int]]:
-        """Return the projections of rows of k numbers to rows of n as (k, n), in the order of forward."""
+        """Return the projections from k to n elements as (k, n), in the order of forward."""
         if not self.fused:
             projections = [(width, self.inner), *[(width, self.key_inner)] * 2]
         elif self.over is None:
@@ -62,8 +57,8 @@ class Mlp:
 
     inner: int  # elements between its matrices
     activation: Activation
-    gated: bool = False  # the activation is multiplied by a second product of the input
-    inner_dropout: bool = False  # before the last matrix; behind it there is one always
+    gated: bool = False  # a second product of the input multiplies the activation
+    inner_dropout: bool = False  # before the last matrix; after it there always is one
     biases: bool = False
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
@@ -73,52 +68,52 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal blocks between the embedding of their tokens and a last norm; a block is what checkpointing runs again.
+    """Equal blocks between an embedding of tokens and a last norm. Activation checkpointing recomputes whole blocks.
 
-    Each sub-layer of a block has a norm before it, dropout and the residual sum behind it.
+    Each sub-layer of a block has a norm before it, and dropout and the residual sum after it.
     """
 
     name: str
-    tokens: str  # kind of the tokens that run through it
+    tokens: str  # kind of its tokens
     layers: int
     block: tuple[Attention | Mlp, ...]
     positions: int = 0  # rows of a table of learned positions; 0: none
 
     @property
     def bias_table(self) -> tuple[int, int] | None:
-        """Rows and columns of the learned position bias that all blocks share; None: none. The first block owns it."""
+        """Rows and columns of the learned position bias of all blocks, which the first block owns; None without one."""
         found = (part for part in self.block if isinstance(part, Attention) and not part.bias_per_layer)
         return next(((part.position_bias, part.heads) for part in found if part.position_bias), None)
 
     @property
     def attended(self) -> list[str]:
-        """Names of the other stacks whose output is attended to, each once."""
+        """Names of the other stacks to whose output it attends, each once."""
         over = [part.over for part in self.block if isinstance(part, Attention) and part.over is not None]
         return list(dict.fromkeys(over))
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """A network: stacks in the order of forward, which share one embedding of the vocabulary, and a head on the last.
+    """A network: stacks in the order of forward with a shared embedding of the vocabulary, and a head on the last.
 
-    Weights lie in the run's precision, as torch's and transformers' modules have them.
+    Weights have the run's precision, as in modules of torch and transformers.
     """
 
     vocab: int
     width: int  # elements of a token's state
     stacks: tuple[Stack, ...]
     tied: bool  # the head is the embedding
-    # rms: written out in Python, a scale; rms_wide: the same, all of it but the scale in fp32; layer: torch's kernel, a
-    # scale and a shift
+    # rms: implemented in Python, a scale; rms_wide: the same in fp32, except the scale; layer: torch's kernel, a scale
+    # and a shift
     norm: Literal["rms", "rms_wide", "layer"]
-    final_dropout: bool = False  # behind a stack's last norm
-    clamps_fp16: bool = False  # activations are clamped behind each sub-layer, where they are fp16
-    full_loss: bool = False  # logits are made fp32 before the loss
-    discarded: int = 0  # elements that building allocates and throws away, embeddings that then are shared
+    final_dropout: bool = False  # after a stack's last norm
+    clamps_fp16: bool = False  # clamps fp16 activations after each sub-layer
+    full_loss: bool = False  # converts logits to fp32 before the loss
+    discarded: int = 0  # elements allocated and discarded by building: embeddings replaced by a shared one
 
     @property
     def table(self) -> int:
-        """Elements of the embedding, and of the head."""
+        """Elements of the embedding, and of a head."""
         return self.vocab * self.width
 
     def named(self, name: str) -> Stack:
@@ -127,34 +122,35 @@ class Stacks:
 
     @property
     def norm_sizes(self) -> list[int]:
-        """Elements of a norm's parameters."""
+        """Elements of each parameter of a norm."""
         return [self.width, self.width] if self.norm == "layer" else [self.width]
 
 
 class EqualTensors(NamedTuple):
-    """Parameters of one size."""
+    """Parameters of equal size."""
 
     elements: int
     number: int
 
 
 class WeightModule(NamedTuple):
-    """A module at which ZeRO's stage 3 stops to gather its weight, and others ahead."""
+    """A module at which ZeRO's stage 3 gathers its weight, and prefetches later ones."""
 
-    segment: int  # in which its forward runs, counted in the order of forward
-    weight: int | None = None  # one number for each parameter, shared ones have the same; None: it has none of its own
-    size: int = 0  # of the weight: which of `tensors`
-    block: int | None = None  # that checkpointing runs again
+    segment: int  # of its forward, counted in the order of forward
+    weight: int | None = None  # number of its parameter, the same for a shared one; None: no parameter of its own
+    size: int = 0  # index of the weight's size in `tensors`
+    block: int | None = None  # recomputed together by checkpointing
     indexed: bool = False  # its input are indices
     completes: bool = True  # its backward completes the weight's gradient
-    joined: bool = False  # a further parameter of the module before it
+    joined: bool = False  # a further parameter of the previous module
 
 
 def list_tensors(network: Stacks) -> list[EqualTensors]:
-    """Return the parameters by size; those shared count once."""
+    """Return the parameters by size; a shared parameter counts once."""
     counts = Counter({network.table: 1 if network.tied else 2})
     for stack in network.stacks:
         counts.update(network.norm_sizes)
+        # A stack has one table for all of its blocks, so that it counts once.
         counts.update([rows * columns for rows, columns in [stack.bias_table or (0, 0)] if rows])
         counts.update([stack.positions * network.width] * (stack.positions > 0))
         for part in stack.block:
@@ -164,58 +160,55 @@ def list_tensors(network: Stacks) -> list[EqualTensors]:
 
 
 def list_part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
-    """Return the elements of a sub-layer's parameters, those of its norm first, without a position bias that blocks
-    share."""
-    return [*network.norm_sizes, *itertools.chain(*_list_linears(network, part)), *own_bias(part)]
-
-
-def own_bias(part: Attention | Mlp) -> list[int]:
-    """Return the elements of a position bias that each layer has for itself; nothing where there is none."""
-    has = isinstance(part, Attention) and part.bias_per_layer and part.position_bias
-    return [part.position_bias * part.heads] if has and isinstance(part, Attention) else []
+    """Return the elements of a sub-layer's parameters, its norm's first, without a position bias shared by blocks."""
+    sizes = [*network.norm_sizes, *itertools.chain(*_list_linears(network, part))]
+    if isinstance(part, Attention) and part.bias_per_layer and part.position_bias:
+        sizes.append(part.position_bias * part.heads)
+    return sizes
 
 
 def count_parameters(network: Stacks) -> int:
-    """Return the trainable parameters, those shared counted once."""
+    """Return the number of trainable parameters; a shared parameter counts once."""
     return sum(size.elements * size.number for size in list_tensors(network))
 
 
 def list_matrices(network: Stacks) -> set[tuple[int, int]]:
-    """Return the distinct (k, n) of all matrices: each maps rows of k numbers to rows of n."""
+    """Return the distinct (k, n) of all matrices: each maps rows of k elements to rows of n."""
     parts = {part for stack in network.stacks for part in stack.block}
     inside = {matrix for part in parts for matrix in part.matrices(network.width)}
     return inside | {(network.width, network.vocab)}
 
 
 def _list_linears(network: Stacks, part: Attention | Mlp) -> list[list[int]]:
-    """Return the elements of each matrix, and of its bias where it has one."""
+    """Return the elements of each matrix, and of its bias if it has one."""
     return [[k * n, n] if part.biases else [k * n] for k, n in part.matrices(network.width)]
 
 
 class _Weight(NamedTuple):
-    """A parameter in its module; `elements` 0: the module has none."""
+    """A parameter of a module; 0 elements: the module has none."""
 
     elements: int = 0
     indexed: bool = False
-    joined: bool = False  # its module has another before it
+    joined: bool = False  # its module has another parameter before it
 
 
 _PLAIN = _Weight()
-"""A layer, an activation or a dropout, which are stops too."""
+"""A block's sub-layer, an activation or a dropout: modules without parameters, at which stage 3 acts as well."""
 
 
 def list_modules(network: Stacks) -> list[WeightModule]:
-    """Return the modules in the order of forward; a module with several parameters is as many stops."""
+    """Return the modules in the order of forward; a module with several parameters appears once for each."""
+    # Sizes identify tensors: stage 3 treats parameters of one size alike.
     places = {size.elements: place for place, size in enumerate(list_tensors(network))}
     table = places[network.table]
     weights = itertools.count(1)  # 0: the embedding
-    found = [WeightModule(0, 0, table, indexed=True)]  # where its gradient is complete
+    found = [WeightModule(0, 0, table, indexed=True)]  # the embedding's gradient is complete here
     segment = 0
-    for segment, (block, stops) in enumerate(_list_segments(network), 1):
-        if block is None and stops[0].indexed:  # a stack's embedding
+    for segment, (block, modules) in enumerate(_list_segments(network), 1):
+        if block is None and modules[0].indexed:  # a stack's embedding
             found.append(WeightModule(segment, 0, table, indexed=True, completes=False))
-            stops = stops[1:]
-        for elements, indexed, joined in stops:
+            modules = modules[1:]
+        for elements, indexed, joined in modules:
             if elements:
                 place = places[elements]
                 found.append(WeightModule(segment, next(weights), place, block, indexed=indexed, joined=joined))
@@ -227,29 +220,27 @@ def list_modules(network: Stacks) -> list[WeightModule]:
 
 
 def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
-    """Yield the modules of each segment between the embedding and the head, and the number of its block."""
+    """Yield the number of the block and the modules of each segment between the embedding and the head."""
     blocks = itertools.count()
     norms = _join(network.norm_sizes)
+    # The order is that of forward, in which ZeRO traces modules.
     for stack in network.stacks:
         positions = [_Weight(stack.positions * network.width, indexed=True)] * (stack.positions > 0)
         yield None, [_Weight(network.table, indexed=True), *positions]
         for layer in range(stack.layers):
             block = next(blocks)
             for part in stack.block:
-                inside = (
-                    _list_attention_weights(network, part, layer)
-                    if isinstance(part, Attention)
-                    else _list_mlp_weights(network, part)
-                )
-                yield block, [_PLAIN, *norms, _PLAIN, *inside, _PLAIN]
+                yield block, [_PLAIN, *norms, _PLAIN, *_list_part_weights(network, part, layer), _PLAIN]
         yield None, [*norms, _PLAIN]
 
 
-def _list_attention_weights(network: Stacks, part: Attention, layer: int) -> list[_Weight]:
-    *projections, last = map(_join, _list_linears(network, part))
+def _list_part_weights(network: Stacks, part: Attention | Mlp, layer: int) -> list[_Weight]:
+    first, *middle, last = map(_join, _list_linears(network, part))
+    if isinstance(part, Mlp):
+        return [*first, _PLAIN, *itertools.chain(*middle), *[_PLAIN] * part.inner_dropout, *last]
     rows = part.position_bias if layer == 0 or part.bias_per_layer else 0
     bias = [_Weight(rows * part.heads, indexed=True)] * (rows > 0)
-    return [*itertools.chain(*projections), *bias, *last]
+    return [*first, *itertools.chain(*middle), *bias, *last]
 
 
 def _join(sizes: Sequence[int]) -> list[_Weight]:
@@ -257,23 +248,17 @@ def _join(sizes: Sequence[int]) -> list[_Weight]:
     return [_Weight(size, joined=place > 0) for place, size in enumerate(sizes)]
 
 
-def _list_mlp_weights(network: Stacks, part: Mlp) -> list[_Weight]:
-    first, *gate, last = map(_join, _list_linears(network, part))
-    dropout = [_PLAIN] * part.inner_dropout
-    return [*first, _PLAIN, *itertools.chain(*gate), *dropout, *last]
-
-
 def pad_elements(elements: int, ranks: int) -> int:
-    """Elements of a tensor that is divided among ranks, as many for each."""
+    """Return the elements of a tensor padded to the same number on each of `ranks`."""
     return -(-elements // ranks) * ranks
 
 
 class Part(NamedTuple):
-    """Consecutive units that a model is cut into for a pipeline: 0 is the embedding, then come the blocks in the order
-    of forward, then the head. A stack's last norm follows its last block."""
+    """Consecutive units of a model for a pipeline: unit 0 is the embedding, then come the blocks in the order of
+    forward, then the head. A stack's last norm belongs to its last block."""
 
     begin: int
-    end: int  # behind the last one
+    end: int  # exclusive
     units: int  # of the whole model
 
     @property
@@ -285,9 +270,10 @@ class Part(NamedTuple):
         return self.end == self.units
 
     def blocks(self, layers: Sequence[int]) -> list[range]:
-        """Return by stack of so many `layers` which of its blocks are here."""
+        """Return the numbers of its blocks for each stack; `layers` are the numbers of blocks of the stacks."""
         found, before = list[range](), 1  # the embedding
         for count in layers:
+            # Edges are unit numbers over the whole model; clamp them to this stack.
             begin, end = (min(max(edge - before, 0), count) for edge in (self.begin, self.end))
             found.append(range(begin, end))
             before += count
@@ -295,20 +281,20 @@ class Part(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A parameter as rows and columns, as torch keeps it; a vector has columns of one element."""
+    """A parameter as rows and columns, as torch stores it; a vector has one column."""
 
     rows: int
     columns: int
 
     def padded(self, ranks: int) -> int:
-        """Elements with as many rows on each of `ranks`."""
-        return -(-self.rows // ranks) * ranks * self.columns
+        """Return the elements after padding to the same number of rows on each of `ranks`."""
+        return pad_elements(self.rows, ranks) * self.columns
 
 
 class Unit(NamedTuple):
-    """Parameters that are gathered together, and how many there are of each size."""
+    """Parameters that are gathered together, as pairs of a size and the number of parameters of that size."""
 
-    block: int | None  # its number in the order of forward, through all stacks; None: what is in no block
+    block: int | None  # its number in the order of forward, over all stacks; None: outside all blocks
     matrices: tuple[tuple[Matrix, int], ...]
 
     @property
@@ -316,21 +302,37 @@ class Unit(NamedTuple):
         return self.padded(1)
 
     def padded(self, ranks: int) -> int:
-        """Elements with as many rows of every parameter on each of `ranks`."""
+        """Return the elements after padding every parameter to the same number of rows on each of `ranks`."""
         return sum(matrix.padded(ranks) * number for matrix, number in self.matrices)
 
 
 def units(network: Stacks) -> list[Unit]:
-    """Return what is in no block, then the blocks in the order of forward."""
-    blocks = [block for stack in network.stacks for block in _blocks(network, stack)]
-    counted = [_count(None, _outside(network)), *(_count(number, found) for number, found in enumerate(blocks))]
-    return list(counted)
+    """Return the unit of all parameters outside blocks, then the blocks in the order of forward."""
+    norm = [Matrix(size, 1) for size in network.norm_sizes]
+    outside = [Matrix(network.vocab, network.width)] * (1 if network.tied else 2)
+    blocks = []
+    for stack in network.stacks:
+        outside += [Matrix(stack.positions, network.width)] * (stack.positions > 0) + norm
+        block = [matrix for part in stack.block for matrix in [*norm, *_list_part_matrices(network, part)]]
+        bias = [Matrix(*stack.bias_table)] if stack.bias_table else []  # the first block owns the bias of all
+        blocks += [block + bias * (layer == 0) for layer in range(stack.layers)]
+    numbered = [(None, outside), *enumerate(blocks)]
+    return [Unit(block, tuple(Counter(matrices).items())) for block, matrices in numbered]
+
+
+def _list_part_matrices(network: Stacks, part: Attention | Mlp) -> Iterator[Matrix]:
+    """Yield the parameters of a sub-layer without its norm. torch's linear from k to n elements has n rows."""
+    for inputs, outputs in part.matrices(network.width):
+        yield Matrix(outputs, inputs)
+        yield from [Matrix(outputs, 1)] * part.biases
 
 
 def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1) -> int:
-    """Return the elements of a rank's parameters that has these parts, one of `tensor` slices of each matrix: what
-    several of its parts use counts once. A table of position biases is wherever a block of its stack is, a tied
-    embedding at both ends. Norms, learned positions and the bias of a sub-layer's last matrix are not sliced."""
+    """Return the elements of the parameters of a rank that has these parts and one of `tensor` slices of each matrix.
+
+    Parameters that several of its parts use count once. A table of position biases is wherever a block of its stack is,
+    a tied embedding at both ends. Norms, learned positions and the bias of a sub-layer's last matrix are not sliced.
+    """
     starts, ends = any(part.first for part in parts), any(part.last for part in parts)
     sliced, whole = network.table * ((starts or ends) if network.tied else starts + ends), 0
     layers = [stack.layers for stack in network.stacks]
@@ -342,57 +344,26 @@ def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1)
         sliced += len(here) * (everything - unsliced) + rows * columns * bool(here)
         whole += len(here) * unsliced + sum(network.norm_sizes) * (stack.layers - 1 in here)
         whole += stack.positions * network.width * starts
+    # Tensor parallelism divides only `sliced`; every rank of a group has all of `whole`.
     return sliced // tensor + whole
 
 
-def _count(block: int | None, matrices: Iterator[Matrix] | list[Matrix]) -> Unit:
-    return Unit(block, tuple(Counter(matrices).items()))
-
-
-def _outside(network: Stacks) -> Iterator[Matrix]:
-    """Embedding, head, learned positions, and the last norm of each stack."""
-    yield from [Matrix(network.vocab, network.width)] * (1 if network.tied else 2)
-    for stack in network.stacks:
-        yield from [Matrix(stack.positions, network.width)] * (stack.positions > 0)
-        yield from _norm(network)
-
-
-def _blocks(network: Stacks, stack: Stack) -> Iterator[list[Matrix]]:
-    """A stack's blocks; the first one has the position bias of all."""
-    block = [*itertools.chain(*(_part(network, part) for part in stack.block))]
-    bias = [Matrix(*table) for table in [stack.bias_table] if table]
-    for layer in range(stack.layers):
-        yield [*block, *(bias if layer == 0 else [])]
-
-
-def _part(network: Stacks, part: Attention | Mlp) -> Iterator[Matrix]:
-    """A sub-layer with its norm. torch's linear keeps what maps rows of k numbers to rows of n as n rows."""
-    yield from _norm(network)
-    for inputs, outputs in part.matrices(network.width):
-        yield Matrix(outputs, inputs)
-        yield from [Matrix(outputs, 1)] * part.biases
-
-
-def _norm(network: Stacks) -> Iterator[Matrix]:
-    yield from (Matrix(size, 1) for size in network.norm_sizes)
-
-
 PAD = 0
-"""Id that fills a row of input which is shorter than its length, in every family."""
+"""Token id that pads short rows of inputs, in every family."""
 IGNORED = -100
-"""Label at which there is no loss: transformers' and torch's own."""
+"""Label without a loss, as in transformers and torch."""
 
 
 class TokenKind(NamedTuple):
     """Tokens of one kind in each sample of an objective."""
 
     name: str  # in `sequence`, in the tokens of a record and in the columns of its steps
-    length: int  # tokens per sample by default, padding included
-    arguments: Mapping[str, int]  # the model's keyword arguments that hold them, with what fills a shorter row of each
-    mask: str | None = None  # keyword argument that is 1 at a token and 0 at padding, given where rows may be shorter
-    # of a keyword argument, the share of each row, from its beginning, that it does not show: it holds what fills there
+    length: int  # default tokens per sample, padding included
+    arguments: Mapping[str, int]  # keyword arguments of the model that hold them, each with its padding value
+    mask: str | None = None  # keyword argument that is 1 at a token and 0 at padding; given if rows may be shorter
+    # by keyword argument: the share of each row, from its beginning, that is replaced by the padding value
     hidden: Mapping[str, float] = {}
-    # what of a piece of text it holds: all of it, what is left where spans are hidden, the spans; None: no such thing
+    # the content from a piece of text: all of it, the text around hidden spans, the spans; None: not from one text
     text: Literal["whole", "kept", "hidden"] | None = "whole"
-    # keyword argument that counts a token's place in its document: given, no token sees another document's
+    # keyword argument with a token's place in its document; if given, no token sees another document's
     positions: str | None = None

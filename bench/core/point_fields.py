@@ -1,110 +1,93 @@
-"""The fields of a point: a spec flat, by dotted name, and one table of what each field decides.
+"""Fields of a point: a spec flattened to dotted names, and a table with the role of each field.
 
-A field is named as on the command line (`batch.micro`, `engine.options.stage`). Whoever asks whether two points are the
-same, for a purpose, asks here: the config_id, the comparison of losses, measured times beside predicted ones.
+Fields have their names of the command line (`batch.micro`, `engine.options.stage`). The table decides whether two
+points are equal for a purpose: for the config_id, for comparing losses, or for comparing measured and predicted times.
 """
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
 
-class Decides(NamedTuple):
-    """What another value of a field changes, and where a field is shown."""
+class FieldRole(NamedTuple):
+    """Properties of a run that depend on a field, and whether a column shows the field."""
 
-    identity: bool = True  # which point it is: the config_id
-    losses: bool = True  # the losses of a seed, whatever the engine
-    step_time: bool = True  # how long a step takes
-    shown: bool = False  # by a column of the summary, so that no other text has to
+    identity: bool = True  # the config_id
+    losses: bool = True  # the losses for a seed, with any engine
+    step_time: bool = True
+    shown: bool = False  # a column of the summary shows it, so that no other text has to
 
 
-_KERNEL = Decides(losses=False)  # the same numbers by another way
+_KERNEL = FieldRole(losses=False)  # another implementation of the same computation
 
-FIELDS: Mapping[str, Decides] = {
-    "model.name": Decides(step_time=False, shown=True),
-    "model.parameters": Decides(step_time=False),  # published: the shape says them again
-    "model.source": Decides(identity=False, losses=False, step_time=False),
+FIELDS: Mapping[str, FieldRole] = {
+    "model.name": FieldRole(step_time=False, shown=True),
+    "model.parameters": FieldRole(step_time=False),  # the published count, which follows from the shape
+    "model.source": FieldRole(identity=False, losses=False, step_time=False),
     "model.attention": _KERNEL,
     "model.compile": _KERNEL,
     "model.loss_chunk_tokens": _KERNEL,
-    "engine": Decides(losses=False),
-    "engine.name": Decides(losses=False, shown=True),
-    "engine.backend": Decides(losses=False, shown=True),
-    "data": Decides(step_time=False),
-    "data.name": Decides(step_time=False, shown=True),
-    "batch.micro": Decides(shown=True),
-    "batch.accumulation": Decides(losses=False, shown=True),  # they follow from the micro-batches of all ranks
-    "batch.global": Decides(identity=False, shown=True),  # follows from the others, but not without `parallel`
-    "nodes": Decides(shown=True),
-    "devices_per_node": Decides(shown=True),
-    "objective": Decides(shown=True),
-    "sequence": Decides(shown=True),
-    "parallel": Decides(losses=False),
-    "precision": Decides(shown=True),
-    "activation_checkpointing": Decides(shown=True),
+    "engine": FieldRole(losses=False),
+    "engine.name": FieldRole(losses=False, shown=True),
+    "engine.backend": FieldRole(losses=False, shown=True),
+    "data": FieldRole(step_time=False),
+    "data.name": FieldRole(step_time=False, shown=True),
+    "batch.micro": FieldRole(shown=True),
+    "batch.accumulation": FieldRole(losses=False, shown=True),  # they follow from the micro-batches of all ranks
+    "batch.global": FieldRole(identity=False, shown=True),  # follows from the others, but not without `parallel`
+    "nodes": FieldRole(shown=True),
+    "devices_per_node": FieldRole(shown=True),
+    "objective": FieldRole(shown=True),
+    "sequence": FieldRole(shown=True),
+    "parallel": FieldRole(losses=False),
+    "precision": FieldRole(shown=True),
+    "activation_checkpointing": FieldRole(shown=True),
     "optimizer.implementation": _KERNEL,
-    "learning": Decides(step_time=False),
-    "learning.evaluate_every": Decides(losses=False, step_time=False),
-    "learning.evaluation_samples": Decides(losses=False, step_time=False),
-    "learning.checkpoint_every": Decides(identity=False, losses=False, step_time=False),
-    "loss_mean": Decides(step_time=False),
-    "seed": Decides(step_time=False),
-    "measure": Decides(losses=False, step_time=False),
+    "learning": FieldRole(step_time=False),
+    "learning.evaluate_every": FieldRole(losses=False, step_time=False),
+    "learning.evaluation_samples": FieldRole(losses=False, step_time=False),
+    "learning.checkpoint_every": FieldRole(identity=False, losses=False, step_time=False),
+    "loss_mean": FieldRole(step_time=False),
+    "seed": FieldRole(step_time=False),
+    "measure": FieldRole(losses=False, step_time=False),
 }
-"""Of every field that does not decide everything, or that a column shows; a row holds for all below its field that have
-none of their own, and a group stands before what is below it."""
+"""Roles of all fields except those with the default role. A row holds for all fields below its own that have no row. A
+group comes before its fields."""
 
 MODEL_KERNELS = tuple(
-    name.removeprefix("model.") for name, decides in FIELDS.items() if decides is _KERNEL and name.startswith("model.")
+    name.removeprefix("model.") for name, role in FIELDS.items() if role is _KERNEL and name.startswith("model.")
 )
-"""Fields of a model by which the same numbers are computed in another way."""
+"""Fields of a model that choose an implementation of the same computation."""
 
-_REMARKS = {name for name, one in FIELDS.items() if not (one.identity or one.losses or one.step_time)}
+_METADATA_FIELDS = {name for name, role in FIELDS.items() if not (role.identity or role.losses or role.step_time)}
 
 Question = Literal["identity", "losses", "step_time"]
 
 
 def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every field of a spec, or of its plain form, that decides anything: its dotted name and its plain value,
-    None where it is unset."""
+    """Yield the dotted name and plain value of every field of a spec or plain spec, except metadata; None if unset."""
     plain = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, BaseModel) else spec
     for name, value in plain.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{path}{name}.")
-        elif f"{path}{name}" not in _REMARKS:
+        elif f"{path}{name}" not in _METADATA_FIELDS:
             yield f"{path}{name}", value
 
 
 def select(plain: Mapping[str, Any], question: Question) -> dict[str, Any]:
-    """Return of a plain spec, its keys by alias, the fields that decide a question."""
+    """Return the fields of a plain spec, its keys by alias, on which the answer to a question depends."""
     chosen = dict(plain)
-    for group, names in _indifferent(question).items():
-        if group not in chosen:
-            continue
-        if names is None:
-            del chosen[group]
-        else:
-            chosen[group] = {name: value for name, value in chosen[group].items() if name not in names}
+    for field in (field for field, role in FIELDS.items() if not getattr(role, question)):
+        group, _, name = field.partition(".")
+        if not name:
+            chosen.pop(group, None)
+        elif group in chosen:  # not popped in place: the values below are the caller's
+            chosen[group] = {other: value for other, value in chosen[group].items() if other != name}
     return chosen
 
 
 def is_shown(name: str) -> bool:
-    """Whether a column of the summary shows a field."""
-    decides = FIELDS.get(name) or FIELDS.get(name.partition(".")[0])
-    return decides is not None and decides.shown
-
-
-@functools.cache
-def _indifferent(question: Question) -> Mapping[str, set[str] | None]:
-    """Return what does not decide a question: top-level fields, with the names below them, or None for all of them."""
-    found: dict[str, set[str] | None] = {}
-    for field, decides in FIELDS.items():
-        group, _, name = field.partition(".")
-        if getattr(decides, question):
-            continue
-        below = found.setdefault(group, set() if name else None)
-        if below is not None:
-            below.add(name)
-    return found
+    """Return True if a column of the summary shows a field."""
+    role = FIELDS.get(name) or FIELDS.get(name.partition(".")[0])
+    return role is not None and role.shown

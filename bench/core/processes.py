@@ -1,4 +1,4 @@
-"""How a process of our own is started, and how it imports."""
+"""Processes of zeroscale: their command, their imports, and their identity among reused process numbers."""
 
 import contextlib
 import gc
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 
 def build_module_command(module: str, *arguments: str, python: Sequence[str] = (sys.executable,)) -> list[str]:
-    """Return the command that runs a module in a process of its own.
-
-    -P: else files of the current folder are imported before the libraries' and ours; PYTHONPATH counts as ever.
-    """
+    """Return the command that runs a module in its own process."""
+    # -P: otherwise Python imports files of the current folder before libraries. PYTHONPATH works as always.
     return [*python, "-P", "-m", module, *arguments]
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Search for no garbage while libraries are imported, which leave next to none, nor later through what lives by
-    then: a quarter of the time of their imports."""
+    """Switch garbage collection off during imports, and exclude their objects from it later.
+
+    Imports leave almost no garbage, so this saves a quarter of their time.
+    """
     gc.disable()
     try:
         yield
@@ -29,19 +29,19 @@ def importing() -> Iterator[None]:
 
 
 class ProcessIdentity(NamedTuple):
-    """A process among all that ever had its number: numbers are used again, after a boot and before."""
+    """Identity of a process: the kernel reuses numbers, within a boot and after the next one."""
 
     boot_id: str
-    namespace: str  # in which its number counts: containers have their own
+    namespace: str  # of process numbers: containers have their own
     started: int  # clock ticks after the boot
 
 
 def identify_process(pid: int) -> ProcessIdentity | None:
-    """Return which process has this number now; None if there is none, or where the kernel does not say."""
+    """Return the identity of the process with this number; None if there is none, or where /proc does not show it."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ended = fields[0] in "ZX"  # it only waits for its parent
+        ended = fields[0] in "ZX"  # a zombie, which waits only for its parent
         return None if ended else ProcessIdentity(boot_id, str(Path("/proc/self/ns/pid").readlink()), int(fields[19]))
     except (OSError, IndexError, ValueError):
         return None

@@ -1,9 +1,9 @@
-"""RunRecord: what one attempt observed, the contract between the harness and the analysis.
+"""RunRecord: the observations of one attempt, the contract between the harness and the analysis.
 
-Only raw observations stand here; throughput, FLOP/s and intervals are derived in `analysis`, so that a corrected
-formula never needs a re-run. Unknown is None. A failure is a record like any other.
+A record holds raw observations only. `analysis` derives throughput, FLOP/s and intervals, so that a corrected formula
+never needs a new run. None means unknown. A failed attempt leaves a record like any other.
 
-History of the format (`schema_version`), whose readers for older versions are in `bench.core.migrations`:
+History of the format (`schema_version`), whose readers for older versions are in `bench.core.record_checks`:
 1  first version
 2  a step's time is the difference between the slowest rank's completions; fields for the extremes of steps, the load of
    the machine, device use, transport, phases, idle time, trainable parameters, evaluations, checkpoints and traces;
@@ -15,10 +15,10 @@ History of the format (`schema_version`), whose readers for older versions are i
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict, Field, RootModel, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from bench.core.machine import Machine
-from bench.core.spec import Frozen, Positive, RunSpec
+from bench.core.spec import Extensible, Frozen, Positive, RunSpec
 
 SCHEMA_VERSION = 3
 """Version of a record's format."""
@@ -27,37 +27,38 @@ OutcomeKind = Literal[
     "ok", "oom", "host_oom", "hang", "timeout", "comm_error", "node_failure", "preempted", "cancelled",
     "invalid", "error", "pruned", "infeasible",
 ]  # fmt: skip
+# An out-of-memory error recurs with the same spec; a lost node or a hang may not.
 FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "pruned", "infeasible"})
-"""Answers that running again would not change; every other outcome is tried again."""
+"""Outcomes that another attempt would repeat. A point with any other outcome is tried again."""
 
 Evidence = Literal["measured", "rehearsed", "predicted"]
 
 
 class MemoryShortage(Frozen):
-    """What filled the memory that ran out on a rank, and what was lacking, in bytes as it failed."""
+    """Use of the memory that ran out on a rank, in bytes at the moment of the failure."""
 
     rank: int
     where: Literal["device", "host"]
-    requested_bytes: int | None = Field(None, description="by the allocation that failed, in its exception's own words")
-    lacking_bytes: int | None = Field(None, description="of those")
-    free_bytes: int | None = Field(
-        None, description="of the device; of the host or of the narrowest limit on this process"
-    )
-    total_bytes: int | None = Field(None, description="of the same")
-    live_bytes: int | None = Field(None, description="in tensors of this rank")
-    peak_bytes: int | None = Field(None, description="the most that were live so far in this phase")
-    reserved_bytes: int | None = Field(None, description="by the caching allocator, live ones included; None on a host")
+    requested_bytes: int | None = Field(None, description="size of the failed allocation, from its exception")
+    lacking_bytes: int | None = Field(None, description="missing bytes of that allocation")
+    free_bytes: int | None = Field(None, description="free on the device, on the host or within this process's limit")
+    total_bytes: int | None = Field(None, description="capacity of the same memory")
+    live_bytes: int | None = Field(None, description="live tensors of this rank")
+    peak_bytes: int | None = Field(None, description="highest live tensors so far in this phase")
+    reserved_bytes: int | None = Field(None, description="reserved by the caching allocator; None on a host")
     resident_bytes: int | None = Field(None, description="resident set of this rank; None on a device")
-    others_bytes: int | None = Field(None, description="of processes on the device that are not of the run")
+    others_bytes: int | None = Field(None, description="used on the device by processes outside the run")
 
 
-class Outcome(Frozen):
-    """How an attempt ended, and the typed evidence that this was decided from."""
+class Outcome(Extensible):
+    """How an attempt ended, and the typed evidence for this decision."""
+
+    LATER_FIELDS = frozenset({"shortage"})
 
     kind: OutcomeKind
     reason: str = Field("", description="one line for the table; empty when ok")
     evidence: dict[str, Any] = {}
-    shortage: MemoryShortage | None = Field(None, description="where memory ran out and the rank could still tell")
+    shortage: MemoryShortage | None = Field(None, description="use of memory, if it ran out and the rank reported it")
 
     @property
     def final(self) -> bool:
@@ -68,25 +69,21 @@ class Outcome(Frozen):
         """Seconds for which the attempt was paused: a suspended job, SIGSTOP, a machine that slept."""
         return float(self.evidence.get("paused_s") or 0.0)
 
-    @model_serializer(mode="wrap")
-    def _as_before_where_nothing_ran_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in serialize(self).items() if key != "shortage" or value is not None}
-
 
 class Limits(Frozen):
-    """When a supervisor gives up on a run."""
+    """Times after which a supervisor gives up on a run."""
 
-    time_limit_min: float | None = Field(None, gt=0, description="for the whole attempt; None waits for ever")
-    hang_s: float = Field(300.0, gt=0, description="without a step, once steps are being made")
+    time_limit_min: float | None = Field(None, gt=0, description="maximum length of the whole attempt; None: no limit")
+    hang_s: float = Field(300.0, gt=0, description="maximum time without a step, after the first step")
     startup_s: float = Field(
-        1800.0, gt=0, description="in the first step, and in any one phase before and after the steps"
+        1800.0, gt=0, description="maximum time of the first step, and of each phase before or after"
     )
-    silence_s: float = Field(30.0, gt=1, description="a node of a run that sent nothing for so long is lost …")
-    agent_silence_s: float = Field(60.0, gt=1, description="… and so is the first node, for the others")
+    silence_s: float = Field(30.0, gt=1, description="a node without messages for so long counts as lost …")
+    agent_silence_s: float = Field(60.0, gt=1, description="… and so does the first node, for the other nodes")
     quiet_within_s: float | None = Field(
         None,
         ge=0,
-        description="others have so long to leave the machine, else it is given up; None measures beside them, "
+        description="wait so long for the background load to end, then give up; None: measure with the load, "
         "flagged `busy`",
     )
 
@@ -99,136 +96,112 @@ class Limits(Frozen):
 
 
 class Network(Frozen):
-    """How the nodes of a run reach each other. By default by host name, over whatever interface that resolves to."""
+    """How the nodes of a run reach each other. By default by host name, over the interface that it resolves to."""
 
     rendezvous_host: str = Field("{host}", description='of the first node; e.g. "{host}-ib0"')
     interface: str | None = Field(None, description="for gloo's and NCCL's sockets")
-    expects: Literal["infiniband", "sockets"] | None = Field(
-        None, description="between nodes; a run over anything else is `invalid`"
-    )
+    expects: Literal["infiniband", "sockets"] | None = Field(None, description="required between nodes, else `invalid`")
 
     def address(self, host: str) -> str:
-        """Return the name under which the others reach `host`."""
+        """Return the name under which other nodes reach `host`."""
         return self.rendezvous_host.replace("{host}", host)
 
 
-class Circumstance(Frozen):
+class Circumstance(Extensible):
     """How and where an attempt was started: everything about it that is not its identity."""
 
+    LATER_FIELDS = frozenset({"step_limit_s", "goes_on_from", "shapes_only"})
+
     study: str
-    question: str = Field("", description="what the study asks, in its own words")
+    question: str = Field("", description="of the study, in its own words")
     repeat: int = Field(ge=0)
     attempt: int = Field(ge=0)
     machine: Machine
     launcher: dict[str, Any] = Field({}, description="name and options")
     limits: Limits = Limits()
     network: Network = Network()
-    step_limit_s: float | None = Field(
-        None, gt=0, description="the window ends once a step surely takes longer; None: never"
-    )
-    goes_on_from: str | None = Field(
-        None, description="config_id of the run whose checkpoint a training begins with; None: with none"
-    )
-    rehearsed_rank: int | None = Field(
-        None, ge=0, description="the only real rank of a rehearsal; None: all of them are real"
-    )
-    shapes_only: bool = Field(False, description="rehearsed without doing what only makes values")
-    overrides: tuple[str, ...] = Field((), description="what was asked, word for word")
+    step_limit_s: float | None = Field(None, gt=0, description="the window ends once its steps are surely longer")
+    goes_on_from: str | None = Field(None, description="config_id of the run from whose checkpoint a training resumes")
+    rehearsed_rank: int | None = Field(None, ge=0, description="the only real rank of a rehearsal; None: all are real")
+    shapes_only: bool = Field(False, description="rehearsed without the operations that only compute values")
+    overrides: tuple[str, ...] = Field((), description="as given on the command line")
     started_at: str = Field("", description="ISO 8601, UTC")
-
-    @model_serializer(mode="wrap")
-    def _as_before_where_nothing_is_special(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        usual = {"step_limit_s": None, "goes_on_from": None, "shapes_only": False}
-        return {key: value for key, value in serialize(self).items() if key not in usual or value != usual[key]}
 
 
 class EnvironmentClass(Frozen):
-    """What decides whether two answers may be pooled; `environment_id` is its hash."""
+    """Properties that decide whether results may be pooled; `environment_id` is their hash."""
 
     device: str = Field(description="the device's own name")
     devices_per_node: int
     container: str | None = Field(None, description="image digest")
     versions: dict[str, str | None] = Field({}, description="torch, cuda, nccl, driver, deepspeed, transformers")
-    cores: int | None = Field(None, description="that its first rank may use")
-    threads: int | None = Field(None, description="per rank")
+    cores: int | None = Field(None, description="number of cores that the first rank may use")
+    threads: int | None = Field(None, description="number of threads per rank")
     quota_cores: float | None = Field(None, description="processor time that the control group allows, in cores")
-    openmp_wait: str | None = Field(
-        None, description="how OpenMP threads of a rank on a CPU wait; None: of older records, or of one thread"
-    )
+    openmp_wait: str | None = Field(None, description="how OpenMP threads of a CPU rank wait; None: one thread")
 
 
 class ScheduledJob(Frozen):
-    """The job of a scheduler that an attempt ran in, whichever scheduler that is."""
+    """The scheduler's job in which an attempt ran, the same for every scheduler."""
 
     job_id: str
-    cluster: str = Field("", description="of several that number their jobs by themselves")
-    restart: int = Field(0, description="how often it had been put back into the queue")
-    nodelist: str = Field("", description="its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says")
+    cluster: str = Field("", description="name, where several clusters number their jobs independently")
+    restart: int = Field(0, description="number of times it was requeued")
+    nodelist: str = Field("", description="its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where unknown")
 
     @property
     def allocation(self) -> str | None:
-        """The name of this stretch of time on these nodes; None of a job without an id."""
+        """The name of this period on these nodes; None for a job without an id."""
         parts = (self.cluster, self.job_id, str(self.restart or ""))
         return ".".join(part for part in parts if part) if self.job_id else None
 
 
-class Environment(Frozen):
-    """Where an attempt ran. `classification` is what its answer depends on; the rest is for the reader."""
+class Environment(Extensible):
+    """Environment of an attempt. Results depend on `classification`; the other fields are for the reader."""
+
+    LATER_FIELDS = frozenset({"job"})
 
     environment_id: str
     classification: EnvironmentClass
-    versions: dict[str, str | None] = Field(
-        {}, description="every package that takes part, Python and the operating system"
-    )
+    versions: dict[str, str | None] = Field({}, description="every package in use, Python and the operating system")
     git: dict[str, Any] | None = Field(None, description="commit, dirty")
     hosts: tuple[str, ...] = Field((), description="by node")
     cpus: dict[str, Any] = Field({}, description="model, cores, affinity per rank, threads per rank")
-    devices: tuple[dict[str, Any], ...] = Field(
-        (), description="per device: clocks, power cap, temperature, at the start …"
-    )
-    devices_after: tuple[dict[str, Any], ...] = Field((), description="… and as the window ended")
-    job: ScheduledJob | None = Field(None, description="None: in no job, or of a record that has `slurm` alone")
-    slurm: dict[str, str] = Field(
-        {}, description="variables of the scheduler whose job it was in, Slurm's or another's"
-    )
+    devices: tuple[dict[str, Any], ...] = Field((), description="per device: clocks, power cap, …; at the start …")
+    devices_after: tuple[dict[str, Any], ...] = Field((), description="… and at the end of the window")
+    job: ScheduledJob | None = Field(None, description="None: outside any job, or in an older record (see `slurm`)")
+    slurm: dict[str, str] = Field({}, description="variables of the job's scheduler, Slurm or another")
     variables: dict[str, str] = Field({}, description="from an allow-list; never a secret")
-
-    @model_serializer(mode="wrap")
-    def _as_before_where_there_is_no_job(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in serialize(self).items() if key != "job" or value is not None}
 
 
 class RankMemory(Frozen):
-    """Memory of one rank in bytes. `allocated` is live tensor bytes by the device's allocator (on a CPU by one that
-    wraps torch's own); `drift` is how far it is from the storages that Python can reach between steps, relative."""
+    """Memory of one rank in bytes.
+
+    `allocated` counts live tensor bytes by the device's allocator, on a CPU by a wrapper of torch's own. `drift` is its
+    relative distance from the storages that Python can reach between steps.
+    """
 
     rank: int
     init_peak_bytes: int | None = Field(None, description="while the model and the engine were built")
-    warmup_peak_bytes: int | None = Field(
-        None, description="from there to the window; the whole run's peak is the largest of the three"
-    )
+    warmup_peak_bytes: int | None = Field(None, description="from there to the window; the run's peak is the largest")
     resident_bytes: int | None = Field(None, description="between steps")
     peak_allocated_bytes: int | None = Field(None, description="over steady steps")
-    peak_reserved_bytes: int | None = Field(None, description="what the caching allocator holds; None on a CPU")
-    device_used_bytes: int | None = Field(None, description="what the device says is in use, by all")
-    init_reserved_bytes: int | None = Field(
-        None, description="peak reserved while the model and the engine were built …"
-    )
+    peak_reserved_bytes: int | None = Field(None, description="by the caching allocator; None on a CPU")
+    device_used_bytes: int | None = Field(None, description="in use by all processes, as the device reports it")
+    init_reserved_bytes: int | None = Field(None, description="peak reserved while model and engine were built …")
     warmup_reserved_bytes: int | None = Field(None, description="… and from there to the window")
     device_peak_bytes: int | None = Field(None, description="highest use of the device by all processes")
-    init_rss_bytes: int | None = Field(
-        None, description="resident set of the process after initialisation, its peak so far"
-    )
+    init_rss_bytes: int | None = Field(None, description="peak resident set of the process until after initialisation")
     peak_rss_bytes: int | None = None
-    loaders_rss_bytes: int | None = Field(
-        None, description="resident sets of the rank's loader processes together, their peak"
-    )
+    loaders_rss_bytes: int | None = Field(None, description="peak of the rank's loader processes' resident sets, added")
     drift: float | None = None
 
 
 class Collective(Frozen):
-    """One kind of collective in one optimizer step of one rank. Payload as nccl-tests counts it: the tensor
-    reduced or broadcast, the gathered output, the input to be scattered."""
+    """One kind of collective in one optimizer step of one rank.
+
+    Payload as nccl-tests counts it: the tensor reduced or broadcast, the gathered output, the input to be scattered.
+    """
 
     calls: int
     payload_bytes: int
@@ -238,13 +211,16 @@ _PADDING = "_padding"
 
 
 class Tokens(RootModel[dict[str, float]]):
-    """Tokens per optimizer step, averaged over the window: of each of the objective's kinds, under its name, those of
-    all data-parallel ranks with padding, and under `<kind>_padding` the padding among them."""
+    """Tokens per optimizer step over all data-parallel ranks, averaged over the window.
+
+    The key of each of the objective's kinds holds its tokens with padding; `<kind>_padding` holds the padding alone.
+    """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _in_pairs(self) -> Self:
+        # A kind without its padding, or the reverse, would silently change derived throughput.
         kinds = self.root.keys() - {name for name in self.root if name.endswith(_PADDING)}
         if not kinds or self.root.keys() != kinds | {f"{kind}{_PADDING}" for kind in kinds}:
             raise ValueError(f"not tokens by kind, each with its padding: {', '.join(self.root)}")
@@ -271,43 +247,33 @@ class Tokens(RootModel[dict[str, float]]):
 
 
 class Link(Frozen):
-    """What the ranks really talk over: a short all-reduce before the window, and where there are several nodes an
-    exchange between the first ranks of each two neighbours."""
+    """Bandwidth between the ranks: of a short all-reduce before the window and, between several nodes, of an exchange
+    between the first ranks of neighbouring nodes."""
 
     backend: str
     interfaces: tuple[str, ...] = ()
     payload_bytes: int
     bus_bytes_per_s: float | None = Field(description="None for one rank")
-    nodes_bytes_per_s: tuple[float | None, ...] = Field(
-        (), description="by node: the better of those with its two neighbours"
-    )
-    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(
-        None, description="by rank: with the same local rank of a neighbour node"
-    )
-    transport: str | None = Field(
-        None, description="what carried the bytes, as counters tell it: infiniband, sockets, …"
-    )
-    sent_bytes: dict[str, int] | None = Field(
-        None, description="by interface or port, during the probe, over all nodes"
-    )
+    nodes_bytes_per_s: tuple[float | None, ...] = Field((), description="by node: the better of its two neighbours")
+    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(None, description="by rank: to its peer on another node")
+    transport: str | None = Field(None, description="by the counters of interfaces: infiniband, sockets, …")
+    sent_bytes: dict[str, int] | None = Field(None, description="by interface or port, in the probe, over all nodes")
 
 
 class NodeLoad(Frozen):
-    """What others took of one node during the window; a share is of the time of the cores that the run may use."""
+    """Background load of one node during the window. A share is of the time of the cores that the run may use."""
 
     node: int
-    others_share: float | None = Field(None, description="processor time of processes that are not of this run")
-    stolen_share: float | None = Field(None, description="taken by the hypervisor")
-    throttled_s: float | None = Field(None, description="the control group's quota held this run's processes back")
-    cpu_pressure_share: float | None = Field(
-        None, description="of the window: some task, the run's too, waited for a core …"
-    )
+    others_share: float | None = Field(None, description="processor time of processes outside this run")
+    stolen_share: float | None = Field(None, description="processor time taken by the hypervisor")
+    throttled_s: float | None = Field(None, description="time in which a control group's quota held the run back")
+    cpu_pressure_share: float | None = Field(None, description="share of the window when a task waited for a core …")
     memory_pressure_share: float | None = Field(None, description="… for memory …")
-    io_pressure_share: float | None = Field(None, description="… for a disk")
+    io_pressure_share: float | None = Field(None, description="… for input and output")
 
 
 class DeviceUse(Frozen):
-    """What one rank's own device did during the window."""
+    """Clock, power and other processes of one rank's device during the window."""
 
     rank: int
     uuid: str | None = None
@@ -316,24 +282,22 @@ class DeviceUse(Frozen):
     temperature_c: float | None = Field(None, description="highest")
     power_throttled_s: float | None = None
     thermal_throttled_s: float | None = None
-    other_processes: int | None = Field(None, description="that are not of this run")
-    other_bytes: int | None = Field(None, description="of their memory")
+    other_processes: int | None = Field(None, description="number of processes outside this run")
+    other_bytes: int | None = Field(None, description="memory of these processes")
 
 
 class Evaluation(Frozen):
-    """The loss on held-out data after so many optimizer steps."""
+    """The loss on held-out data after a number of optimizer steps."""
 
     step: int
     loss: float | None = Field(description="mean per target token; None where it was not finite")
     target_tokens: int
-    seconds: float = Field(description="that it took")
-    trained_s: float | None = Field(
-        None, description="of the steps before it, those of the attempts that were gone on from included"
-    )
+    seconds: float = Field(description="of the evaluation itself")
+    trained_s: float | None = Field(None, description="of all steps before it, including attempts resumed from")
 
 
 class Checkpoint(Frozen):
-    """One time that the state of the training was saved or loaded."""
+    """A checkpoint that was saved or loaded."""
 
     kind: Literal["save", "load"]
     step: int
@@ -342,57 +306,43 @@ class Checkpoint(Frozen):
 
 
 class ProfiledSteps(Frozen):
-    """A profiled stretch of steps outside the window, on some ranks."""
+    """Steps outside the window that were profiled on some ranks."""
 
     ranks: tuple[int, ...]
     steps: int
     files: tuple[str, ...] = Field((), description="in the run's folder")
     slowdown: float | None = Field(None, description="a profiled step over a timed one")
-    exposed_s: dict[str, float] | None = Field(
-        None, description="of a step, by kind of communication: nothing was computed meanwhile …"
-    )
-    overlapped_s: dict[str, float] | None = Field(None, description="… or something was")
+    exposed_s: dict[str, float] | None = Field(None, description="time of a step in communication alone, by its kind …")
+    overlapped_s: dict[str, float] | None = Field(None, description="… and in parallel with computation")
 
 
 class Steps(Frozen):
     """The optimizer steps in order, warm-up included; index `cut` is the first of the window.
 
-    A step's seconds lie between the slowest rank's completion of the step before and of this one, so that steps add up
-    to the window; data_wait_s is the maximum over ranks. Every rank's own series is in `steps.parquet`.
+    A step lasts from the slowest rank's completion of the previous step to that of this one, so that steps add up to
+    the window. data_wait_s is the maximum over ranks. `steps.parquet` holds every rank's own series.
     """
 
     cut: int
-    steady: bool | None = Field(
-        None, description="before version 3: the warm-up ended by a test of its steps, not by its budget"
-    )
+    steady: bool | None = Field(None, description="before version 3: a test of its steps ended the warm-up")
     stopped: Literal["window", "time", "steps", "slower", "width", "invalid"] = Field(
-        description="window: it has its seconds and steps; time: its most seconds came first; steps: the end of a "
-        "training. Before version 3 steps was a budget as well, and width an interval as narrow as asked"
+        description="window: its seconds and steps are complete; time: it reached max_s first; steps: end of a "
+        "training. Before version 3 also steps: its budget was spent; width: the interval was narrow enough"
     )
     step_s: tuple[float, ...]
-    fastest_rank_s: tuple[float, ...] | None = Field(
-        None, description="the least of the ranks' own seconds of each step …"
-    )
-    slowest_rank_s: tuple[float, ...] | None = Field(None, description="… and the most")
+    fastest_rank_s: tuple[float, ...] | None = Field(None, description="minimum of the ranks' own times of a step …")
+    slowest_rank_s: tuple[float, ...] | None = Field(None, description="… and maximum")
     data_wait_s: tuple[float, ...]
-    loss: tuple[float | None, ...] = Field(
-        description="mean over the ranks that have one; None where it was not finite"
-    )
-    gradient_norm: tuple[float | None, ...] = Field(
-        (), description="before clipping; empty where the engine tells none"
-    )
-    summed_norms: int = Field(0, description="of them, those of the first updates, whose squares were summed in fp64")
-    micro_gradient_norm: tuple[float | None, ...] | None = Field(
-        None, description="of micro-batch gradients: root of their mean square"
-    )
+    loss: tuple[float | None, ...] = Field(description="mean over the ranks with a loss; None where it was not finite")
+    gradient_norm: tuple[float | None, ...] = Field((), description="before clipping; empty if the engine has none")
+    summed_norms: int = Field(0, description="number of norms, from the first, whose squares were summed in fp64")
+    micro_gradient_norm: tuple[float | None, ...] | None = Field(None, description="of micro-batches: root mean square")
     skipped: tuple[int, ...] = Field((), description="steps whose update was skipped (loss-scale overflow)")
-    window_s: float = Field(
-        description="from the first to the last step of the window, blocks added up, the gaps between them out"
-    )
+    window_s: float = Field(description="sum over the window's blocks of steps, without the gaps between them")
 
 
 class TimedPass(NamedTuple):
-    """A forward or backward of a stage for one micro-batch, in seconds from the begin of its rank's step."""
+    """A forward or backward of a stage for one micro-batch, in seconds from the beginning of its rank's step."""
 
     kind: str
     stage: int
@@ -402,50 +352,34 @@ class TimedPass(NamedTuple):
 
 
 class Observations(Frozen):
-    """Everything measured in one attempt, unreduced but for the maximum over ranks."""
+    """All measurements of one attempt, reduced only by the maximum over ranks."""
 
     parameters: Positive = Field(description="counted on the built model, partitions included")
     trainable_parameters: int | None = Field(None, description="those of them that are trained")
-    engine_config: dict[str, Any] = Field(
-        description="what the engine was really given, nothing left to its silent defaults"
-    )
+    engine_config: dict[str, Any] = Field(description="complete configuration of the engine, its defaults included")
     phases_s: dict[str, float] = Field({}, description="start to first step, by part")
     steps: Steps | None = None
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
-    outside_collectives_s: tuple[float, ...] = Field(
-        (), description="per rank: an untimed step less its collectives and waited transfers"
-    )
-    counted_flops: int | None = Field(
-        None, description="of a step over all ranks, recomputation included, where no formula tells them"
-    )
-    uninspected: str | None = Field(
-        None, description="why the untimed look after the window failed; None where it did not"
-    )
-    compute_s: tuple[float, ...] = Field((), description="rehearsed: of the window's steps, communication absent")
-    step_phases_s: dict[str, tuple[float, ...]] | None = Field(
-        None, description="of a step, per rank, by phase: forward, backward, …"
-    )
-    idle_s: tuple[float | None, ...] | None = Field(
-        None, description="of a step, per rank: waiting for its turn in a schedule"
-    )
-    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(
-        None, description="of one untimed step, by place of a pipeline: first rank"
-    )
+    outside_collectives_s: tuple[float, ...] = Field((), description="per rank: an untimed step less communication")
+    counted_flops: int | None = Field(None, description="counted over a step of all ranks, recomputation included")
+    uninspected: str | None = Field(None, description="why the untimed steps after the window failed")
+    compute_s: tuple[float, ...] = Field((), description="rehearsed: steps of the window without communication")
+    step_phases_s: dict[str, tuple[float, ...]] | None = Field(None, description="time of a phase in a step, by rank")
+    idle_s: tuple[float | None, ...] | None = Field(None, description="time of a step spent waiting, by rank")
+    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(None, description="of an untimed step, by pipeline place")
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = Field(None, description="by node")
     device_use: tuple[DeviceUse, ...] | None = Field(None, description="by rank")
-    known_busy: str | None = Field(
-        None, description="how a person knows that the machine was busy, where no load was recorded"
-    )
+    known_busy: str | None = Field(None, description="a person's note of a busy machine without recorded load")
     energy_j: tuple[float | None, ...] = Field((), description="per device …")
-    energy_s: tuple[float | None, ...] | None = Field(None, description="… over so many seconds")
+    energy_s: tuple[float | None, ...] | None = Field(None, description="… over this number of seconds")
     evaluations: tuple[Evaluation, ...] | None = None
     checkpoints: tuple[Checkpoint, ...] | None = None
     trace: ProfiledSteps | None = None
-    data: dict[str, Any] = Field({}, description="what the source says of itself: corpus hash, tokenizer")
-    drill: str | None = Field(None, description="a fault planted on purpose; never a measurement")
+    data: dict[str, Any] = Field({}, description="facts of the data source: corpus hash, tokenizer")
+    drill: str | None = Field(None, description="a fault injected on purpose; never a measurement")
 
 
 class RunRecord(Frozen):

@@ -1,4 +1,4 @@
-"""Values that pass between a launcher and the rest: work to start, scheduling options, states of jobs, node lists."""
+"""Values exchanged with launchers: work to start, scheduling options, states of jobs, node lists."""
 
 import re
 from collections.abc import Sequence
@@ -12,32 +12,27 @@ from bench.core.record import Limits, Network, OutcomeKind
 from bench.core.spec import Device, Positive
 
 Mode = Literal["point", "array", "packed"]
-"""One job per point; one task of a job array per point; or one allocation for many points, one after the other."""
+"""One job per point; one task of a job array per point; or one allocation for many points in sequence."""
 Span = Literal["node", "device"]
-"""What one of our supervisors looks after."""
+"""Scope of a supervisor: the ranks of a node, or one rank."""
 Phase = Literal["pending", "running", "ended"]
 
 
-class SchedulerAway(UserError):
-    """The scheduler did not answer, which says nothing about its jobs."""
+class SchedulerUnavailable(UserError):
+    """The scheduler did not answer, so that the state of its jobs is unknown."""
 
 
 class SchedulingOptions(Limits):
-    """How a sweep becomes jobs and how these behave, whatever scheduler has them. A launcher that queues adds the
-    options of its site."""
+    """Options of a sweep's jobs that every scheduler supports. A queueing launcher adds the options of its site."""
 
-    setup_min: float = Field(10.0, ge=0, description="what a start may take, added to the time of a point")
+    setup_min: float = Field(10.0, ge=0, description="time for the start, added to the time of a point")
     network: Network = Network()
     span: Span = "node"
     mode: Mode = "packed"
-    job_max_min: Positive = Field(240, description="a packed job is no longer than this")
-    throttle: Positive | None = Field(
-        None, description="so many jobs, or tasks of an array, of a sweep may run at a time"
-    )
-    max_queued: Positive | None = Field(None, description="so many jobs of a sweep may be in the queue at a time")
-    warning_s: int = Field(
-        60, ge=0, description="so long before its end every process of a job gets SIGTERM; 0: none does"
-    )
+    job_max_min: Positive = Field(240, description="maximum length of a packed job")
+    throttle: Positive | None = Field(None, description="maximum number of running jobs, or array tasks, of a sweep")
+    max_queued: Positive | None = Field(None, description="maximum number of a sweep's jobs in the queue")
+    warning_s: int = Field(60, ge=0, description="SIGTERM reaches all processes this long before a job ends; 0: never")
 
     @model_validator(mode="after")
     def _there_is_time_after_the_warning(self) -> Self:
@@ -49,31 +44,30 @@ class SchedulingOptions(Limits):
 
 
 class JobState(NamedTuple):
-    """A job, or one task of a job array, as its scheduler knows it."""
+    """A job, or one task of a job array, in the view of its scheduler."""
 
     handle: str  # of the whole job, as `submit` returned it
     name: str
     task: int | None
     phase: Phase
-    state: str  # the scheduler's own word
-    reason: str = ""  # why it waits, in the scheduler's words
-    outcome: OutcomeKind | None = None  # what its end means for an attempt without a record; None: nothing by itself
-    why: str = ""  # the outcome in a sentence; of an error its word and its log tell
-    restarts: int | None = None  # how often it was put back into the queue
+    state: str  # in the scheduler's own term
+    reason: str = ""  # for its wait, in the scheduler's own term
+    outcome: OutcomeKind | None = None  # of an attempt without a record; None: its end alone decides nothing
+    why: str = ""  # the outcome in a sentence; empty for an error, which its log explains
+    restarts: int | None = None  # number of times it was requeued
     nodes: int | None = None
-    started_at: float | None = None  # seconds since the epoch; of a pending one, when it is expected to start
+    started_at: float | None = None  # seconds since the epoch; the expected start of a pending job
     ended_at: float | None = None
-    source: str = ""  # who said so
-    words: str = ""  # the source's own line, for the record
-    exit_code: int | None = None  # of its command; None while it runs, of one that was killed, and where nobody says
-    exit: str = ""  # how its command ended, in words; empty of one that ended well, and where nobody says
-    stuck: str = ""  # why it does not start until somebody changes something, in words; empty: it may start by itself
-
-    follows: bool = False  # it waits for another job to end, and for nothing else
+    source: str = ""  # the program that reported this state
+    words: str = ""  # that program's own line, for the record
+    exit_code: int | None = None  # of its command; None while it runs, after a signal, and where unknown
+    exit: str = ""  # a failure of its command, in words; empty after success, and where unknown
+    stuck: str = ""  # reason why it cannot start without a change by a person; empty: it may start by itself
+    follows: bool = False  # it waits only for another job to end
 
     @property
     def number(self) -> str:
-        """The handle, of one task of an array with the task's number."""
+        """The handle; for a task of an array, with the number of the task."""
         return self.handle if self.task is None else f"{self.handle}_{self.task}"
 
     @property
@@ -86,63 +80,63 @@ class JobState(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether it has not ended: it waits, runs, or is being cleared away."""
+        """True until it has ended: it waits, runs, or is being cleaned up."""
         return self.phase != "ended"
 
 
 class ClusterLimits(NamedTuple):
-    """What a cluster takes. None where there is no limit, or nobody says."""
+    """Limits of a cluster. None: no limit, or an unknown one."""
 
     max_array_size: int | None = None  # tasks of one job array
-    max_submit_jobs: int | None = None  # of this user in the queue at a time; each task of an array counts
+    max_submit_jobs: int | None = None  # of this user in the queue at once; each task of an array counts
     max_time_min: int | None = None
     max_nodes: int | None = None  # of one job
-    max_devices_per_node: int | None = None  # whose cores a node has
+    max_devices_per_node: int | None = None  # as far as a node's cores suffice
     max_gpus_per_node: int | None = None  # 0: no node has any
 
 
 class JobSetup(NamedTuple):
-    """What the command of a job runs in, as far as the options say it."""
+    """Environment of a job's command, as far as the options define it."""
 
-    device: Device | None = None  # None: they do not say
+    device: Device | None = None  # that a job requests; "cpu": it requests no GPU; None: not defined
+    gpu_override: str = ""  # an override that makes a job request GPUs, for remedies in messages
     image: str | None = None  # of the container
-    python: tuple[str, ...] | None = None  # the command that starts Python; None: the Python that submits
+    python: tuple[str, ...] | None = None  # the command that starts Python; None: the submitting Python
     variables: dict[str, str] = {}  # set for the command
 
 
 class JobContext(NamedTuple):
-    """Where in a scheduler's job this process is; as it stands, of a process in no job."""
+    """Place of this process in a scheduler's job. The defaults are those of a process outside any job."""
 
-    job_id: str = ""  # the scheduler's name for this job, or this task of an array; empty: in none
+    job_id: str = ""  # the scheduler's name of this job, or of this task of an array; empty: outside any job
     name: str = ""  # of its Work
-    number: int = 0  # of this process among those started side by side for the work; 0 conducts
-    processes: int = 1  # so many were started side by side
+    number: int = 0  # of this process among the parallel processes of the work; 0 leads
+    processes: int = 1  # number of parallel processes
     nodes: int = 1
-    cluster: str = ""  # of several that number their jobs by themselves
-    nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says
+    cluster: str = ""  # name, where several clusters number their jobs independently
+    nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where unknown
     task: int | None = None  # of a job array
-    restart: int = 0  # how often it was put back into the queue before this start
-    cores: int | None = None  # that each of these processes was given; None where the scheduler does not say
-    ends_at: float | None = None  # seconds since the epoch; None where nobody says
-    variables: dict[str, str] = {}  # that tell the job from all others, kept in the record
+    restart: int = 0  # number of times it was requeued before this start
+    cores: int | None = None  # of each of these processes; None where unknown
+    ends_at: float | None = None  # seconds since the epoch; None where unknown
+    variables: dict[str, str] = {}  # that identify the job, for the record
 
     @property
     def allocation(self) -> str:
-        """The name of this stretch of time on these nodes: every task of an array has a number of its own, and a job
-        that is put back into the queue counts its starts."""
+        """The name of this period on these nodes. Tasks of an array have own ids; a requeued job counts its starts."""
         return f"{self.job_id or 'local'}.{self.restart}"
 
     def end(self, time_limit_min: float, began_at: float) -> float:
-        """Return when the allocation ends, in seconds since the epoch; where nobody says, by the job's limit."""
+        """Return the end of the allocation, in seconds since the epoch; by the job's time limit where it is unknown."""
         return self.ends_at or began_at + 60 * time_limit_min
 
 
 class Work(NamedTuple):
-    """What a launcher is to start: one command on each of some nodes.
+    """Work for a launcher: one command on each of a number of nodes.
 
-    `module` is run as `python -m MODULE ARGUMENT …`, on every node once, with `folder` for the launcher's own files.
-    The folder of the study, two levels above it, is a POSIX file system that every node and the submitting machine
-    see: runs are claimed there by mkdir, files are linked into place, and the nodes of a job find each other by it.
+    `python -m MODULE ARGUMENT …` runs once on every node. `folder` is for the launcher's own files. The study's folder
+    is two levels above it, on a POSIX file system that every node and the submitting machine share: mkdir claims runs
+    there, files are linked into place, and the nodes of a job find each other through it.
     """
 
     name: str  # unique, safe in a shell and as a file name
@@ -150,17 +144,17 @@ class Work(NamedTuple):
     module: str
     arguments: tuple[str, ...]
     nodes: int = 1
-    devices_per_node: int = 0  # 0: it needs none, and runs once, on the first node alone
-    time_limit_min: int | None = None  # None: the launcher's own choice
-    tasks: int | None = None  # of a job array: the command runs once for each of so many tasks
-    after: tuple[str, ...] = ()  # handles of earlier work that must have ended, however
-    exclude: tuple[str, ...] = ()  # nodes that must not be used
+    devices_per_node: int = 0  # 0: it needs none, and runs once, on the first node
+    time_limit_min: int | None = None  # None: the launcher's choice
+    tasks: int | None = None  # of a job array: the command runs once for each
+    after: tuple[str, ...] = ()  # handles of earlier work that must have ended, successfully or not
+    exclude: tuple[str, ...] = ()  # nodes that it must not use
 
 
 class LaunchPlan(NamedTuple):
-    """How work starts: a command, what is added to its environment, the folder it belongs to, and files to write.
+    """How work starts: a command, additions to its environment, the folder of the work, and files to write.
 
-    `files` are what a dry run shows; the command is what a person would type once they are written.
+    A dry run shows `files`. A person could type the command after writing them.
     """
 
     command: tuple[str, ...]
@@ -174,36 +168,35 @@ _NUMBERS = re.compile(r"\[([^\]]*)\]")
 
 
 def find_foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
-    """Return which of a run's hosts, the first node's first, are not on the list of nodes of its allocation.
+    """Return the hosts of a run, its first node's first, that are not on its allocation's list of nodes.
 
-    The first node's is the one that the list came from. Where that is not on it, hosts have other names than the
-    scheduler's nodes, and nothing can be said.
+    The list comes from the first node. If that is missing from it, hosts have other names than the scheduler's nodes,
+    and the answer is unknown: empty.
     """
+    # For example, a container may have its own host name.
     if not hosts or not is_listed(hosts[0], nodelist):
         return ()
     return tuple(host for host in hosts if not is_listed(host, nodelist))
 
 
 def is_listed(host: str, nodelist: str) -> bool:
-    """Whether a host is on a list of nodes; domains are left out of account."""
-    return any(_is_entry_of(_strip_domain(host), _strip_domain(entry)) for entry in _ENTRY.findall(nodelist))
-
-
-def _strip_domain(name: str) -> str:
-    return name.partition(".")[0].lower()
+    """Return True for a host on a list of nodes such as `login,rack[1-2]n[01-16]`, domains ignored."""
+    name, *_ = host.lower().split(".")
+    return any(_is_entry_of(name, entry.partition(".")[0].lower()) for entry in _ENTRY.findall(nodelist))
 
 
 def _is_entry_of(host: str, entry: str) -> bool:
-    """Whether an entry such as `rack[1-2]n[01-16]` means a host. It is not expanded: it may mean millions."""
+    # An entry is not expanded into its names: it may stand for millions.
     literal = map(re.escape, _NUMBERS.split(entry)[::2])
     found = re.fullmatch(r"(\d+)".join(literal), host)
     return found is not None and all(map(_is_within, found.groups(), _NUMBERS.findall(entry)))
 
 
 def _is_within(number: str, ranges: str) -> bool:
-    """Whether ranges such as `01-03,7` hold a number, written with as many zeros as theirs."""
+    """Return True if ranges such as `01-03,7` contain a number, written with as many zeros as theirs."""
     for one in ranges.split(","):
         low, _, high = one.partition("-")
+        # Zeros are part of a name: n1 is not n01.
         if low.isdigit() and int(low) <= int(number) <= int(high or low) and number == str(int(number)).zfill(len(low)):
             return True
     return False

@@ -1,13 +1,13 @@
-"""How sure a median or a mean is: of independent values, and of one run's steps, whose neighbours resemble each other.
+"""Confidence intervals of a median or a mean: of independent values, and of one run's autocorrelated steps.
 
-A run's line is printed and tables and reports are made by the same interval. Of a series it comes from
-its slowest cosines: they hold the variance that its mean has over long times, each of them once; as many as the root of
-the effective size are slower than what the steps remember. Their mean square is the variance, their number its degrees
-of freedom, and Student's quantile pays for estimating it: an equally weighted cosine estimate (Müller, Journal of
-Econometrics 141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic Statistics 36, 2018), with the
-number of cosines from the effective size instead of from n. `tests/benchmarks/coverage.py` compares it with others.
+Printed lines, tables and reports all use the same interval. For a series it comes from its lowest-frequency cosines, of
+which each holds the long-run variance of the mean once. Their number is the root of the effective size, so that all of
+them vary more slowly than the steps' memory. Their mean square is the variance, their number its degrees of freedom,
+and Student's quantile accounts for the estimate: an equally weighted cosine estimate (Müller, Journal of Econometrics
+141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic Statistics 36, 2018), with the number of
+cosines from the effective size instead of from n. `tests/benchmarks/coverage.py` compares it with other intervals.
 
-Importing it takes as long as importing scipy.
+Importing this module imports scipy, which is slow.
 """
 
 import functools
@@ -23,38 +23,41 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
-"""Of every interval, unless it says another."""
+"""Default confidence level of intervals."""
 LEAST = 6
-"""Independent values that a median's interval needs: of fewer not even the extremes hold it at 95 %."""
+"""Minimum number of independent values for a median's interval: of fewer, even the extremes cover less than 95 %."""
 SHORT = 15
-"""Steps below which the signs are too few to show how much they resemble each other: two cosines can be orthogonal to
-them, which made an interval of no width. Of fewer the interval of a median is at least one rank wider than that of
-independent values, at most from the least to the greatest: so it holds where each step is like the one before by 0.5.
-Of six to eight steps not even the extremes hold it then, so there is none."""
+"""Number of steps below which their signs are too few to estimate an autocorrelation.
+
+Two cosines may be orthogonal to so few signs, which gave intervals of no width. Below SHORT the interval of a median is
+at least one rank wider than that of independent values, at most from the least to the greatest value. So it covers
+enough up to an autocorrelation of 0.5 between neighbours. With six to eight steps not even the extremes do, so that
+there is no interval."""
 _LEAST_STEPS = 9
 
 
 class SeriesBounds(NamedTuple):
-    """An interval of each series, infinite where it is too short, and its degrees of freedom."""
+    """Intervals of several series, infinite for series that are too short."""
 
     low: Array
     high: Array
-    freedom: Array
+    degrees_of_freedom: Array
 
 
 class _MeanSpread(NamedTuple):
-    """What is known of the mean of each series: standard error, degrees of freedom, effective size."""
+    """Spread of the mean of each series."""
 
-    error: Array
-    freedom: Array
-    size: Array
+    error: Array  # standard error
+    degrees_of_freedom: Array
+    size: Array  # effective size
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the rank-based interval of the median of independent values, or None where no such interval exists.
+    """Return the rank-based interval of the median of independent values; None if there is none, as below six values
+    at 95 %.
 
-    The two order statistics nearest to the middle that hold the median with probability `level`, whatever the
-    distribution (Hoefler & Belli, SC'15, section 3.1.3). None do below six values at 95 %.
+    Its bounds are the two order statistics nearest to the middle that cover the median with probability `level`, for
+    any distribution (Hoefler & Belli, SC'15, section 3.1.3).
     """
     rank = _find_rank(len(values), level)
     ordered = sorted(values)
@@ -62,8 +65,8 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 
 
 def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the interval of the median of a run's steps in their order; None where they are worth too few independent
-    ones to bound it."""
+    """Return the interval of the median of a run's steps in their order; None where their effective size is too
+    small."""
     steps = np.asarray(step_s, float)
     if steps.size < LEAST:
         return None
@@ -74,68 +77,67 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis, of at least three values.
 
-    The order statistics, interpolated, that lie as many ranks from the middle as the number of values below the true
-    median may; that number's doubt is that of the signs, and no less than `SHORT` says. None is known of a series worth
-    fewer than six independent values, however long it is.
+    Its bounds are interpolated order statistics. Their distance from the middle, in ranks, is the margin of error of
+    the number of values below the true median: that of the signs, and at least that of `SHORT`. A series of any length
+    with an effective size below six has no interval.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))
-    reach = student(spread.freedom, level) * spread.error * n / 2
+    margin = student(spread.degrees_of_freedom, level) * spread.error * n / 2  # in ranks
     ordered, middle = np.sort(series, axis=-1), (n + 1) / 2
+    # Ranks are counted from the middle, so that a larger margin means a wider interval.
     if n < SHORT:
-        reach = np.maximum(reach, middle - max(_find_rank(n, level) - 1, 1))
-    known = (middle - reach >= 1) & (spread.size >= LEAST) & (n >= _LEAST_STEPS)
-    low, high = (
-        _interpolate_order_statistic(ordered, middle - reach),
-        _interpolate_order_statistic(ordered, middle + reach),
-    )
-    return SeriesBounds(np.where(known, low, -np.inf), np.where(known, high, np.inf), spread.freedom)
+        margin = np.maximum(margin, middle - max(_find_rank(n, level) - 1, 1))
+    known = (middle - margin >= 1) & (spread.size >= LEAST) & (n >= _LEAST_STEPS)
+    low, high = (_interpolate_order_statistic(ordered, position) for position in (middle - margin, middle + margin))
+    return SeriesBounds(np.where(known, low, -np.inf), np.where(known, high, np.inf), spread.degrees_of_freedom)
 
 
 def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) -> SeriesBounds:
     """Return the interval of the mean of each series along the last axis, of at least three values.
 
-    Step times are skewed, rare slow steps above all, and a mean of them is too. Hall's transformation (Journal of the
-    Royal Statistical Society B 54, 1992) takes that out; of some hundred steps with a few slow ones, Student's interval
-    covers too little and the transformed one too much; half the `correction` holds both. Where slow steps are so rare
-    that a window has three, or none, no interval knows how rare.
+    Step times are skewed, mostly by rare slow steps, and so is their mean. Hall's transformation (Journal of the Royal
+    Statistical Society B 54, 1992) removes skewness. For a hundred steps with a few slow steps, Student's interval
+    covers too little and the transformed interval too much, so that half the `correction` is best. No interval is right
+    where slow steps are so rare that a window has three of them, or none.
     """
     mean, spread = series.mean(axis=-1), _compute_spread(series)
     skew = correction * _compute_skewness(series) / np.sqrt(spread.size)
-    reach = student(spread.freedom, level)
-    low, high = (mean - spread.error * _invert_hall(side, skew) for side in (reach, -reach))
-    return SeriesBounds(low, high, spread.freedom)
+    margin = student(spread.degrees_of_freedom, level)
+    low, high = (mean - spread.error * _invert_hall(side, skew) for side in (margin, -margin))
+    return SeriesBounds(low, high, spread.degrees_of_freedom)
 
 
-def student(freedom: Array, level: float) -> Array:
-    """Return the quantile of Student's distribution that leaves 1 - `level` outside, half of it on each side."""
-    quantile: Array = scipy.special.stdtrit(freedom, (1 + level) / 2)
+def student(degrees_of_freedom: Array, level: float) -> Array:
+    """Return the two-sided quantile of Student's distribution for a confidence `level`."""
+    quantile: Array = scipy.special.stdtrit(degrees_of_freedom, (1 + level) / 2)
     return quantile
 
 
-def quantile(freedom: float, share: float) -> float:
-    """Return the quantile of Student's distribution below which a `share` of it lies."""
-    return float(scipy.special.stdtrit(freedom, share))
+def quantile(degrees_of_freedom: float, share: float) -> float:
+    """Return the quantile of Student's distribution at `share`, between 0 and 1."""
+    return float(scipy.special.stdtrit(degrees_of_freedom, share))
 
 
 def signs(series: Array) -> Array:
     """Return, along the last axis, 1 above the median, -1 below it and 0 at it.
 
-    They are what a median averages: it is as sure as the mean of its signs, and one outlier changes nothing.
+    A median is as certain as the mean of its signs, and no outlier changes these.
     """
-    ordered, n = np.sort(series, axis=-1), series.shape[-1]  # numpy's own median takes ten times as long for a run's
+    ordered, n = np.sort(series, axis=-1), series.shape[-1]  # np.median takes ten times as long for a run
     return np.sign(series - (ordered[..., [(n - 1) // 2]] + ordered[..., [n // 2]]) / 2)
 
 
 def effective_size(series: Array) -> Array:
     """Return n / (1 + 2 Σ ρ) of each series along the last axis, for its mean; at most n.
 
-    The autocorrelations ρ are summed by Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3):
-    two neighbours at a time, as long as such a pair is positive, and none counts more than the one before it. Steps
-    that swing from one to the next tell more than n would; that is not counted on.
+    Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3) sums the autocorrelations ρ in pairs of
+    neighbouring lags, up to the first pair that is not positive, each at most as large as the previous pair. Negative
+    autocorrelations would give more than n, which is not relied on.
     """
     n = series.shape[-1]
     correlation = autocorrelation(series)
+    # The sum starts with the pair of lags 0 and 1, which holds 1 + ρ₁; hence the -1 below.
     even = correlation[..., : n // 2 * 2]
     pairs = even[..., ::2] + even[..., 1::2]
     kept = np.where(np.logical_and.accumulate(pairs > 0, axis=-1), np.minimum.accumulate(pairs, axis=-1), 0.0)
@@ -145,8 +147,9 @@ def effective_size(series: Array) -> Array:
 
 
 def autocorrelation(series: Array) -> Array:
-    """Return the autocorrelations of each series at lags 0 to n - 1 along the last axis; zeros for a constant one."""
+    """Return the autocorrelations of each series at lags 0 to n - 1 along the last axis; 0 for a constant series."""
     n = series.shape[-1]
+    # Padding to twice the length keeps the circular convolution from wrapping around.
     centred = series - series.mean(axis=-1, keepdims=True)
     padded = scipy.fft.next_fast_len(2 * n, real=True)
     power = np.abs(np.fft.rfft(centred, padded, axis=-1)) ** 2
@@ -158,11 +161,11 @@ def autocorrelation(series: Array) -> Array:
 
 def _compute_spread(series: Array) -> _MeanSpread:
     n, size = series.shape[-1], effective_size(series)
-    freedom = np.clip(np.floor(np.sqrt(size)), 2, n - 1)
+    count = np.clip(np.floor(np.sqrt(size)), 2, n - 1)  # of cosines
     cosines = scipy.fft.dct(series, axis=-1)[..., 1:]  # 2 Σ x cos(π j (t + 1/2) / n), j from 1
-    slowest = np.arange(1, n) <= freedom[..., None]
-    variance = (cosines**2 * slowest).sum(axis=-1) / (2 * n * freedom)
-    return _MeanSpread(np.sqrt(variance / n), freedom, size)
+    slowest = np.arange(1, n) <= count[..., None]
+    variance = (cosines**2 * slowest).sum(axis=-1) / (2 * n * count)
+    return _MeanSpread(np.sqrt(variance / n), count, size)
 
 
 def _compute_skewness(series: Array) -> Array:
@@ -174,14 +177,14 @@ def _compute_skewness(series: Array) -> Array:
 
 
 def _invert_hall(x: Array, skew: Array) -> Array:
-    """Return the t with t + skew t²/3 + skew² t³/27 + skew/6 = x, Hall's transformation turned round."""
-    some = np.where(np.abs(skew) > 1e-6, skew, 1)  # of none, it is x itself
-    turned: Array = 3 / some * (np.cbrt(1 + some * (x - some / 6)) - 1)
-    return np.where(np.abs(skew) > 1e-6, turned, x)
+    """Return the t with t + skew t²/3 + skew² t³/27 + skew/6 = x, the inverse of Hall's transformation."""
+    is_skewed = np.abs(skew) > 1e-6  # without skewness the inverse is x itself, and the formula divides by 0
+    divisor = np.where(is_skewed, skew, 1)
+    return np.where(is_skewed, 3 / divisor * (np.cbrt(1 + divisor * (x - divisor / 6)) - 1), x)
 
 
 def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
-    """Return the order statistic at each position, counted from 1, between two of them by their distance."""
+    """Return the order statistic at each position, counted from 1, with linear interpolation between two of them."""
     index = np.clip(position - 1, 0, ordered.shape[-1] - 1)[..., None]
     below = np.floor(index).astype(int)
     above = np.minimum(below + 1, ordered.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""Studies: one question each, as axes that span an ordered list of points, or as a search over them."""
+"""Studies, each with one question: axes that span an ordered list of points, or a search over points."""
 
 import itertools
 import math
@@ -17,22 +17,18 @@ from bench.core.spec import Frozen, Name, Positive
 SamplerName = Literal["gp", "tpe", "grid", "random", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
 MOST_LISTED = 5_000
-"""Values of a space, or of one range, that are all considered. A larger one is drawn from."""
+"""Maximum number of values of a space, or of one range, that are all considered. A larger one is sampled."""
 
 
 class Dimension(Frozen):
-    """One field of a point that varies: over `values`, or from `from` to `to`; whole numbers where both are."""
+    """A field of a point that varies over `values`, or from `from` to `to`; over integers where both are integers."""
 
-    values: tuple[Any, ...] | None = Field(
-        None, description="a value that is a mapping stands for several fields that go together"
-    )
+    values: tuple[Any, ...] | None = Field(None, description="a mapping as a value sets several fields together")
     from_: float | None = Field(None, alias="from")
     to: float | None = None
     step: float | None = Field(None, gt=0)
-    log: bool = Field(False, description="equal ratios are equally likely, and a grid begins with each value's double")
-    when: dict[str, tuple[Any, ...]] = Field(
-        {}, description="set only where fields that stand before it have one of these values"
-    )
+    log: bool = Field(False, description="sample ratios uniformly; a grid begins with the doublings of `from`")
+    when: dict[str, tuple[Any, ...]] = Field({}, description="set only where earlier fields have one of these values")
 
     @model_validator(mode="before")
     @classmethod
@@ -49,7 +45,7 @@ class Dimension(Frozen):
             if self.log or self.step is not None:
                 raise ValueError("log and step belong to a range; write {from: 1, to: 8}, or leave them out")
         elif self.from_ is None or self.to is None or self.from_ > self.to:
-            raise ValueError(f"from {self.from_} to {self.to} holds nothing; give from and to, the smaller first")
+            raise ValueError(f"from {self.from_} to {self.to} is empty; give from and to, the smaller first")
         elif self.log and (self.from_ <= 0 or self.step is not None):
             raise ValueError("a range by ratios begins above 0 and has no step; leave out log or step")
         return self
@@ -60,12 +56,12 @@ class Dimension(Frozen):
 
     @property
     def whole(self) -> bool:
-        """Whether a range is of whole numbers."""
+        """True for a range of integers."""
         return all(number is None or number.is_integer() for number in (self.from_, self.to, self.step))
 
     @property
     def count(self) -> int | None:
-        """Number of values; None for a range of fractions without a step."""
+        """Number of values; None for a continuous range."""
         if self.values is not None:
             return len(self.values)
         assert self.from_ is not None and self.to is not None
@@ -73,10 +69,15 @@ class Dimension(Frozen):
             return int(self.to - self.from_) // int(self.step or 1) + 1
         if self.step is None:
             return 1 if self.from_ == self.to else None
+        # 1e-9: 0.3 / 0.1 is slightly below 3 in floating point.
         return int((self.to - self.from_) / self.step + 1e-9) + 1
 
+    def list_fields(self) -> list[str]:
+        """Return the fields that its values set together, which are the keys of mappings among them."""
+        return [name for value in self.values or () if isinstance(value, Mapping) for name in value]
+
     def find_value(self, index: int) -> Any:
-        """Return the value with this number, counted from 0 in their order."""
+        """Return the value with this index, from 0."""
         if self.values is not None:
             return self.values[index]
         assert self.from_ is not None
@@ -84,25 +85,24 @@ class Dimension(Frozen):
         return int(value) if self.whole else value
 
     def list_values(self) -> tuple[Any, ...] | None:
-        """Return all values; None where there are more than MOST_LISTED. A range by ratios begins with its powers of
-        two times its first value, so that a grid that ends early has seen all of the range."""
+        """Return all values; None where there are more than MOST_LISTED. A range with `log` begins with doublings of
+        its first value, so that a grid that ends early covers the whole range."""
         if self.count is None or self.count > MOST_LISTED:
             return None
         listed = tuple(map(self.find_value, range(self.count)))
         if not (self.log and self.whole):
             return listed
+        # Doublings first, then the remaining values in order.
         doubled = (listed[0] << exponent for exponent in range(listed[-1].bit_length()))
         return tuple(dict.fromkeys([*(value for value in doubled if value <= listed[-1]), *listed]))
 
     def compute_share(self, value: Any) -> float:
-        """Return how likely a value is to be drawn, relative to the other values of the dimension."""
-        if not (self.log and self.whole):
-            return 1.0
-        return math.log((value + 0.5) / (value - 0.5))
+        """Return the sampling weight of a value, relative to the other values of the dimension."""
+        return math.log((value + 0.5) / (value - 0.5)) if self.log and self.whole else 1.0
 
 
 class Bound(Frozen):
-    """What a measured quantity must keep to."""
+    """Bounds of a measured quantity."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -110,21 +110,18 @@ class Bound(Frozen):
     @model_validator(mode="after")
     def _holds_something(self) -> Self:
         if self.at_least is None and self.at_most is None:
-            raise ValueError("bounds nothing; give at_least or at_most")
+            raise ValueError("has no bound; give at_least or at_most")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
-            raise ValueError(
-                f"nothing is at least {self.at_least:g} and at most {self.at_most:g}; exchange them, or leave one out"
-            )
+            rule = f"nothing is at least {self.at_least:g} and at most {self.at_most:g}"
+            raise ValueError(f"{rule}; exchange them, or leave one out")
         return self
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value keeps to it; one that nobody knows does not."""
-        if value is None or (self.at_least is not None and value < self.at_least):
-            return False
-        return self.at_most is None or value <= self.at_most
+        """Return True if a value is within the bounds. An unknown value (None) is not."""
+        return value is not None and self.compute_distance(value) <= 0
 
     def compute_distance(self, value: float) -> float:
-        """Return how far a value is beyond it; not above 0 where it keeps to it."""
+        """Return the distance by which a value exceeds the bounds; at most 0 within them."""
         below = -math.inf if self.at_least is None else self.at_least - value
         above = -math.inf if self.at_most is None else value - self.at_most
         return max(below, above)
@@ -135,29 +132,29 @@ class Bound(Frozen):
 
 
 class RungSection(Frozen):
-    """Where trainings may stop, for the best of them to go on: behind a `factor`-th of their tokens, a `factor`-th of
-    those, and so on, but never behind fewer than `least`."""
+    """Rungs at which trainings stop, so that only the best of them continue.
+
+    The rungs are the tokens of a training divided by powers of `factor`, down to `least`.
+    """
 
     least: Positive = Field(description="tokens")
-    factor: int = Field(3, ge=2, description="one of so many goes on, to so many times the tokens")
-    brackets: Positive = Field(1, description="rungs at which trainings begin; with 1 all begin at the lowest")
+    factor: int = Field(3, ge=2, description="the best of so many trainings continues, to so many times the tokens")
+    brackets: Positive = Field(1, description="number of rungs at which trainings begin; 1: all at the lowest")
 
 
 class SearchSection(Frozen):
-    """What a search looks for, where, and when it ends."""
+    """Objective, space and end of a search."""
 
     space: dict[str, Dimension]
     objective: str
-    constraints: dict[str, Bound] = Field(
-        {}, description="by measured quantity; rules over fields stand in the study's `exclude`"
-    )
+    constraints: dict[str, Bound] = Field({}, description="by measured quantity; see `exclude` for rules over fields")
     sampler: SamplerName = "gp"
-    trials: Positive = Field(50, description="at the most")
+    trials: Positive = Field(50, description="maximum number")
     node_hours: float | None = Field(None, gt=0, description="of all trials together; None: no limit")
-    gain: float = Field(0.01, ge=0, description="the search ends once 20 trials in a row gain less together, relative")
-    parallel: Positive = Field(4, description="trials that a queue has at a time")
+    gain: float = Field(0.01, ge=0, description="the search ends after 20 trials with a smaller relative gain together")
+    parallel: Positive = Field(4, description="maximum number of trials in a queue")
     seed: int = Field(0, ge=0)
-    rungs: RungSection | None = Field(None, description="None: every training goes to its end at once")
+    rungs: RungSection | None = Field(None, description="None: every training runs to its end at once")
 
     @model_validator(mode="before")
     @classmethod
@@ -173,13 +170,13 @@ class SearchSection(Frozen):
     @classmethod
     def _known_objective(cls, name: str) -> str:
         if name not in OBJECTIVES:
-            raise ValueError(f"nothing that can be sought; {suggest_nearest(name, OBJECTIVES)}")
+            raise ValueError(f"not an objective; {suggest_nearest(name, OBJECTIVES)}")
         return name
 
     @field_validator("sampler", mode="before")
     @classmethod
     def _known_sampler(cls, name: Any) -> Any:
-        if name == "prior":  # the former default, of searches that were begun with it
+        if name == "prior":  # the former default, in files of older searches
             return "gp"
         if name not in SAMPLERS:
             raise ValueError(f"no such sampler; {suggest_nearest(str(name), SAMPLERS)}")
@@ -188,12 +185,11 @@ class SearchSection(Frozen):
     @model_validator(mode="after")
     def _rungs_of_trainings(self) -> Self:
         if self.rungs and self.objective != "validation_loss":
-            raise ValueError("rungs are of trainings; seek validation_loss, or leave rungs out")
-        given = {name for one in self.space.values() for value in one.values or () if isinstance(value, Mapping)
-                 for name in value}  # fmt: skip
+            raise ValueError("rungs need trainings; set objective: validation_loss, or remove rungs")
+        given = {*self.space, *(name for one in self.space.values() for name in one.list_fields())}
         for name in ("learning.tokens", "learning.stop_after"):
-            if self.rungs and name in {*self.space, *given}:
-                raise ValueError(f"rungs say how long a training is; leave {name} out of the space")
+            if self.rungs and name in given:
+                raise ValueError(f"rungs set the length of a training; remove {name} from the space")
         return self
 
     @field_validator("constraints")
@@ -211,48 +207,41 @@ class SearchSection(Frozen):
         for key, dimension in space.items():
             for other in dimension.when:
                 if other not in seen:
-                    raise ValueError(f"{key} depends on {other}, which does not stand before it; give that first")
-            seen.add(key)
-            seen.update(name for value in dimension.values or () if isinstance(value, Mapping) for name in value)
+                    raise ValueError(f"{key} depends on {other}, which does not come before it; move it up")
+            seen.update([key, *dimension.list_fields()])
         return space
 
 
 MOST_RUNS = 100_000
 
 Pair = tuple[str, Any]
-"""One override: a group and its file's name, or a dotted key and its value."""
+"""An override: a group and the name of its file, or a dotted key and its value."""
 Overrides = Sequence[tuple[str, list[Any]]]
-"""What stands beside `study=` on the command line: keys, each with its values."""
+"""Overrides next to `study=` on the command line: keys, each with its values."""
 
 
 class Budget(Frozen):
-    """What a study may cost before it ends by itself."""
+    """Limits at which a study ends by itself."""
 
     node_hours: float | None = Field(None, gt=0, description="of all runs together; None: no limit")
-    attempts: Positive = Field(3, description="of one repeat, before a failure that may pass counts as its answer")
+    attempts: Positive = Field(3, description="of one repeat, until a failure that may be transient is final")
 
 
 class Study(Frozen):
-    """A file of conf/study. `base` holds what every point shares, `axes` the values of what varies; a value that is a
-    mapping stands for several overrides that go together."""
+    """A file of conf/study. All points share `base`; `axes` hold the values of varying keys. A mapping as a value sets
+    several overrides together."""
 
     name: Name
     question: str = ""
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
-    exclude: tuple[str, ...] = Field(
-        (), description="rules of bench.config.exclude_rules: a point for which one of them holds is left out"
-    )
-    first: tuple[str, ...] = Field(
-        (), description="rules of the same kind: points for which the first holds run first, and so on"
-    )
-    control: dict[str, Any] = Field(
-        {}, description="the control point, on top of `base`, nodes left to its caller; empty: there is none"
-    )
+    exclude: tuple[str, ...] = Field((), description="rules (bench.config.exclude_rules) for points to exclude")
+    first: tuple[str, ...] = Field((), description="rules of the same kind: points that match the first run first, …")
+    control: dict[str, Any] = Field({}, description="the control point on top of `base`, without nodes; empty: none")
     repeats: Positive = 1
     seed: int = Field(0, ge=0, description="of the order")
     budget: Budget = Budget()
-    search: SearchSection | None = Field(None, description="of `zeroscale search`; None: the axes are all there is")
+    search: SearchSection | None = Field(None, description="for `zeroscale search`; None: only the axes")
 
     @field_validator("axes")
     @classmethod
@@ -261,40 +250,36 @@ class Study(Frozen):
             if not values:
                 raise ValueError(f"{key} has no values; give one, or leave it out")
             if any(isinstance(value, dict) and not all(isinstance(name, str) for name in value) for value in values):
-                raise ValueError(f"a key of {key} is no word; write overrides: {{engine: zero1, seed: 1}}")
+                raise ValueError(f"a key of {key} is not text; write overrides: {{engine: zero1, seed: 1}}")
         return axes
 
 
 def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
     """Return every point of a study as overrides, in the order of its axes, the last varying fastest.
 
-    `overrides` win over the study: a list becomes an axis, and a single value pins one. UserError for more than can be
-    planned.
+    `overrides` replace keys of the study: a list becomes an axis, and a single value pins a key. UserError for more
+    than MOST_RUNS runs.
     """
     axes = {key: list(values) for key, values in study.axes.items()}
     for key, values in overrides:
-        axes[key] = [{key: value} for value in values]  # a mapping is then the key's own value, as of a single run
-    _check_number(study, axes)
-    base = [(key, value) for key, value in study.base.items() if key not in axes]
-    choices = [[_list_pairs(key, value) for value in values] for key, values in axes.items()]
-    return [(*base, *itertools.chain(*combination)) for combination in itertools.product(*choices)]
-
-
-def _check_number(study: Study, axes: dict[str, list[Any]]) -> None:
+        axes[key] = [{key: value} for value in values]  # wrapped, so that a mapping stays the value of its key
     number = math.prod(map(len, axes.values())) * study.repeats
     if number > MOST_RUNS:
         rule = f"its axes and repeats make {number:,} runs, and at most {MOST_RUNS:,} are planned"
         raise UserError(f"study={study.name}", rule, "give fewer values or repeats")
-
-
-def _list_pairs(key: str, value: Any) -> tuple[Pair, ...]:
-    return tuple(value.items()) if isinstance(value, dict) else ((key, value),)
+    base = [(key, value) for key, value in study.base.items() if key not in axes]
+    choices = [
+        [tuple(value.items()) if isinstance(value, dict) else ((key, value),) for value in values]
+        for key, values in axes.items()
+    ]
+    return [(*base, *itertools.chain(*combination)) for combination in itertools.product(*choices)]
 
 
 def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
-    """Return the control point as overrides: whoever runs a sequence of points puts it first and last, so that a drift
-    of the machine shows. Overrides of one value win over the base, as for every point, but not over what makes it
-    the control point; None if there is none.
+    """Return the control point as overrides; None if there is none. A sequence of points runs it first and last, so
+    that a drift of the machine shows.
+
+    Overrides with one value replace the base, as for every point, but not the keys of the control point.
     """
     if not study.control:
         return None
@@ -303,9 +288,12 @@ def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] |
 
 
 def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
-    """Return (repeat, point) in the order to run: repeats interleaved, each in a seeded-random order of its own, so
-    that a drift of the machine is not taken for an effect of an axis. `turns` has a number for every point, and those
-    of a lower one run before others: what a sweep that is cut short must not lack."""
+    """Return (repeat, point) in the order of running: one repeat after another, each in its own seeded random order.
+
+    So a drift of the machine does not look like an effect of an axis. `turns` has a number for each point: points with
+    a lower number run earlier within a repeat, since a sweep that is cut short must not lack them.
+    """
     generator, points = random.Random(study.seed), len(turns)
+    # sorted is stable, so that the random order holds among points with equal turns.
     repeats = [sorted(generator.sample(range(points), points), key=turns.__getitem__) for _ in range(study.repeats)]
     return [(repeat, point) for repeat, ordered in enumerate(repeats) for point in ordered]

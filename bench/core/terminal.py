@@ -1,28 +1,30 @@
-"""What the command draws with rich: columns of text, the same on every terminal and in every log; findings; and, on a
-terminal alone, one line that shows how far something is."""
+"""Output with rich: columns of text, equal on terminals and in logs; findings; a progress bar on terminals."""
 
 import contextlib
 import functools
 import io
 import json
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bench.core.errors import Check, CheckState
 
 _BAR_WIDTH = 20
-_UNBROKEN = 10_000  # columns: no line is broken or cut
+_UNBROKEN = 10_000  # columns: wide enough that rich breaks or cuts no line
 _STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
 _SUBJECT_WIDTH = 22
+_LOG_EVERY_S = 60.0
 
 
 class Progress(NamedTuple):
-    """How far something is."""
+    """Progress of a task."""
 
-    what: str  # that is under way
-    share: float | None = None  # of the longest that it may take, between 0 and 1; None where nobody knows
-    left: str = ""  # how long it may still take, in words
+    what: str  # name of the task
+    share: float | None = None  # of its maximum length, between 0 and 1; None where unknown
+    left: str = ""  # remaining time, in words
+    subject: str = ""  # the current one of several, such as a point of a sweep
 
 
 def align(
@@ -33,9 +35,9 @@ def align(
     gap: int = 2,
     indent: int = 0,
 ) -> str:
-    """Return rows of cells as columns of text. Columns numbered in `right` end at the same place, others begin there;
-    `least` are the widths of the first ones that they have at least."""
-    from rich.console import Console
+    """Return rows of cells as columns of text. `right` are the numbers of right-aligned columns, `least` the minimum
+    widths of the first columns."""
+    from rich.console import Console  # imported here, as below: most commands print without rich
     from rich.table import Table
     from rich.text import Text
 
@@ -51,7 +53,7 @@ def align(
 
 
 def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
-    """Print findings as they come, or all as JSON; return the exit code, 0 if nothing is missing."""
+    """Print findings as they arrive, or all as JSON; return the exit code, 0 if nothing is missing."""
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -63,7 +65,6 @@ def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
 
 
 def _print_finding(finding: Check) -> None:
-    """Print one line, and one for the remedy; neither is broken, for both hold paths and commands to be copied."""
     from rich.console import Console
     from rich.text import Text
 
@@ -71,39 +72,67 @@ def _print_finding(finding: Check) -> None:
     line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
     if finding.remedy:
         line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
-    Console().print(line, soft_wrap=True)
+    Console().print(line, soft_wrap=True)  # unbroken, for users copy paths and commands from it
 
 
-def teller(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a text at once, or says nothing."""
+def build_printer(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a text at once; with `quiet` it does nothing."""
     return (lambda text: None) if quiet else functools.partial(print, flush=True)
+
+
+class LogProgress:
+    """Progress in a log: a line at the start of each subject, and one a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock, self._subject, self._printed_s = clock, "", clock()
+
+    def show(self, shown: Progress | str) -> None:
+        one = shown if isinstance(shown, Progress) else Progress(shown)
+        is_new, now_s = one.subject != self._subject, self._clock()
+        if is_new or now_s - self._printed_s >= _LOG_EVERY_S:
+            share = "" if one.share is None or is_new else f"{100 * one.share:.0f} %"
+            parts = [one.subject, one.what, share, one.left]
+            print("  ".join(filter(None, parts)), file=sys.stderr, flush=True)
+            self._subject, self._printed_s = one.subject, now_s
 
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
-    """Give a function that shows on a terminal how far something is: a bar, the time it has taken, and what is left.
-    Anywhere else it shows nothing."""
-    if quiet or not sys.stderr.isatty():
+    """Yield a function that shows progress on standard error: on a terminal a bar with elapsed and remaining time.
+
+    In a log, it prints a line at the start of each subject and then one a minute, so that a long point does not look
+    like a hang.
+    """
+    if quiet:
         yield lambda shown: None
+        return
+    if not sys.stderr.isatty():
+        yield LogProgress().show
         return
     from rich import progress as rich
     from rich.console import Console
     from rich.table import Column
 
-    doing = rich.TextColumn(
-        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    task_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}", markup=False, table_column=task_column),
+        rich.BarColumn(_BAR_WIDTH),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)),
     )
-    left = rich.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True))
-    columns = (rich.SpinnerColumn(), doing, rich.BarColumn(_BAR_WIDTH), rich.TimeElapsedColumn(), left)
-    # What is printed meanwhile goes above the bar, unless it goes to a file: there it must arrive.
+    # Output printed meanwhile goes above the bar, but a redirected standard output must get it unchanged.
+    to_terminal = sys.stdout.isatty()
     with rich.Progress(
-        *columns, console=Console(stderr=True), transient=True, expand=True, redirect_stdout=sys.stdout.isatty()
+        *columns, console=Console(stderr=True), transient=True, expand=True, redirect_stdout=to_terminal
     ) as bar:
         task = bar.add_task("starting", total=None, left="")
 
         def show(shown: Progress | str) -> None:
             one = shown if isinstance(shown, Progress) else Progress(shown)
             total = None if one.share is None else 1.0
-            bar.update(task, description=one.what, total=total, completed=one.share or 0.0, left=one.left)
+            what = f"{one.what}  {one.subject}" if one.subject else one.what
+            bar.update(task, description=what, total=total, completed=one.share or 0.0, left=one.left)
 
         yield show

@@ -1,4 +1,4 @@
-"""Several texts as one stream, each with its share of the samples: texts of `data=text`, all cut by the same rules."""
+"""Several texts of `data=text` as one stream, each with its share of the samples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pydantic import Field
 from bench.core.errors import UserError
 from bench.core.spec import RunSpec
 from bench.data import MicroBatch, text
-from bench.data.pipeline import tokenizer
-from bench.data.pipeline.corpus import TextSelection
+from bench.data.pipeline.corpus import BYT5, TextSelection
 from bench.data.text import PreparedText, SampleOptions
 
 if TYPE_CHECKING:
@@ -23,44 +22,45 @@ if TYPE_CHECKING:
     from bench.data.pipeline.loader import SampleStream
 
 CYCLE = 1000
-"""Samples after which the order of the streams begins anew: a share is kept to within 0.1 % of all samples."""
+"""Samples after which the order of the streams repeats. It limits the error of a share to 0.1 % of all samples."""
 
 
 def compute_shares(weights: Sequence[float], temperature: float) -> NDArray[np.float64]:
-    """Return the share of each stream: its weight to the power of 1 / temperature, of the sum of all.
+    """Return the share of each stream, shape (streams,): proportional to its weight to the power of 1 / temperature.
 
-    At 1 shares are as weights; the higher the temperature, the more alike they become (Raffel et al., JMLR 21 (2020),
+    At 1 shares are proportional to weights; a higher temperature makes them more equal (Raffel et al., JMLR 21 (2020),
     section 3.5.2).
     """
     import numpy as np
 
-    logarithms = np.log(np.asarray(weights, float)) / temperature  # no power of a large weight that overflows
+    logarithms = np.log(np.asarray(weights, float)) / temperature  # powers of large weights would overflow
     powers = np.exp(logarithms - logarithms.max())
     shares: NDArray[np.float64] = powers / powers.sum()
     return shares
 
 
 def round_shares(shares: NDArray[np.float64], total: int = CYCLE) -> NDArray[np.int64]:
-    """Return how many of `total` samples each stream gives: at least one each, the rest by the largest remainder."""
+    """Return each stream's number of `total` samples: at least one, the rest by the largest remainder."""
     import numpy as np
 
     wanted = shares * total
     counts = np.maximum(np.floor(wanted), 1).astype(np.int64)
+    # Rounding down leaves less than one sample per stream, so that few rounds suffice.
     while (left := total - int(counts.sum())) != 0:
         apart = wanted - counts
         if left > 0:
             counts[np.argmax(apart)] += 1
-        else:  # more streams than their shares allow were given one: the one that has most too much gives
+        else:  # the minimum of one exceeded the shares of many streams: take from the largest excess
             counts[np.argmin(np.where(counts > 1, apart, np.inf))] -= 1
     return counts
 
 
 def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which stream each of `counts.sum()` places belongs to, spread so that after n places every stream has
-    given less than one sample more or less than n × its share.
+    """Return the stream of each of `counts.sum()` places, shape (places,).
 
-    R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980): of the streams that are not ahead if
-    they give the next sample, the one whose own must come first.
+    After n places every stream differs from n × its share by less than one sample. R. Tijdeman, The chairman assignment
+    problem, Discrete Mathematics 32 (1980): among the streams that may give the next sample without getting ahead, it
+    comes from the stream with the earliest deadline.
     """
     import numpy as np
 
@@ -69,7 +69,7 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     places, parts = int(counts.sum()), 2 * len(counts) - 2
     given, order = np.zeros_like(counts), np.empty(places, np.int64)
     for place in range(places):
-        due = (place + 1) * counts - given * places  # in samples × places: whole numbers, nothing is rounded
+        due = (place + 1) * counts - given * places  # in samples × places: integers, without rounding
         latest = (given + 1 - 1 / parts) / counts
         order[place] = np.argmin(np.where(due * parts >= places, latest, np.inf))
         given[order[place]] += 1
@@ -78,10 +78,10 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Interleaving:
-    """Streams of samples as one: sample i is that of stream `order[i % len(order)]` that it has not given yet."""
+    """Several streams of samples as one stream: sample i is the next sample of stream `order[i % len(order)]`."""
 
     streams: tuple[SampleStream, ...]
-    order: NDArray[np.int64]  # (samples of a cycle,): the stream that gives each
+    order: NDArray[np.int64]  # (samples of a cycle,): the stream of each
     eos: int
 
     @property
@@ -91,6 +91,7 @@ class Interleaving:
     def __call__(self, index: int) -> tuple[NDArray[Any], ...]:
         cycle, place = divmod(index, len(self.order))
         stream = self.order[place]
+        # Samples of this stream before this place of the cycle, and in a whole cycle.
         given, each = int((self.order[:place] == stream).sum()), int((self.order == stream).sum())
         sample: tuple[NDArray[Any], ...] = self.streams[stream](cycle * each + given)
         return sample
@@ -103,44 +104,44 @@ class MixedText(TextSelection):
 
 
 class Options(SampleOptions):
-    """Which texts, their shares, and what is made of them. Each field is explained in conf/data/mixture.yaml."""
+    """The texts, their shares, and how samples are made of them. conf/data/mixture.yaml explains each field."""
 
     sources: dict[str, MixedText] = {}
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
-    tokenizer: str = tokenizer.BYT5
+    tokenizer: str = BYT5
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for texts that are not there or too many, and for what `data=text` refuses."""
+    """Raise UserError for missing or too many texts, and for texts that `data=text` refuses."""
     if not 1 <= len(options.sources) <= CYCLE:
-        rule = f"a mixture is of 1 to {CYCLE} texts, by name"
+        rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
     weighted = [name for name, source in options.sources.items() if source.weight is not None]
     if weighted and len(weighted) < len(options.sources):
         without = next(name for name in options.sources if name not in weighted)
         rule = f"has no weight, and {weighted[0]} has one"
-        raise UserError(f"data.sources.{without}", rule, "give all a weight, or none: then a text counts by its size")
+        raise UserError(f"data.sources.{without}", rule, "give every text a weight, or none: then its size decides")
     for name in options.sources:
         with _name_source(name):
             text.check(_select(options, name), spec)
 
 
 def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank; raise UserError if a text or the tokenizer cannot be
-    used. Each text has epochs of its own: a small one with a large share is seen more often than the others."""
+    """Return the endless micro-batches of a data-parallel rank; UserError for an unusable text or tokenizer.
+
+    Each text has its own epochs: a small text with a large share repeats more often than the other texts.
+    """
     from bench.data.pipeline import loader
 
-    prepared = _prepare(spec)
-    counts = _count_samples(spec, prepared)
+    prepared, counts = _prepare(spec)
     samples = tuple(one.samples for one in prepared.values())
     mixed = Interleaving(samples, order_evenly(counts), samples[0].eos)
     return loader.micro_batches(mixed, spec, data_rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
-    """Return the facts for the record: the tokenizer, and of each text its hash and its share of the samples."""
-    prepared = _prepare(spec)
-    counts = _count_samples(spec, prepared)
+    """Return the facts for the record: the tokenizer, and for each text its hash and its share of the samples."""
+    prepared, counts = _prepare(spec)
     return {
         "source": "mixture",
         "tokenizer": text.describe_tokenizer(next(iter(prepared.values()))),
@@ -151,37 +152,34 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def has_fixed_targets(spec: RunSpec) -> bool:
-    """Whether every sample has the same number of target tokens; all texts are cut by the same rules."""
-    return text.has_fixed_targets(spec)
+# The same rules cut all texts into samples.
+has_fixed_targets = text.has_fixed_targets
 
 
-def _prepare(spec: RunSpec) -> dict[str, PreparedText]:
+def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]:
+    """Return the texts by name, and the number of samples of each in a cycle, shape (texts,).
+
+    Shares follow from the texts' weights, or without these from their numbers of samples per epoch.
+    """
     options = Options(**spec.data.options)
     prepared = {}
     for number, name in enumerate(options.sources):
-        with _name_source(name):  # texts of one length would all be taken in the same order if they shared a seed
+        with _name_source(name):  # with one seed, all texts of equal length would have the same order
             prepared[name] = text.prepare(_select(options, name), spec, (spec.seed, number))
-    return prepared
-
-
-def _count_samples(spec: RunSpec, prepared: dict[str, PreparedText]) -> Any:
-    """Return how many samples of a cycle each text gives: by its weight, else by its samples per epoch."""
-    options = Options(**spec.data.options)
-    sizes = {name: len(one.samples.pieces.bounds) for name, one in prepared.items()}
-    weights = [source.weight or sizes[name] for name, source in options.sources.items()]
-    return round_shares(compute_shares(weights, options.temperature))
+    sizes = [len(one.samples.pieces.bounds) for one in prepared.values()]
+    weights = [source.weight or size for source, size in zip(options.sources.values(), sizes, strict=True)]
+    return prepared, round_shares(compute_shares(weights, options.temperature))
 
 
 def _select(options: Options, name: str) -> text.Options:
-    """Return what `data=text` would be given for one text of the mixture."""
+    """Return the options of `data=text` for one text of the mixture."""
     common = options.model_dump(exclude={"sources", "temperature"})
     return text.Options(**options.sources[name].model_dump(exclude={"weight"}), **common)
 
 
 @contextmanager
 def _name_source(name: str) -> Iterator[None]:
-    """Say of an error in a text's selection which text it is."""
+    """Add the name of the text to errors in its selection."""
     try:
         yield
     except UserError as error:

@@ -1,5 +1,4 @@
-"""Random tokens of fixed lengths, for any objective: the input that costs nothing to make, has no padding, and is the
-same everywhere."""
+"""Random tokens of fixed lengths, for any objective: almost free to make, without padding, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -16,28 +15,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FIRST_WORD = 2  # 0 pads and 1 ends a sequence in every T5 family; others lose nothing by it
+_FIRST_WORD = 2  # 0 pads and 1 ends a sequence in T5 families; harmless for other families
 
 
 class Options(Frozen):
-    """Nothing to choose: lengths, vocabulary and seed are those of the RunSpec."""
+    """No options: lengths, vocabulary and seed come from the RunSpec."""
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError if the vocabulary holds nothing but special tokens."""
+    """Raise UserError if the vocabulary has only special tokens."""
     known = vocabulary(spec)
     if known <= _FIRST_WORD:
-        raise UserError(
-            f"model.shape.vocab={known}",
-            "synthetic data leaves out ids 0 (pad) and 1 (EOS)",
-            f"give at least {_FIRST_WORD + 1}",
-        )
+        rule = "synthetic data excludes ids 0 (pad) and 1 (EOS)"
+        raise UserError(f"model.shape.vocab={known}", rule, f"give at least {_FIRST_WORD + 1}")
 
 
 def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """Return the endless micro-batches of a data-parallel rank, without masks.
 
-    There is no padding, and transformers would synchronise with the device to find that out.
+    There is no padding, and transformers would synchronise with the device to detect that.
     """
     from bench.data.pipeline import loader
 

@@ -1,5 +1,5 @@
-"""Real text, from local files, a Hugging Face data set or Python's own sources, as an objective's kinds of tokens ask
-for it: whole, or spans of it hidden in one kind and shown in another."""
+"""Real text from local files, a Hugging Face data set or Python's own sources. The objective decides the content of its
+kinds of tokens: a whole piece of text, or a piece with hidden spans in one kind and the spans in another."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ from bench import objectives
 from bench.core.errors import UserError
 from bench.core.spec import Frozen, RunSpec
 from bench.data import MicroBatch, vocabulary
-from bench.data.pipeline import corpus, tokenizer
-from bench.data.pipeline.corpus import Corpus, divide
+from bench.data.pipeline import corpus
+from bench.data.pipeline.corpus import Corpus, Tokenizer
 from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
-from bench.data.pipeline.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-_SPANS = ("kept", "hidden")
-"""What kinds of tokens hold of a text of which spans are hidden."""
-
-
 class SampleOptions(Frozen):
-    """What is made of a text."""
+    """How samples are made of a text."""
 
     packing: bool = True
     noise_density: float = Field(0.15, gt=0, lt=1)
@@ -37,7 +32,15 @@ class SampleOptions(Frozen):
 
 
 class Options(SampleOptions, corpus.CorpusSelection):
-    """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
+    """The text, and how samples are made of it. conf/data/text.yaml explains each field."""
+
+
+class HeldOutText(NamedTuple):
+    """The part of a corpus that is excluded from training."""
+
+    documents: int
+    tokens: int
+    samples: CorruptedText | PlainText
 
 
 class PreparedText(NamedTuple):
@@ -49,19 +52,11 @@ class PreparedText(NamedTuple):
     held_out: HeldOutText | None = None
 
 
-class HeldOutText(NamedTuple):
-    """What of a corpus nothing is learned from."""
-
-    documents: int
-    tokens: int
-    samples: CorruptedText | PlainText
-
-
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a corpus that is not there, or that objective, model and sequence lengths do not fit."""
-    if not (_is_plain(spec) or _corrupted(spec)):
-        remedy = "choose data=synthetic, or an objective that says what of a text its kinds of tokens hold"
-        raise UserError(f"data={spec.data.name}", f"makes no samples of text for objective={spec.objective}", remedy)
+    """Raise UserError for a missing corpus, and for one that does not fit objective, model or sequence lengths."""
+    if not (_is_plain(spec) or _is_corrupted(spec)):
+        remedy = "choose data=synthetic, or an objective whose kinds of tokens come from one text"
+        raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
     if options.hub and options.files:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
     if options.hub_config and not options.hub:
@@ -69,29 +64,30 @@ def check(options: Options, spec: RunSpec) -> None:
     if options.files:
         corpus.list_files(options)
     _compute_raw_length(options, spec)
-    if options.tokenizer == tokenizer.BYT5:  # what another one holds is known once it is loaded
-        _check_tokenizer(options, spec, tokenizer.BYT5_VOCABULARY, tokenizer.BYT5_SENTINELS)
+    if options.tokenizer == corpus.BYT5:  # the vocabulary of any other tokenizer is unknown before it is loaded
+        _check_tokenizer(options, spec, corpus.BYT5_VOCABULARY, corpus.BYT5_SENTINELS)
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank from number `first` on; raise UserError if corpus or
-    tokenizer cannot be used. What is held out for evaluation is in none of them.
+    """Return the endless micro-batches of a data-parallel rank from number `first` on, without held-out text; UserError
+    for an unusable corpus or tokenizer.
 
     Each pass over the corpus has its own order and its own corruption. With packing, corrupted inputs are shorter than
-    their length only where the decoder's length is the one that limits a sample.
+    their length only where the decoder's length limits a sample.
     """
-    from bench.data.pipeline import loader
+    from bench.data.pipeline import loader  # imported here, as numpy: torch is slow, and checking needs neither
 
     return loader.micro_batches(_prepare(spec).samples, spec, data_rank, first)
 
 
 def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
-    """Return a data-parallel rank's micro-batches of the samples that a learning run is evaluated on; UserError where
-    the held-out text makes fewer."""
+    """Return a data-parallel rank's micro-batches of the samples for evaluation; UserError where the held-out text is
+    too short for them."""
     from bench.data.pipeline import loader
 
     held_out, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
     assert held_out is not None
+    # Samples must not repeat: a repeated sample would weigh twice in the held-out loss.
     if wanted > (found := len(held_out.samples.pieces.bounds)):
         rule = f"the held-out text makes {found} samples"
         raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
@@ -99,7 +95,7 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
-    """Return the facts for the record: the corpus and its hash, the tokenizer, what a sample is made of."""
+    """Return the facts for the record: corpus, tokenizer and number of samples."""
     prepared = _prepare(spec)
     facts = {"source": "text", "tokenizer": describe_tokenizer(prepared), **describe_corpus(prepared)}
     if held_out := prepared.held_out:
@@ -109,32 +105,30 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
 
 def has_fixed_targets(spec: RunSpec) -> bool:
-    """Whether every sample has the same number of target tokens: pieces of one length, whose number of hidden tokens
-    and spans follows from that length. Packed documents with positions of their own have targets by document."""
+    """Return True if every sample has the same number of target tokens.
+
+    That is so for pieces of one length, which determines the number of hidden tokens and spans. The targets of packed
+    documents with their own positions depend on the documents.
+    """
     kinds = objectives.load(spec.objective).KINDS
     return bool(spec.data.options.get("packing", True)) and not any(kind.positions for kind in kinds)
 
 
 def describe_corpus(prepared: PreparedText) -> dict[str, Any]:
-    """Return what a record says of a corpus: its hash, its size, the samples that it makes."""
+    """Return the facts of a corpus for the record: its hash, its size and its number of samples."""
     import numpy as np
 
     text, bounds = prepared.corpus, prepared.samples.pieces.bounds
+    facts = {"name": text.name, "bytes": text.bytes, "documents": text.documents, "tokens": len(text.tokens)}
     return {
-        "corpus": {
-            "name": text.name,
-            "bytes": text.bytes,
-            "documents": text.documents,
-            "tokens": len(text.tokens),
-            "sha256": text.sha256,
-        },
+        "corpus": {**facts, "sha256": text.sha256},
         "raw_tokens_per_sample": int(np.diff(bounds).max()),
         "samples_per_epoch": len(bounds),
     }
 
 
 def describe_tokenizer(prepared: PreparedText) -> dict[str, Any]:
-    """Return what a record says of a tokenizer."""
+    """Return the facts of a tokenizer for the record."""
     return {"name": prepared.tokenizer.name, "vocabulary": prepared.tokenizer.vocabulary}
 
 
@@ -143,131 +137,111 @@ def _prepare(spec: RunSpec) -> PreparedText:
 
 
 def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedText:
-    """Read and tokenise a text and cut it into samples; raise UserError if corpus or tokenizer cannot be used."""
+    """Read and tokenise a text and cut it into samples; UserError for an unusable corpus or tokenizer."""
     length = _compute_raw_length(options, spec)
-    words = tokenizer.load(options.tokenizer)
+    words = corpus.load_tokenizer(options.tokenizer)
     if options.sentinels == "append":
         words = words.with_sentinels()
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
-    text = corpus.load(options)
-    if spec.learning.tokens is None:
+    text, learning = corpus.load(options), spec.learning
+    if learning.tokens is None:
         return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
-    learning = spec.learning
-    parts = divide(text, learning.held_out, learning.held_out_seed)
-    samples, other = (
-        _build_samples(options, spec, words, part, length, own)
-        for part, own in zip(parts, (seed, (learning.held_out_seed,)), strict=True)
-    )
-    kept = parts.held_out
+    learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)
+    samples = _build_samples(options, spec, words, learned, length, seed)
+    # Seeded apart from `seed`, so that runs with different seeds are evaluated on equal samples.
+    other = _build_samples(options, spec, words, kept, length, (learning.held_out_seed,))
     return PreparedText(text, words, samples, HeldOutText(len(kept.ends), len(kept.tokens), other))
 
 
 def _build_samples(
     options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, length: int, seed: tuple[int, ...]
 ) -> CorruptedText | PlainText:
-    """Return the samples of a text, of so many of its tokens each."""
+    """Return the samples of a text, each made of `length` of its tokens."""
     import numpy as np
 
-    bounds = _cut_packed(text, length) if options.packing else _cut_documents(text, length)
+    bounds = _cut(text, length, packing=options.packing)
     if not len(bounds):
-        raise UserError(
-            f"data corpus {text.name}",
-            f"{len(text.tokens)} tokens make no sample of {length}",
-            f"give more text or shorten sequence.{next(iter(spec.sequence))}",
-        )
+        rule = f"{len(text.tokens)} tokens make no sample of {length}"
+        remedy = f"give more text or shorten sequence.{next(iter(spec.sequence))}"
+        raise UserError(f"data corpus {text.name}", rule, remedy)
     pieces = ShuffledPieces(text.tokens, bounds, seed)
     if _is_plain(spec):
-        padded, end = (list(spec.sequence), [words.eos]) if not options.packing else ([], [])
+        padded, end = ([], []) if options.packing else (list(spec.sequence), [words.eos])
         return PlainText(pieces, np.array(end, np.int32), frozenset(padded), words.eos)
     noise = _build_noise(options)
-    (inputs, length), (targets, _) = spec.sequence.items()
-    full = options.packing and noise.lengths(_compute_raw_length(options, spec))[0] == length
-    padded = [targets] if full else [inputs, targets]
+    (inputs, input_length), (targets, _) = spec.sequence.items()
+    is_full = options.packing and noise.lengths(length)[0] == input_length
+    padded = [targets] if is_full else [inputs, targets]
     return CorruptedText(pieces, noise, words.sentinels, words.eos, frozenset(padded))
 
 
-def _cut_packed(text: Corpus, length: int) -> NDArray[np.int64]:
-    """Return the pieces of the whole stream; what is left at its end is dropped."""
+def _cut(text: Corpus, length: int, *, packing: bool) -> NDArray[np.int64]:
+    """Return begin and end of each piece, shape (pieces, 2).
 
+    With packing these are pieces of the whole stream, whose last incomplete piece is dropped. Otherwise it is the first
+    piece of each document, without its EOS. A single token is no piece, since it cannot be corrupted.
+    """
     import numpy as np
 
-    begins = np.arange(len(text.tokens) // length) * length
-    return np.stack([begins, begins + length], axis=1)
-
-
-def _cut_documents(text: Corpus, length: int) -> NDArray[np.int64]:
-    """Return the first piece of each document, without its EOS; one token alone cannot be corrupted."""
-
-    import numpy as np
-
+    if packing:
+        begins = np.arange(len(text.tokens) // length) * length
+        return np.stack([begins, begins + length], axis=1)
     begins = np.concatenate([[0], text.ends[:-1]])
     ends = np.minimum(text.ends - 1, begins + length)
-    long_enough = ends - begins >= 2
-    return np.stack([begins[long_enough], ends[long_enough]], axis=1)
+    return np.stack([begins, ends], axis=1)[ends - begins >= 2]
 
 
 def _build_noise(options: SampleOptions) -> SpanCorruption:
     return SpanCorruption(options.noise_density, options.mean_span_length)
 
 
-def _holds(spec: RunSpec) -> tuple[str | None, ...]:
-    """Return what the objective's kinds of tokens hold of a text."""
+def _list_contents(spec: RunSpec) -> tuple[str | None, ...]:
     return tuple(kind.text for kind in objectives.load(spec.objective).KINDS)
 
 
 def _is_plain(spec: RunSpec) -> bool:
-    """Whether a sample is a piece of the text as it is."""
-    return _holds(spec) == ("whole",)
+    """Return True if a sample is an unchanged piece of the text."""
+    return _list_contents(spec) == ("whole",)
 
 
-def _corrupted(spec: RunSpec) -> bool:
-    """Whether a sample is a piece of the text with spans hidden, and the spans."""
-    return _holds(spec) == _SPANS
+def _is_corrupted(spec: RunSpec) -> bool:
+    """Return True if a sample is a piece of the text with hidden spans, and the spans."""
+    return _list_contents(spec) == ("kept", "hidden")
 
 
 def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
-    """Return the tokens of the corpus that a sample is made of."""
+    """Return the number of the corpus's tokens in a sample; UserError where lengths are too short for any."""
     sequence = spec.sequence
     if _is_plain(spec):
         (length,) = sequence.values()
         return length if options.packing else length - 1  # EOS closes a document
     length = _build_noise(options).raw_length(*sequence.values())
     if not length:
-        raise UserError(
-            " ".join(f"sequence.{kind}={tokens}" for kind, tokens in sequence.items()),
-            "no corrupted text is as short as that",
-            "give at least 3 tokens to each",
-        )
+        given = " ".join(f"sequence.{kind}={tokens}" for kind, tokens in sequence.items())
+        raise UserError(given, "no corrupted text is as short as that", "give at least 3 tokens to each")
     return length
 
 
 def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int) -> None:
+    """Raise UserError for a tokenizer with more tokens than the model, or with too few sentinels."""
     model = vocabulary(spec)
     if model < known:
-        raise UserError(
-            f"model.shape.vocab={model}",
-            f"tokenizer {options.tokenizer} has {known} tokens",
-            "give the model a larger vocabulary",
-        )
-    if not _corrupted(spec):
+        rule = f"tokenizer {options.tokenizer} has {known} tokens"
+        raise UserError(f"model.shape.vocab={model}", rule, "give the model a larger vocabulary")
+    if not _is_corrupted(spec):
         return
     if not sentinels:
-        raise UserError(
-            f"data.tokenizer={options.tokenizer}",
-            "has no sentinels (<extra_id_0> …), which stand for hidden spans",
-            "set data.sentinels=append, which puts 100 behind its vocabulary, or objective=causal_lm for a decoder",
-        )
-    needed = _count_spans(_build_noise(options), spec)
+        rule = "has no sentinels (<extra_id_0> …), which stand for hidden spans"
+        remedy = "set data.sentinels=append, which adds 100 after its vocabulary, or objective=causal_lm for a decoder"
+        raise UserError(f"data.tokenizer={options.tokenizer}", rule, remedy)
+
+    def count_spans(mean_length: float) -> int:
+        noise = SpanCorruption(options.noise_density, mean_length)
+        return noise.counts(noise.raw_length(*spec.sequence.values()))[1]
+
+    needed = count_spans(options.mean_span_length)
     if needed > sentinels:
-        enough = next(
-            n for n in count(2) if _count_spans(_build_noise(options)._replace(mean_length=n), spec) <= sentinels
-        )
-        raise UserError(
-            f"data.mean_span_length={options.mean_span_length}",
-            f"a sample needs {needed} sentinels, tokenizer {options.tokenizer} has {sentinels}",
-            f"raise it to {enough} or shorten the sequence",
-        )
-
-
-def _count_spans(noise: SpanCorruption, spec: RunSpec) -> int:
-    return noise.counts(noise.raw_length(*spec.sequence.values()))[1]
+        enough = next(length for length in count(2) if count_spans(length) <= sentinels)
+        rule = f"a sample needs {needed} sentinels, tokenizer {options.tokenizer} has {sentinels}"
+        remedy = f"raise it to {enough} or shorten the sequence"
+        raise UserError(f"data.mean_span_length={options.mean_span_length}", rule, remedy)

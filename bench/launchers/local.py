@@ -15,25 +15,27 @@ QUEUES = False
 
 
 class Options(Limits):
-    """What a user may set in conf/launcher/local.yaml: when to give up, and whether to wait for other local runs."""
+    """Options in conf/launcher/local.yaml: the limits of a run, and whether it waits for other local runs."""
 
     lock: bool = True
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for what one machine cannot run."""
+    """Raise UserError for a run that needs several nodes."""
     if spec.nodes > 1:
         raise UserError(f"nodes={spec.nodes}", "launcher=local starts one node", "set nodes=1")
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return how `work` starts."""
+    """Return the command that starts `work`."""
     return LaunchPlan(tuple(build_module_command(work.module, *work.arguments)), {}, work.folder)
 
 
 def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
-    """Start the supervisor. It is asked to end if this process dies, and does not hear the terminal's Ctrl-C itself, so
-    that a record is written in any case."""
+    """Start the supervisor in a session of its own.
+
+    It gets SIGTERM if this process dies. The terminal's Ctrl-C does not reach it, so that it always writes a record.
+    """
     return subprocess.Popen(
         launch.command,
         env=dict(os.environ) | launch.environment,
@@ -44,12 +46,12 @@ def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
 
 
 def poll(handle: subprocess.Popen[bytes]) -> bool:
-    """Whether the run has ended."""
+    """Return whether the run has ended."""
     return handle.poll() is not None
 
 
 def cancel(handle: subprocess.Popen[bytes]) -> None:
-    """Ask the run to end; it leaves a record `cancelled`, unless it has only just been started: then it ends without a
-    word, where SIGINT would make Python print a traceback."""
+    """Send SIGTERM to the supervisor, which records the run as `cancelled`."""
+    # Not SIGINT: before the supervisor has installed its handlers, Python would print a traceback.
     if handle.poll() is None:
         handle.send_signal(signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""How a number is made: clock, window, memory, collectives, environment."""
+"""Measurements of a run: clock, window, memory, collectives, environment."""

@@ -1,7 +1,7 @@
-"""The line from a rank to its node's supervisor: a pulse in shared memory, and on a pipe how the rank ended.
+"""The channel from a rank to its node's supervisor: a heartbeat in shared memory, and a pipe for a failure's details.
 
-The pulse is memory that the supervisor reads when it likes: it costs a rank well under a microsecond and wakes nobody
-up in the middle of a timed step.
+The supervisor reads the heartbeat whenever it polls. A beat costs the rank less than a microsecond, and interrupts no
+timed step.
 """
 
 import faulthandler
@@ -19,21 +19,24 @@ from typing import Any, NamedTuple
 from bench.core.record import MemoryShortage, OutcomeKind
 from bench.measure.failures import OUT_OF_MEMORY, classify_error, count_oom_kills
 
-# What a supervisor hands to its ranks in their environment: file descriptors, and a time.
+# Environment variables from a supervisor to its ranks: file descriptors, and a time.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
-LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the socket its peers connect to
-STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started the rank
+# For rank 0: the socket that its peers connect to.
+LISTENER = "ZEROSCALE_LISTENER"
+# Seconds since the epoch when the supervisor started the rank.
+STARTED_AT = "ZEROSCALE_STARTED_AT"
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
-_SLOT = struct.Struct("<dq48sq")  # one rank's pulse
+# Heartbeat of one rank: time, step, phase, ended steps.
+_SLOT = struct.Struct("<dq48sq")
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
-"""Returns what filled the memory that an exception of this outcome says was out; None where nobody can tell."""
+"""Returns the use of the memory that ran out by an exception of this outcome; None if it is unknown."""
 
 
 class RankProgress(NamedTuple):
-    """Where a rank was when it last said so: monotonic seconds of this machine, phase, step (-1 outside the loop)."""
+    """Progress of a rank at its last beat: monotonic seconds of this machine, phase, and step (-1 outside the loop)."""
 
     at: float
     phase: str
@@ -42,7 +45,7 @@ class RankProgress(NamedTuple):
 
 
 class SharedHeartbeat:
-    """The beats of a node's ranks in one anonymous shared file."""
+    """Heartbeats of a node's ranks in one anonymous shared file."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         self.descriptor = descriptor
@@ -50,13 +53,13 @@ class SharedHeartbeat:
 
     @classmethod
     def create(cls, ranks: int) -> "SharedHeartbeat":
-        """Return a new pulse that child processes can inherit."""
+        """Return a new heartbeat that child processes can inherit."""
         descriptor = os.memfd_create("zeroscale-pulse", 0)
         os.ftruncate(descriptor, _SLOT.size * ranks)
         return cls(descriptor, ranks)
 
     def write(self, slot: int, phase: str, step: int, ended_steps: int = 0) -> None:
-        # Not pack_into: that clears the slot first, and a reader in between would see a rank silent since the boot.
+        # Not pack_into: it clears the slot first, and a reader in between would see a rank silent since the boot.
         begin = slot * _SLOT.size
         beat = _SLOT.pack(time.monotonic(), step, phase.encode(), ended_steps)
         self._memory[begin : begin + _SLOT.size] = beat
@@ -67,17 +70,19 @@ class SharedHeartbeat:
 
 
 class Channel:
-    """Tells the supervisor where this rank is and how it ended; silent in a process that has no supervisor."""
+    """Reports this rank's progress and failure to its supervisor; does nothing in a process without a supervisor."""
 
     def __init__(self, pipe: int | None, heartbeat: SharedHeartbeat | None, slot: int) -> None:
         self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
         self.phase = "start"
-        self._first_step: int | None = None  # of this process; not 0 where a training goes on from a checkpoint
+        # First step of this process; not 0 in a training that was resumed.
+        self._first_step: int | None = None
+        # Kills before this rank started are no evidence about it.
         self._oom_kills = count_oom_kills()
 
     @classmethod
     def open(cls) -> "Channel":
-        """Return the channel this process was started with, and show all stacks on the supervisor's signal."""
+        """Return the channel that this process inherited; from now on print all stacks on the supervisor's signal."""
         faulthandler.enable()
         faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
         if PIPE not in os.environ:
@@ -86,7 +91,7 @@ class Channel:
         return cls(int(os.environ[PIPE]), heartbeat, int(os.environ["LOCAL_RANK"]))
 
     def beat(self, phase: str, step: int = -1) -> None:
-        """Say that this rank is alive in `phase`, at `step` of the loop."""
+        """Report that this rank is in `phase`, at `step` of the loop."""
         self.phase = phase
         if self._first_step is None and step >= 0:
             self._first_step = step
@@ -94,7 +99,7 @@ class Channel:
             self._heartbeat.write(self._slot, phase, step, max(0, step - (self._first_step or 0)))
 
     def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
-        """Say what ended this rank: the typed evidence of its outcome; where memory ran out, also what filled it."""
+        """Report the exception that ended this rank with its outcome and, if memory ran out, the use of that memory."""
         if self._pipe is None:
             return
         oom_kills = count_oom_kills() - self._oom_kills
@@ -113,12 +118,13 @@ class Channel:
         if shortage:
             message["shortage"] = shortage.model_dump(exclude_none=True, exclude={"rank"})
         line = (json.dumps(message) + "\n").encode()
+        # A pipe takes at most its free space per call.
         while line:
             line = line[os.write(self._pipe, line) :]
 
 
 def strip_folders(text: str) -> str:
-    """Name modules by their place in their package: where somebody installed them is nobody else's business."""
+    """Return a traceback with files named from their package on: records do not tell where a user installed it."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         text = text.replace(f"{folder}/", "")
     return text

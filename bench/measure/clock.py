@@ -1,7 +1,7 @@
-"""The clock: seconds per optimizer step, from the host's time or from events on a device that is never made to wait."""
+"""Clocks: seconds per optimizer step, from the host's time or from events that never make the device wait."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -11,67 +11,55 @@ ReadBlock = Callable[[], list[float]]
 """Returns the seconds of every step of a block, once the last of them has finished."""
 
 
-class Clock(Protocol):
-    """Times blocks of consecutive steps: begin, one mark at the end of every step, end."""
+class Clock:
+    """Times blocks of consecutive steps: begin, one mark at the end of every step, end.
 
-    @property
-    def blocks_ahead(self) -> int:
-        """How many blocks are to be under way still when the times of the one before them are read."""
+    This class reads the host's monotonic time, for devices on which a step has finished when its call returns: CPUs.
+    """
+
+    blocks_ahead = 0
+    """Number of blocks that are still running when the times of the block before them are read."""
 
     def drain(self) -> None:
-        """Wait until everything that was launched has finished."""
+        """Wait until all launched work has finished."""
 
     def begin(self) -> None:
-        """Start a block behind what was launched before; what the device has not been given meanwhile is not timed."""
+        """Start a block after the work launched so far. Time in which the device has no work is not counted."""
+        self._times = [time.perf_counter()]
 
     def mark(self) -> None:
         """Note the end of a step."""
+        self._times.append(time.perf_counter())
 
     def end(self) -> ReadBlock:
-        """End the block; return what reads its times."""
-        ...
-
-
-class HostClock:
-    """Monotonic host time: where a step's work ends when its call returns, as on a CPU."""
-
-    blocks_ahead = 0
-
-    def drain(self) -> None:
-        """Nothing is ever left to finish."""
-
-    def begin(self) -> None:
-        self._marks = [time.perf_counter()]
-
-    def mark(self) -> None:
-        self._marks.append(time.perf_counter())
-
-    def end(self) -> ReadBlock:
-        seconds = [later - earlier for earlier, later in pairwise(self._marks)]
+        """End the block; return the function that reads its times."""
+        seconds = [later - earlier for earlier, later in pairwise(self._times)]
         return lambda: seconds
 
 
 class DeviceEvent(Protocol):
-    """A place in a device's queue of work, as `torch.cuda.Event` is one."""
+    """A position in a device's queue of work, such as `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Take the place behind all that was launched so far."""
+        """Take the position after all work launched so far."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come here, whatever stands behind."""
+        """Wait until the device has reached this position."""
 
     def elapsed_time(self, later: Any, /) -> float:
         """Return the milliseconds from here to a later event."""
         ...
 
 
-class DeviceClock:
-    """Events on the device's current stream. A block is read while the next one is computed, so the device always has
-    work in its queue and the host runs ahead as it would untimed; nothing waits for the device as a whole.
+class DeviceClock(Clock):
+    """Events on the device's current stream.
 
-    A block's own first event keeps the time out in which a host that is slower than its device was busy between two
-    blocks: where the device has work, it follows the last step of the block before at once. Of such a host's block the
-    first step is longer by what the device computes in a step, and no more.
+    A block is read while the next block runs. The device always has work in its queue, and the host runs ahead as it
+    would untimed.
+
+    A block begins with an event of its own, which excludes host work between two blocks where the host is slower than
+    its device. A busy device reaches that event right after the last step of the previous block. On an idle device the
+    first step of the block also contains its own launch.
     """
 
     blocks_ahead = 1
@@ -90,9 +78,14 @@ class DeviceClock:
         self._marks.append(self._record())
 
     def end(self) -> ReadBlock:
-        """The block ends behind whatever was launched after its last step: copies of its losses to the host."""
+        # Recorded after the work that follows the last step: copies of its losses to the host.
         marks, closed = self._marks, self._record()
-        return lambda: _read_events(marks, closed)
+
+        def read() -> list[float]:
+            closed.synchronize()
+            return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
+
+        return read
 
     def _record(self) -> DeviceEvent:
         event = self._create_event()
@@ -100,17 +93,11 @@ class DeviceClock:
         return event
 
 
-def _read_events(marks: Sequence[DeviceEvent], closed: DeviceEvent) -> list[float]:
-    """Return the seconds between neighbouring events once the device has come to `closed`."""
-    closed.synchronize()
-    return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
-
-
 def create_clock(device: torch.device) -> Clock:
     """Return the clock for work on `device`."""
     if device.type != "cuda":
-        return HostClock()
-    # `blocking`: a host that waits for an event sleeps, and leaves its core to the loaders
+        return Clock()
+    # blocking: a host that waits for an event sleeps, and its core is free for the loaders
     return DeviceClock(
         lambda: torch.cuda.Event(enable_timing=True, blocking=True), lambda: torch.cuda.synchronize(device)
     )

@@ -1,6 +1,6 @@
-"""Payload bytes of every collective in a step, and the time that a rank spends in them, seen at the dispatcher.
+"""Payload bytes of every collective in a step, and the time that a rank spends in them, seen at torch's dispatcher.
 
-Only for untimed steps: every operation is seen, and no collective overlaps anything.
+Only for untimed steps: every operation passes through Python, and no collective overlaps with other work.
 """
 
 import time
@@ -14,8 +14,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Each c10d operation's name in the field, and the position of the argument that holds what nccl-tests calls its size:
-# the tensor reduced or broadcast, the gathered output, the input to be scattered.
+# By c10d operation: the collective's usual name, and the position of the argument whose bytes nccl-tests calls the
+# size: the tensor reduced or broadcast, the gathered output, the input that is scattered.
 _OPERATIONS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -35,8 +35,8 @@ _OPERATIONS = {
     "send": ("send", 0),
     "recv_": ("recv", 0),
 }
-# The same of functional collectives, which DTensor begins; "result": what they return holds it. What they write into
-# somebody's tensor (`all_gather_into_tensor_out`) goes by the same names with `_` or `_out` behind them.
+# The same for the functional collectives that DTensor calls; "result": the returned tensor holds the size. Variants
+# that write into a given tensor (`all_gather_into_tensor_out`) have the same names with `_` or `_out` appended.
 _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
     "all_reduce": ("all_reduce", 0),
     "all_reduce_coalesced": ("all_reduce", 0),
@@ -48,17 +48,17 @@ _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
     "all_to_all_single": ("all_to_all", 0),
 }
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
-"""Tensors that stand for others."""
-# Two ranks may each send before they receive: waiting for the first send would be for ever.
+"""Subclasses that wrap the tensors on which collectives work."""
+# Two ranks may each send before they receive: waiting for the first send would be a deadlock.
 _NEVER_AWAITED = ("send", "recv_", "recv_any_source_")
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Count calls and payload bytes by kind of collective while active, and the seconds inside them: from when this
-    rank's device is ready for one until it is complete.
+    """Count calls, payload bytes and seconds of collectives by kind, while active.
 
-    Every collective is awaited where it is begun. All ranks begin those of a group in one order, so none waits in vain.
-    What is compiled stays compiled, and operators of higher order (flex attention) run as they are.
+    The seconds of a collective last from the moment when this rank's device is ready for it until it is complete.
+    Every collective is awaited where it begins. All ranks begin the collectives of a group in the same order, so this
+    cannot deadlock. Compiled code stays compiled, and higher-order operators (flex attention) run as they are.
     """
 
     supports_higher_order_operators = True
@@ -68,7 +68,7 @@ class CollectiveCounter(TorchDispatchMode):
         return True
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        """`wait` waits until this rank's device has done what it was given."""
+        """`wait` returns once this rank's device has finished its launched work."""
         super().__init__()
         self._wait = wait
         self.calls: Counter[str] = Counter()
@@ -76,52 +76,50 @@ class CollectiveCounter(TorchDispatchMode):
         self.inside_s = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if any(issubclass(kind, _WRAPPERS) for kind in types):
-            return NotImplemented  # the operations on what it has on this rank come by afterwards
+            # The operations on the wrapped tensors are dispatched afterwards.
+            return NotImplemented
+        if func.namespace not in ("c10d", "_c10d_functional"):
+            return func(*args, **kwargs)
+        operation = func._schema.name.rpartition("::")[2]
         if func.namespace == "_c10d_functional":
-            return self._functional(func, args, kwargs)
-        if func.namespace != "c10d":
-            return func(*args, **(kwargs or {}))
-        operation = func._schema.name.removeprefix("c10d::")
+            operation = operation.removesuffix("_out").removesuffix("_")
+            result = self._time(func, args, kwargs, _complete_functional)
+            if operation in _FUNCTIONAL:
+                name, position = _FUNCTIONAL[operation]
+                self._count(name, result if position == "result" else args[position])
+            return result
         if operation in _OPERATIONS:
-            name, position = _OPERATIONS[operation]
-            self._count(name, args[position])
+            name, index = _OPERATIONS[operation]
+            self._count(name, args[index])
         if operation in _NEVER_AWAITED:
-            return func(*args, **(kwargs or {}))
-        return self._timed(func, args, kwargs, _wait_until_complete)
-
-    def _functional(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A functional collective, whose result is waited for by an operation of its own: `wait_tensor`."""
-        operation = func._schema.name.removeprefix("_c10d_functional::").removesuffix("_out").removesuffix("_")
-        result = self._timed(func, args, kwargs, _complete_functional)
-        if operation in _FUNCTIONAL:
-            name, position = _FUNCTIONAL[operation]
-            self._count(name, result if position == "result" else args[position])
-        return result
+            return func(*args, **kwargs)
+        return self._time(func, args, kwargs, _complete)
 
     def _count(self, name: str, payload: Any) -> None:
         self.calls[name] += 1
         self.payload_bytes[name] += sum(tensor.nbytes for tensor in _list_tensors(payload))
 
-    def _timed(self, func: Any, args: Any, kwargs: Any, complete: Callable[[Any], None]) -> Any:
-        self._wait()
+    def _time(self, func: Any, args: Any, kwargs: Any, complete: Callable[[Any], None]) -> Any:
+        self._wait()  # for this rank's own work, which is not time inside the collective
         begin = time.perf_counter()
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         complete(result)
         self._wait()
         self.inside_s += time.perf_counter() - begin
         return result
 
 
-def _wait_until_complete(result: Any) -> None:
-    """Wait for what a c10d operation has begun: it returns its Work, boxed for TorchScript, alone or after tensors."""
+def _complete(result: Any) -> None:
+    """Wait for a c10d operation: it returns its Work, boxed for TorchScript, alone or after tensors."""
     work = result[-1] if isinstance(result, tuple) else result
     if isinstance(work, torch.ScriptObject):
         Work.unbox(work).wait()
 
 
 def _complete_functional(result: Any) -> None:
-    """Wait for what a functional collective has begun; the program's own wait then finds nothing left."""
+    """Wait for a functional collective; the program's own `wait_tensor` then returns at once."""
     for tensor in _list_tensors(result):
         torch.ops._c10d_functional.wait_tensor(tensor)
 
@@ -135,6 +133,6 @@ def _list_tensors(argument: Any) -> Iterable[torch.Tensor]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until `device` has done what it was given."""
+    """Wait until `device` has finished its launched work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,15 +1,21 @@
-"""The control groups of this process: what the system, a container or a scheduler allows it, and what they count."""
+"""Control groups (cgroups) of this process: the limits set by the system, a container or a scheduler, and their counts.
+
+Both versions of the kernel's interface are read.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 _MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # by version
+# In bytes; version 1 writes a number near 2^63 for "no limit".
 _UNLIMITED = 2**60
 
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Return the folders in which the group of this process for a controller, of either version, may be found, the
-    likeliest first. In a container its path may be that on the host, and what is mounted is the group itself."""
+    """Return the folders that may be this process's group for a controller, the likeliest first.
+
+    In a container the path may be the host's, while the group itself is mounted at the top.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -23,42 +29,53 @@ def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     return found
 
 
-def throttled_s(root: Path = Path("/")) -> float | None:
-    """Return for how long quotas of processor time have held back the processes of this one's group so far, or of one
-    around it, in seconds added up over cores; None where no group counts it."""
+def read_throttled_s(root: Path = Path("/")) -> float | None:
+    """Return the seconds for which CPU quotas have held back this process's groups so far, summed over cores.
+
+    The group with the largest count is taken. None if no group counts it.
+    """
     found = []
-    for folder in _around("cpu", root):
-        counters = _numbers(folder / "cpu.stat")
-        if "throttled_usec" in counters:
-            found.append(counters["throttled_usec"] / 1e6)
-        elif "throttled_time" in counters:
-            found.append(counters["throttled_time"] / 1e9)
+    for folder in _list_enclosing("cpu", root):
+        counters = _read_counters(folder / "cpu.stat")
+        found += [counters[name] / unit for name, unit in _THROTTLED.items() if name in counters]
     return max(found, default=None)
 
 
-def quota_cores(root: Path = Path("/")) -> float | None:
-    """Return the processor time that this process's groups allow, in cores: the least of its own group's quota and of
-    those around it; None where there is none."""
-    quotas = (_quota(folder) for folder in _around("cpu", root))
-    return min((quota for quota in quotas if quota), default=None)
+_THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}  # by version, in units per second
+
+
+def read_quota_cores(root: Path = Path("/")) -> float | None:
+    """Return the smallest CPU quota of this process's groups, in cores; None without a quota."""
+    quotas = []
+    for folder in _list_enclosing("cpu", root):
+        try:
+            if (folder / "cpu.max").exists():
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except (OSError, ValueError):
+            continue
+        if quota != "max" and float(quota) > 0:
+            quotas.append(float(quota) / float(period))
+    return min(quotas, default=None)
 
 
 def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """Return (used, allowed) of the memory of this process's group and of each one around it that has a limit, in
-    bytes. What a version calls unlimited is more than any machine has."""
+    """Return (used, limit) in bytes of each of this process's groups that limits memory."""
     found = []
-    for folder in _around("memory", root):
+    for folder in _list_enclosing("memory", root):
         for names in _MEMORY:
             try:
-                used, allowed = (int((folder / name).read_text()) for name in names)
-            except (OSError, ValueError):  # `max` is no number
+                used, limit = (int((folder / name).read_text()) for name in names)
+            except (OSError, ValueError):  # version 2 writes `max` for "no limit"
                 continue
-            found += [(used, allowed)] if allowed < _UNLIMITED else []
+            found += [(used, limit)] if limit < _UNLIMITED else []
     return found
 
 
-def _around(controller: str, root: Path) -> Iterator[Path]:
+def _list_enclosing(controller: str, root: Path) -> Iterator[Path]:
     """Yield the folders of this process's group for a controller, and of the groups around it."""
+    # A limit of any group around this one holds as well.
     for own in own_groups(controller, root):
         for folder in (own, *own.parents):
             if folder == root / "sys/fs":
@@ -66,20 +83,8 @@ def _around(controller: str, root: Path) -> Iterator[Path]:
             yield folder
 
 
-def _quota(folder: Path) -> float | None:
-    """Return the quota of one group, by the files of either version."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-    except (OSError, ValueError):
-        return None
-    return float(quota) / float(period) if quota != "max" and float(quota) > 0 else None
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """Return a file of names and numbers; empty where it cannot be read."""
+def _read_counters(path: Path) -> dict[str, int]:
+    """Return a file of names and numbers; empty if it cannot be read."""
     try:
         pairs = (line.split() for line in path.read_text().splitlines())
         return {name: int(number) for name, number in pairs}

@@ -1,7 +1,7 @@
 // A CPU allocator for torch that counts: live bytes and their peak, over all threads, as CUDA's allocator does.
 //
 // It wraps torch's own allocator and keeps each block's size in a header in front of it. The profiler's memory events
-// would tell the same, but they miss what other threads free (gloo's do), and profiling slows a step down.
+// would be an alternative, but they miss memory that other threads free (gloo's do), and profiling slows steps down.
 #include <atomic>
 #include <cstddef>
 #include <c10/core/CPUAllocator.h>
@@ -23,7 +23,7 @@ void count(long long change) {
 }
 
 void release(void* data) {
-  if (!data) return;  // oneDNN frees the empty scratchpad that it asked for (in GELU, for one)
+  if (!data) return;  // oneDNN frees the empty scratchpad that it requested (in GELU, for example)
   char* block = static_cast<char*>(data) - kHeader;
   count(-static_cast<long long>(*reinterpret_cast<size_t*>(block)));
   inner->raw_deleter()(block);

@@ -1,10 +1,11 @@
-"""The GPUs of this machine as the library of their driver tells of them: names, clocks, power, energy. None without.
+"""The GPUs of this machine as their driver's library reports them: names, clocks, power, energy, processes.
 
-AMD's is written by AMD SMI's manual (https://rocm.docs.amd.com/projects/amdsmi), and not tried on a device yet. Names
-of fields changed between its versions; where there are several, all are looked for.
+The code for AMD follows AMD SMI's manual (https://rocm.docs.amd.com/projects/amdsmi) and has not been tried on a
+device yet. Some of its fields were renamed between versions; all known names are tried.
 """
 
 import functools
+import importlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
@@ -13,106 +14,84 @@ Question = Literal[
     "name",
     "free_bytes",  # of its memory
     "energy_j",  # used since its driver was loaded
-    "processes",  # a list of (process number, bytes, None where the driver does not tell) that compute on it
-    "throttled",  # counts that grow while it is held back, by reason: power, thermal; and `all`, which always grows
+    "processes",  # list of (process id, bytes; None if the driver does not report them) that compute on it
+    "throttled",  # counts that grow while it is throttled, by reason: power, thermal; and `all`, which always grows
     "sm_clock_mhz",
     "memory_clock_mhz",
     "power_cap_w",
     "temperature_c",
     "throttle_reasons",  # bits, as the maker numbers them
+    "capability",  # NVIDIA's architecture, e.g. "9.0"
+    "driver_version",
 ]
 STATE: tuple[Question, ...] = (
     "name", "sm_clock_mhz", "memory_clock_mhz", "power_cap_w", "temperature_c", "throttle_reasons",
 )  # fmt: skip
-"""What a record keeps of every device."""
+"""Fields of a device in a record."""
 
 
 class DeviceDriver(Protocol):
-    """A maker's devices here, as the library of their driver tells of them."""
+    """The library of one maker's driver."""
 
     def count(self) -> int:
-        """Return how many there are."""
-
-    def version(self) -> str | None:
-        """Return the driver's version."""
+        """Return the number of devices."""
 
     def ask(self, device: int | str, question: Question) -> Any:
-        """Return the answer about a device, known by the driver's number or by a name of its own; None where there is
-        no such device, or it does not tell."""
+        """Return a device's answer; None if there is no such device, or if it does not support the question.
+
+        `device` is the driver's number, or the device's own name: NVIDIA's UUID, AMD's PCI address.
+        """
 
 
-_OF_THE_WHOLE: tuple[Question, ...] = (
+_OF_WHOLE_DEVICE: tuple[Question, ...] = (
     "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons", "throttled",
 )  # fmt: skip
-"""The same for every slice of a device. Its energy and its power cap are shared with others, and stay unknown."""
+"""The same for every slice of a device. Energy and power cap are shared with other slices, and stay unknown."""
 
 
 class NvidiaDriver:
-    """NVIDIA's devices by NVML. A slice of one (MIG) is known by its own UUID; what only the whole device can tell, its
-    clock and what holds it back, is asked of that."""
+    """NVIDIA's devices by NVML. A slice of a device (MIG) has a UUID of its own; its clocks are the whole device's."""
 
     def __init__(self, nvml: Any) -> None:
-        """`nvml` is the module, initialised."""
+        """`nvml` is the initialised module."""
         self._nvml = nvml
-
-    @classmethod
-    def load(cls) -> "NvidiaDriver | None":
-        """Return the driver, None where there is none to ask."""
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-        except Exception:  # no package, no driver, no permission: each means that nothing can be asked
-            return None
-        return cls(pynvml)
 
     def count(self) -> int:
         return int(self._nvml.nvmlDeviceGetCount())
 
-    def version(self) -> str | None:
-        return str(self._nvml.nvmlSystemGetDriverVersion())
-
     def ask(self, device: int | str, question: Question) -> Any:
         try:
             handle = self._find_handle(device)
-            return _NVML_ANSWERS[question](
-                self._nvml, self._find_whole(handle) if question in _OF_THE_WHOLE else handle
-            )
-        except self._nvml.NVMLError:  # there is no such device, or it does not tell
+            if question in _OF_WHOLE_DEVICE:
+                handle = self._try(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
+            return _NVML_ANSWERS[question](self._nvml, handle)
+        except self._nvml.NVMLError:  # no such device, or not supported by it
             return None
 
-    def _find_whole(self, handle: Any) -> Any:
-        """Return the device that this is a slice of, or the device itself."""
-        try:
-            return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        except self._nvml.NVMLError:
-            return handle
-
     def _find_handle(self, device: int | str) -> Any:
-        """Return NVML's handle of a device or slice. torch tells the UUID of a slice as that of a device."""
         if isinstance(device, int):
             return self._nvml.nvmlDeviceGetHandleByIndex(device)
+        # Tried in this order: torch reports the UUID of a slice with the prefix of a device.
+        handle = self._try(self._nvml.nvmlDeviceGetHandleByUUID, device)
+        return handle or self._nvml.nvmlDeviceGetHandleByUUID(device.replace("GPU-", "MIG-", 1))
+
+    def _try(self, function: Callable[[Any], Any], argument: Any) -> Any:
         try:
-            return self._nvml.nvmlDeviceGetHandleByUUID(device)
+            return function(argument)
         except self._nvml.NVMLError:
-            if not device.startswith("GPU-"):
-                raise
-            return self._nvml.nvmlDeviceGetHandleByUUID(device.replace("GPU-", "MIG-", 1))
-
-
-def _list_nvidia_processes(nvml: Any, handle: Any) -> list[tuple[int, int | None]]:
-    return [(process.pid, process.usedGpuMemory) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            return None
 
 
 def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
-    """Return seconds of the counters' violation times, and of the clock."""
+    """Return the seconds of NVML's violation times, and the clock's as `all`."""
     policies = {"power": nvml.NVML_PERF_POLICY_POWER, "thermal": nvml.NVML_PERF_POLICY_THERMAL}
     found = {"all": time.perf_counter()}
     for reason, policy in policies.items():
         try:
             found[reason] = nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime / 1e9
         except nvml.NVMLError:
-            continue  # one of them may be unknown
+            # A device may support only one of them.
+            continue
     if len(found) == 1:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     return found
@@ -122,47 +101,33 @@ _NVML_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "name": lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)),
     "free_bytes": lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
     "energy_j": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
-    "processes": _list_nvidia_processes,
+    "processes": lambda nvml, handle: [
+        (process.pid, process.usedGpuMemory) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    ],
     "throttled": _count_nvidia_throttled,
     "sm_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
     "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
     "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    "driver_version": lambda nvml, handle: str(nvml.nvmlSystemGetDriverVersion()),
+    "capability": lambda nvml, handle: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
 }
 
-
+# AMD SMI's value of a counter that a device lacks.
 _UNSUPPORTED = 2**64 - 1
 _MICRO = 1e-6
 
 
 class AmdDriver:
-    """AMD's devices by amdsmi, which comes with ROCm. A device's own name is its PCI address, as torch tells it too."""
+    """AMD's devices by amdsmi, which comes with ROCm. A device's own name is its PCI address, as in torch."""
 
     def __init__(self, amdsmi: Any) -> None:
-        """`amdsmi` is the module, initialised."""
+        """`amdsmi` is the initialised module."""
         self._amdsmi = amdsmi
-
-    @classmethod
-    def load(cls) -> "AmdDriver | None":
-        """Return the driver, None where there is none to ask."""
-        try:
-            import amdsmi  # type: ignore[import-not-found]
-
-            amdsmi.amdsmi_init()
-        except Exception:  # no package, no driver, no permission: each means that nothing can be asked
-            return None
-        return cls(amdsmi)
 
     def count(self) -> int:
         return len(self._amdsmi.amdsmi_get_processor_handles())
-
-    def version(self) -> str | None:
-        try:
-            answer = self._amdsmi.amdsmi_get_gpu_driver_info(self._amdsmi.amdsmi_get_processor_handles()[0])
-            return str(answer["driver_version"])
-        except (self._amdsmi.AmdSmiException, KeyError, IndexError):
-            return None
 
     def ask(self, device: int | str, question: Question) -> Any:
         smi = self._amdsmi
@@ -173,37 +138,35 @@ class AmdDriver:
                 handle = smi.amdsmi_get_processor_handle_from_bdf(device)
             answer = _AMD_ANSWERS[question](smi, handle)
         except (smi.AmdSmiException, AttributeError, KeyError, IndexError, TypeError, ValueError):
-            return None  # there is no such device, it does not tell, or this version of the library does not
+            # No such device, or not supported by it or by this version of the library.
+            return None
         return None if answer == "N/A" else answer
 
 
-def _take(answer: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of some fields that is there; KeyError where none is."""
-    for name in names:
-        if name in answer:
-            return answer[name]
-    raise KeyError(names)
+def _read_field(answer: Mapping[str, Any], *names: str) -> Any:
+    """Return the field that has one of these names; raise KeyError without one."""
+    return answer[next((name for name in names if name in answer), names[0])]
 
 
-def _count_free(smi: Any, handle: Any) -> int:
+def _count_free_bytes(smi: Any, handle: Any) -> int:
     kind = smi.AmdSmiMemoryType.VRAM
     return int(smi.amdsmi_get_gpu_memory_total(handle, kind)) - int(smi.amdsmi_get_gpu_memory_usage(handle, kind))
 
 
-def _compute_energy(smi: Any, handle: Any) -> float:
-    """Return joules: the accumulator counts in units of so many microjoules."""
+def _compute_energy_j(smi: Any, handle: Any) -> float:
+    # Its resolution is in microjoules per count.
     answer = smi.amdsmi_get_energy_count(handle)
-    return float(_take(answer, "energy_accumulator", "power")) * float(answer["counter_resolution"]) * _MICRO
+    return float(_read_field(answer, "energy_accumulator", "power")) * float(answer["counter_resolution"]) * _MICRO
 
 
 def _list_amd_processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
     found = smi.amdsmi_get_gpu_process_list(handle)
     used = ((process, process.get("memory_usage", {}).get("vram_mem", process.get("mem"))) for process in found)
-    return [(int(process["pid"]), taken if isinstance(taken, int) else None) for process, taken in used]
+    return [(int(process["pid"]), count if isinstance(count, int) else None) for process, count in used]
 
 
 def _count_amd_throttled(smi: Any, handle: Any) -> dict[str, float]:
-    """Return samples in which a limit held the device back, and all samples. The call takes a tenth of a second."""
+    """Return the samples in which a limit throttled the device, and all samples. The call takes a tenth of a second."""
     answer = smi.amdsmi_get_violation_status(handle)
     names = {"all": "acc_counter", "power": "acc_ppt_pwr", "thermal": "acc_socket_thrm"}
     counts = {reason: answer[name] for reason, name in names.items() if isinstance(answer.get(name), int)}
@@ -213,18 +176,19 @@ def _count_amd_throttled(smi: Any, handle: Any) -> dict[str, float]:
     return known
 
 
+def _read_amd_clock(smi: Any, handle: Any, kind: str) -> Any:
+    return _read_field(smi.amdsmi_get_clock_info(handle, getattr(smi.AmdSmiClkType, kind)), "clk", "cur_clk")
+
+
 _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
     "name": lambda smi, handle: smi.amdsmi_get_gpu_asic_info(handle)["market_name"],
-    "free_bytes": _count_free,
-    "energy_j": _compute_energy,
+    "driver_version": lambda smi, handle: str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]),
+    "free_bytes": _count_free_bytes,
+    "energy_j": _compute_energy_j,
     "processes": _list_amd_processes,
     "throttled": _count_amd_throttled,
-    "sm_clock_mhz": lambda smi, handle: _take(
-        smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX), "clk", "cur_clk"
-    ),
-    "memory_clock_mhz": lambda smi, handle: _take(
-        smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.MEM), "clk", "cur_clk"
-    ),
+    "sm_clock_mhz": functools.partial(_read_amd_clock, kind="GFX"),
+    "memory_clock_mhz": functools.partial(_read_amd_clock, kind="MEM"),
     "power_cap_w": lambda smi, handle: smi.amdsmi_get_power_cap_info(handle)["power_cap"] * _MICRO,
     "temperature_c": lambda smi, handle: smi.amdsmi_get_temp_metric(
         handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
@@ -234,12 +198,22 @@ _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
 
 @functools.cache
 def _load_driver() -> DeviceDriver | None:
-    """Return the driver of the first maker that has a device here, or None."""
-    found: list[DeviceDriver | None] = [NvidiaDriver.load(), AmdDriver.load()]
-    return next((driver for driver in found if driver and driver.count()), None)
+    """Return the driver of the first maker with a device here; None without one."""
+    makers = (("pynvml", "nvmlInit", NvidiaDriver), ("amdsmi", "amdsmi_init", AmdDriver))
+    for module, initialise, kind in makers:
+        try:
+            library = importlib.import_module(module)
+            getattr(library, initialise)()
+            driver: DeviceDriver = kind(library)
+            if driver.count():
+                return driver
+        except Exception:  # no package, no driver, or no permission
+            continue
+    return None
 
 
-def _query(device: int | str, question: Question) -> Any:
+def query(device: int | str, question: Question) -> Any:
+    """Return a device's answer, as `DeviceDriver.ask`; None also without a driver."""
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
@@ -251,61 +225,45 @@ def count_devices() -> int:
 
 
 def read_name(device: int | str) -> str | None:
-    """Return what the device calls itself, e.g. "NVIDIA H200". Devices are known by the driver's number, or by UUID;
-    those of AMD by their PCI address."""
-    answer: str | None = _query(device, "name")
+    """Return the device's name, e.g. "NVIDIA H200"."""
+    answer: str | None = query(device, "name")
     return answer
 
 
 def read_driver_version() -> str | None:
-    """Return the driver's version."""
-    driver = _load_driver()
-    return driver.version() if driver else None
+    """Return the driver's version; None without a device."""
+    version: str | None = query(0, "driver_version")
+    return version
 
 
 def read_memory_bytes(device: int | str = 0) -> int | None:
-    """Return the memory of a device that nobody uses."""
-    answer: int | None = _query(device, "free_bytes")
+    """Return the free bytes of a device's memory."""
+    answer: int | None = query(device, "free_bytes")
     return answer
 
 
-def read_energy_j(device: int | str) -> float | None:
-    """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
-    answer: float | None = _query(device, "energy_j")
-    return answer
-
-
-class Others(NamedTuple):
-    """Processes on a device that are not of a run; None where the driver does not tell."""
+class BackgroundUse(NamedTuple):
+    """Processes on a device that do not belong to a run; None if the driver does not report them."""
 
     processes: int | None = None
     bytes: int | None = None
 
 
-def others(device: int | str, own: Collection[int]) -> Others:
-    """Return who else computes on a device; `own` are process numbers of the run. In a container the driver may know
-    its processes by other numbers: then those that are more than one are others, and their memory is unknown."""
-    found: list[tuple[int, int | None]] | None = _query(device, "processes")
+def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUse:
+    """Return the use of a device by other processes than the run's, whose process ids are `own`.
+
+    In a container the driver may know the run's processes by other ids. Then every process but one counts as
+    background load, and its memory is unknown.
+    """
+    found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:
-        return Others()
+        return BackgroundUse()
     if any(number in own for number, _ in found) or not found:
-        used = [taken for number, taken in found if number not in own]
-        return Others(len(used), None if None in used else sum(taken for taken in used if taken is not None))
-    return Others(len(found) - 1, 0 if len(found) == 1 else None)
-
-
-def count_throttled(device: int | str) -> dict[str, float]:
-    """Return counts that grow while a device is held back, `power` by its power cap and `thermal` by its temperature,
-    and `all`, which grows always: between two looks, a reason's part of that is its share of the time."""
-    answer: dict[str, float] | None = _query(device, "throttled")
-    return answer or {}
-
-
-def state(device: int | str) -> dict[str, float | None]:
-    """Return how a device is now: its clock in MHz and its temperature in °C."""
-    return {"sm_clock_mhz": _query(device, "sm_clock_mhz"), "temperature_c": _query(device, "temperature_c")}
+        used = [count for number, count in found if number not in own]
+        return BackgroundUse(len(used), None if None in used else sum(count for count in used if count is not None))
+    return BackgroundUse(len(found) - 1, 0 if len(found) == 1 else None)
 
 
 def read_states() -> list[dict[str, Any]]:
-    """Return name, clocks in MHz, power cap in W and temperature in °C of every device, now."""
-    return [{question: _query(number, question) for question in STATE} for number in range(count_devices())]
+    """Return the current name, clocks (MHz), power cap (W), temperature (°C) and throttle reasons of every device."""
+    return [{question: query(number, question) for question in STATE} for number in range(count_devices())]

@@ -1,4 +1,7 @@
-"""What this machine is and what runs on it, without importing what is only asked for its version."""
+"""The machine and its software: devices, versions, variables, and the environment class of a run.
+
+Packages are not imported to read their versions, and torch only where a rank finds its device.
+"""
 
 import functools
 import hashlib
@@ -12,15 +15,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.core import job_context
+from bench.core import plugins
+from bench.core.machine import Machine
 from bench.core.private import is_secret
 from bench.core.record import Environment, EnvironmentClass, ScheduledJob
 from bench.core.scheduling import JobContext
 from bench.measure import devices
-from bench.measure.control_group import quota_cores
+from bench.measure.control_group import read_quota_cores
 from bench.measure.failures import Refused
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = (
     "zeroscale", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "hydra-core",
@@ -37,9 +44,9 @@ _VARIABLES = re.compile(
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
 )
-"""Variables whose values are recorded, whatever they are."""
+"""Variables whose values are always recorded."""
 _OF_LIBRARIES = re.compile(r"(NCCL|GLOO|TORCH_NCCL|G?OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+")
-"""Variables that a library may read: others than those above are recorded with a number or a switch as their value."""
+"""Other variables that libraries read: only numbers and switches among their values are recorded."""
 _PLAIN = re.compile(r"[-+]?\d{1,12}(\.\d+)?([KMG]B?|m?s|us)?(,\d{1,6})*|true|false|yes|no|on|off|y|n", re.IGNORECASE)
 _NOT_RECORDED = "(set, not recorded)"
 
@@ -48,19 +55,22 @@ _OPENMP_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _OPENMP_WAIT_DEFAULT = {"GOMP_SPINCOUNT": "1000"}
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that hide GPUs; torch for AMD's obeys all of them."""
+"""Variables that hide GPUs; torch for AMD obeys all of them."""
 
 
 def find_device_kind() -> str:
-    """Return "cuda" if this machine has a device that this torch can use and the user has not hidden, else "cpu"."""
+    """Return "cuda" if this machine has a GPU that this torch supports and that is not hidden, else "cpu"."""
     built = _read_torch_constant("cuda") or _read_torch_constant("hip")
     found = devices.count_devices() or Path("/dev/kfd").exists()
     return "cuda" if built and found and _count_visible() != 0 else "cpu"
 
 
 def count_local_devices(kind: str) -> int | None:
-    """Return how many devices a run uses here by default: the GPUs that torch can use and that are not hidden, None
-    where there are some that cannot be counted; of a CPU, where a device is a process, two, or one on a single core."""
+    """Return the number of devices that a run uses here by default; None if there are GPUs that cannot be counted.
+
+    GPUs count if torch supports them and they are not hidden. On a CPU a device is a process: two, or one on a single
+    core.
+    """
     if kind == "cpu":
         return min(2, count_cores())
     if find_device_kind() == "cpu":
@@ -70,7 +80,7 @@ def count_local_devices(kind: str) -> int | None:
 
 
 def read_device_name(kind: str) -> str | None:
-    """Return what the first device of a kind calls itself, None where it cannot be asked."""
+    """Return the name of the first device of a kind; None if its driver does not report it."""
     return read_cpu_model() if kind == "cpu" else devices.read_name(0)
 
 
@@ -80,17 +90,57 @@ def count_cores() -> int:
 
 
 def _count_visible() -> int | None:
-    """Return how many GPUs are not hidden: those that each of VISIBLE names, up to the first that would not be taken;
-    None where none is set."""
+    """Return the smallest number of GPUs that one of the variables VISIBLE names; None if none of them is set."""
     named = [os.environ[name].split(",") for name in VISIBLE if name in os.environ]
-    counts = (sum(1 for _ in itertools.takewhile(lambda one: one.strip() not in ("", "-1"), one)) for one in named)
-    return min(counts, default=None)
+    # CUDA ignores the rest of a list from the first invalid entry on.
+    valid = (itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), entries) for entries in named)
+    return min((len(list(entries)) for entries in valid), default=None)
+
+
+def find_device(machine: Machine, devices_per_node: int, local_rank: int) -> "torch.device":
+    """Return this rank's device and make it the current one.
+
+    Raise Refused if the node has fewer than `devices_per_node`, or another device than `machine` names.
+    """
+    import torch
+
+    device = torch.device(machine.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = read_cpu_model()
+    if device.type != "cpu":
+        count = torch.cuda.device_count()
+        if count < devices_per_node:
+            raise Refused(f"devices_per_node={devices_per_node} but this node has {count}")
+        torch.cuda.set_device(local_rank)
+        device, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
+    if not machine.accepts(name):
+        raise Refused(f"machine={machine.name} expects {' or '.join(machine.device_names)} and found {name}")
+    return device
+
+
+def read_driver_name(device: "torch.device") -> str | None:
+    """Return the driver's name of a device: NVIDIA's UUID, AMD's PCI address; None for a CPU.
+
+    A slice of a device (MIG) has a UUID of its own, to which torch gives the prefix of a device.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is None:
+        return f"GPU-{properties.uuid}"
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    address: list[Any] = [getattr(properties, name, None) for name in names]
+    return None if None in address else "{:04x}:{:02x}:{:02x}.0".format(*address)
 
 
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
-    """Return what an answer measured here with `device` ("cpu" or "cuda") depends on besides its spec; of the device
-    with that `uuid`, or else of the first that is not hidden. Cores and threads are those of one rank."""
-    on_gpu, threads = device == "cuda", _threads(devices_per_node)
+    """Return the environment class of runs here on `device` ("cpu" or "cuda"): what results depend on besides the spec.
+
+    Of several GPUs the one with this `uuid` counts, or the first that is not hidden. Cores and threads are those of one
+    rank.
+    """
+    on_gpu, threads = device == "cuda", _count_threads(devices_per_node)
     versions = {
         "torch": read_version("torch"),
         "cuda": _read_torch_constant("cuda") if on_gpu else None,
@@ -102,20 +152,23 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
     if on_gpu and (hip := _read_torch_constant("hip")):
         versions["hip"] = hip
     return EnvironmentClass(
-        device=(devices.read_name(uuid or _first_visible()) or "unknown") if on_gpu else read_cpu_model(),
+        device=(devices.read_name(uuid or _find_first_visible()) or "unknown") if on_gpu else read_cpu_model(),
         devices_per_node=devices_per_node,
         cores=count_cores(),
         threads=threads,
-        quota_cores=quota_cores(),
-        openmp_wait=None if on_gpu or threads == 1 else _describe_openmp_wait(),
+        quota_cores=read_quota_cores(),
+        openmp_wait=None if on_gpu or threads == 1 else _format_openmp_wait(),
         container=os.environ.get("ZEROSCALE_CONTAINER_DIGEST"),
         versions=versions,
     )
 
 
 def check_alike(classes: Sequence[EnvironmentClass]) -> None:
-    """Raise Refused where ranks are of different environments: one answer would be of none of them. How many cores a
-    rank is bound to may differ."""
+    """Raise Refused unless all ranks have one environment class, since their common result would belong to none.
+
+    The number of cores that a rank is bound to may differ.
+    """
+    # A job may bind its ranks to different numbers of cores; their steps take as long as the slowest's.
     bound = {"cores": None, "threads": None, "openmp_wait": None}
     first, *others = (one.model_copy(update=bound) for one in classes)
     for rank, other in enumerate(others, start=1):
@@ -125,8 +178,8 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
             raise Refused(f"ranks {rank} and 0 are of different environments: {shown}")
 
 
-def _first_visible() -> int | str:
-    """Return the driver's name of the first GPU that is not hidden."""
+def _find_first_visible() -> int | str:
+    """Return the driver's number or name of the first GPU that is not hidden."""
     named = next((os.environ[name] for name in VISIBLE if name in os.environ), "0")
     first = named.split(",")[0].strip()
     return int(first) if first.isdigit() else first or 0
@@ -135,40 +188,45 @@ def _first_visible() -> int | str:
 def choose_openmp_variables(device: str, devices_per_node: int) -> dict[str, str]:
     """Return the OpenMP variables of a rank on `device` ("cpu" or "cuda"), without those that the user has set.
 
-    libgomp's threads spin for milliseconds before they sleep. On a CPU that does other work, a spinning thread keeps
-    the core from the thread that it waits for, and a step takes many times as long.
+    libgomp's threads spin for milliseconds before they sleep. Under background load a spinning thread occupies the core
+    of the thread that it waits for, and a step takes many times as long.
     """
-    chosen = {"OMP_NUM_THREADS": str(_threads(devices_per_node))}
+    chosen = {"OMP_NUM_THREADS": str(_count_threads(devices_per_node))}
     if device == "cpu" and not any(name in os.environ for name in _OPENMP_WAIT):
         chosen |= _OPENMP_WAIT_DEFAULT
     return {name: value for name, value in chosen.items() if name not in os.environ}
 
 
-def _threads(devices_per_node: int) -> int:
-    """Return the threads of a rank: as many as the user says, or its share of the cores. A scheduler may give a process
-    fewer cores than its affinity shows, where it does not bind processes to cores."""
+def _count_threads(devices_per_node: int) -> int:
+    """Return the threads of a rank: the user's OMP_NUM_THREADS, or its share of the cores.
+
+    A scheduler that does not bind processes to cores may give a process fewer cores than its affinity shows.
+    """
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return int(given)
-    job = job_context.find_job(os.environ).context
+    job = plugins.find_job(os.environ).context
     if job.cores is None:
         return max(1, count_cores() // devices_per_node)
     has_process_per_rank = job.processes == job.nodes * devices_per_node
     return max(1, min(count_cores(), job.cores) // (1 if has_process_per_rank else devices_per_node))
 
 
-def _describe_openmp_wait() -> str:
-    """Return how the OpenMP threads of a rank wait: the variables that decide it, as the rank has them."""
+def _format_openmp_wait() -> str:
+    """Return the variables that decide how the OpenMP threads of a rank wait, as the rank has them."""
     given = {name: os.environ[name] for name in _OPENMP_WAIT if name in os.environ} or _OPENMP_WAIT_DEFAULT
     return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
 
 
+# Added in later versions of the record.
 _LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")
 
 
 def compute_environment_id(classification: EnvironmentClass) -> str:
-    """Return the short name of an environment class: 8 hexadecimal digits. What is unknown of the fields that came
-    later is left out, so that older classes keep their names."""
+    """Return the short name of an environment class: 8 hexadecimal digits of its hash.
+
+    Later fields that are None are not hashed, so that classes in older records keep their names.
+    """
     later = {name for name in _LATER_FIELDS if getattr(classification, name) is None}
     return hashlib.sha256(classification.model_dump_json(exclude=later).encode()).hexdigest()[:8]
 
@@ -176,8 +234,11 @@ def compute_environment_id(classification: EnvironmentClass) -> str:
 def probe(
     classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any], job: JobContext
 ) -> Environment:
-    """Describe the machine that this process runs on; `hosts` by node, `cpus` what the ranks say of theirs, `job` the
-    scheduler's around it."""
+    """Describe the machine that this process runs on.
+
+    `hosts` are by node, `cpus` facts of the ranks' processors, and `job` is the scheduler's job around this process.
+    """
+    scheduled = ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
     return Environment(
         environment_id=compute_environment_id(classification),
         classification=classification,
@@ -188,22 +249,17 @@ def probe(
         hosts=hosts,
         cpus={"model": read_cpu_model(), "cores": os.cpu_count(), **cpus},
         devices=tuple(devices.read_states()),
-        job=_describe_job(job),
+        job=scheduled if job.job_id else None,
         slurm=job.variables,
         variables=select_variables(dict(os.environ)),
     )
 
 
-def _describe_job(job: JobContext) -> ScheduledJob | None:
-    """Return what a record says of the job around this process."""
-    if not job.job_id:
-        return None
-    return ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
-
-
 def select_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that change what is measured; never one that looks like a secret. A library's variable that
-    is not known here may hold anything: of a text only that it is set is recorded."""
+    """Return the variables that affect results, without any that looks like a secret.
+
+    A library's variable that is not known here may hold anything. If its value is a text, only its name is recorded.
+    """
     shown = {}
     for name, value in sorted(environment.items()):
         if is_secret(name, value):
@@ -225,19 +281,19 @@ def read_version(package: str) -> str | None:
 
 @functools.cache
 def read_cpu_model() -> str:
-    """Return the processor's own name."""
+    """Return the processor's name."""
     match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return match[1].strip() if match else platform.machine()
 
 
 def read_host_memory_bytes() -> int:
-    """Return the memory of this host."""
+    """Return the bytes of this host's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache
 def _read_torch_constant(name: str) -> str | None:
-    """Read torch/version.py without importing torch."""
+    """Return a version from torch/version.py, without importing torch; None if it has none."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -246,19 +302,21 @@ def _read_torch_constant(name: str) -> str | None:
 
 
 def read_loaded_collectives() -> dict[str, str | None]:
-    """Return the version of NCCL, or of AMD's RCCL, that the loaded torch calls; empty where it calls none. Where
-    torch is not loaded, as in the class of an environment, the installed package of NCCL is all that is known."""
+    """Return the version of NCCL, or of AMD's RCCL, that the loaded torch calls; empty if it calls neither.
+
+    Without a loaded torch, as in the environment class, only the installed package of NCCL is known.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return {}
     try:
         return {name_collectives(): ".".join(map(str, torch.cuda.nccl.version()))}
-    except (AttributeError, RuntimeError, TypeError):  # built without
+    except (AttributeError, RuntimeError, TypeError):  # torch was built without it
         return {}
 
 
 def name_collectives() -> str:
-    """Return the library through which ranks on GPUs communicate: torch calls either `nccl`."""
+    """Return the library through which ranks on GPUs communicate. torch names both of them `nccl`."""
     return "rccl" if _read_torch_constant("hip") else "nccl"
 
 
@@ -267,19 +325,25 @@ def _read_nccl_version() -> str | None:
     return next((read_version(name) for name in names if name.startswith("nvidia-nccl-")), None)
 
 
+# Not results/ or docs/, where a study writes files of its own.
 _CODE = (":/bench", ":/analysis", ":/conf")
-"""Where a file that git does not know yet is part of what runs."""
+"""Folders in which an untracked file may affect a run."""
 
 
 def _read_git(folder: Path) -> dict[str, Any] | None:
+    """Return the commit, and whether files differ from it; None outside of a checkout."""
+
     def ask(*question: str) -> str:
         command = ["git", "-C", str(folder), *question]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        ask("ls-files", "--error-unmatch", Path(__file__).name)  # else it is the history of somebody else's project
+        ask(
+            "ls-files", "--error-unmatch", Path(__file__).name
+        )  # else it is the history of another project around this folder
         changed = ask("status", "--porcelain", "--untracked-files=no", "--", ":/")
-        added = ask("status", "--porcelain", "--", *_CODE)  # a file of one's own elsewhere changes nothing
+        # An untracked file elsewhere affects nothing.
+        added = ask("status", "--porcelain", "--", *_CODE)
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changed or added)}
     except (OSError, subprocess.SubprocessError):
         return None  # an installed wheel has no history

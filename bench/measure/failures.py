@@ -1,10 +1,11 @@
-"""Which outcome an exception is evidence of: by its type, by where it was raised, and by the caught exception's own
-message where the library has no type of its own. Never by a search in a log.
+"""Outcomes of exceptions, by type, by the place that raised them, or by message for types without meaning.
 
-Faults are planted on purpose, to see what a harness, a cluster or an alarm makes of them.
-ZEROSCALE_DRILL="rank=1 step=3 action=sleep" makes rank 1 sleep for an hour before step 3; other actions are `raise`,
+Only the caught exception's own message is matched, never the text of a log.
+
+Faults can be injected on purpose, to test a harness, a cluster or an alarm.
+ZEROSCALE_DRILL="rank=1 step=3 action=sleep" makes rank 1 sleep for an hour before step 3. Other actions are `raise`,
 `exit`, `slow` (150 ms more before this and every later step) and `slow_compute` (150 ms more between forward and
-backward, in every step). The record names the drill, and the table flags it.
+backward, in every step). The record names the drill, and tables flag it.
 """
 
 import os
@@ -27,7 +28,7 @@ _SLOW_S = 0.15
 
 
 class InjectedFault(NamedTuple):
-    """A planted fault; `text` is what was asked."""
+    """An injected fault; `text` is its description in the environment."""
 
     rank: int
     step: int
@@ -36,7 +37,7 @@ class InjectedFault(NamedTuple):
 
     @classmethod
     def read_environment(cls) -> Self | None:
-        """Return the drill asked for by the environment, or None; UserError for one that cannot be read."""
+        """Return the fault that the environment asks for, or None; raise UserError for one that cannot be parsed."""
         text = os.environ.get(DRILL_VARIABLE)
         if not text:
             return None
@@ -50,7 +51,7 @@ class InjectedFault(NamedTuple):
         return drill
 
     def inject(self, rank: int, step: int) -> None:
-        """Before a step: do harm if it is this rank's turn."""
+        """Execute the fault if it is for this rank and step; call it before every step."""
         if rank != self.rank or step < self.step or self.action == "slow_compute":
             return
         if self.action == "slow":
@@ -63,7 +64,7 @@ class InjectedFault(NamedTuple):
             raise RuntimeError(f"drill: rank {rank} raises at step {step}")
 
     def attach(self, rank: int, module: "Module") -> None:
-        """Prepare the harm that happens inside a step."""
+        """Attach a fault inside a step to the model."""
         if rank == self.rank and self.action == "slow_compute":
             from bench.engines.distributed.executor import RankStages
 
@@ -72,13 +73,14 @@ class InjectedFault(NamedTuple):
 
 
 class Refused(Exception):
-    """The run would not measure what it claims: another model, another machine, a transport that fell back."""
+    """The run would not measure what its record claims: another model, another machine, a slower transport."""
 
 
 class WrongTransport(Refused):
-    """What lies between the nodes is not what the site says: nothing measured over it would be of this machine."""
+    """The network between the nodes is not the one that the site's file names: results would be of another machine."""
 
 
+# Outcomes after which the use of the memory is read.
 OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
@@ -89,15 +91,15 @@ _TYPES: dict[str, OutcomeKind] = {
     "DistStoreError": "comm_error",
     "ConnectionError": "comm_error",
 }
-# Libraries raise these for what has no type of its own; a message in any other type is somebody else's business.
+# Libraries raise these for errors without a type of their own. Messages of other types are not matched.
 _UNTYPED = ("RuntimeError", "OSError", "AcceleratorError", "DistBackendError")
-# The first that is found counts: what a network library says of memory is about the network, since it may only pin a
-# little, but for the device's own, which NCCL needs as well.
+# The first match counts. Messages of network libraries about memory come after the device's own: NCCL needs device
+# memory too, and a network library that cannot pin memory has a problem with the network.
 _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
     ("CUDA out of memory", "oom"),
     ("CUDA error: out of memory", "oom"),
     ("CUDA driver error: out of memory", "oom"),  # from the allocator with expandable segments
-    ("HIP out of memory", "oom"),  # of a torch for AMD's devices
+    ("HIP out of memory", "oom"),  # from torch for AMD's devices
     ("HIP error: out of memory", "oom"),
     ("CUBLAS_STATUS_ALLOC_FAILED", "oom"),
     ("Cuda failure 2 'out of memory'", "oom"),
@@ -119,22 +121,34 @@ _LOADER_LOST = ("is killed by signal: Killed", "exited unexpectedly")
 def classify_error(
     error: BaseException, oom_kills: int = 0, others_bytes: int | None = None
 ) -> tuple[OutcomeKind, str]:
-    """Return the outcome that a caught exception is evidence of, and the rule that says so. `oom_kills` is how many
-    processes near this one the kernel's out-of-memory killer has ended meanwhile, `others_bytes` what somebody else has
-    on the rank's device: memory that is short beside it may suffice another time."""
-    kind, rule = _outcome_of(error, oom_kills)
+    """Return the outcome of a caught exception, and the rule that decided it.
+
+    `oom_kills` is the number of processes in this one's control group that the kernel's out-of-memory killer ended
+    meanwhile. `others_bytes` is the memory of other processes on the rank's device: next to them, running out of memory
+    is no property of the point, which may fit at another time.
+    """
+    kind, rule = _find_outcome(error, oom_kills)
     if kind == "oom" and others_bytes is not None and others_bytes >= FOREIGN_BYTES:
-        return "error", f"{rule}, beside {others_bytes / 1e9:.1f} GB of somebody else's on the device"
+        return "error", f"{rule}, next to {others_bytes / 1e9:.1f} GB of other processes on the device"
     return kind, rule
 
 
-def _outcome_of(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, str]:
+def _find_outcome(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, str]:
     names, message = [base.__name__ for base in type(error).__mro__], str(error)
-    if _is_loader_lost(error, message):
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ConnectionError | EOFError):
+        # A connection that closes inside torch's DataLoader leads to one of its processes, and not to a peer.
+        is_loader_lost = any("torch/utils/data" in frame.filename for frame in frames)
+    else:
+        is_loader_lost = isinstance(error, RuntimeError) and message.startswith("DataLoader worker")
+        is_loader_lost = is_loader_lost and any(text in message for text in _LOADER_LOST)
+    if is_loader_lost:
         rule = f"a loader's process was lost, {oom_kills} ended by the kernel's out-of-memory killer"
         return ("host_oom" if oom_kills else "error"), rule
     if names[0] in _UNTYPED:
-        if "error: out of memory" in message and _is_pinning(error, message):
+        # CUDA reports a lack of host memory for pinning as "out of memory" as well.
+        pins = bool(frames) and (frames[-1].name == "pin_memory" or "pin_memory" in (frames[-1].line or ""))
+        if "error: out of memory" in message and (pins or "in pin memory thread" in message):
             return "host_oom", "raised while host memory was pinned"
         for text, kind in _MESSAGES:
             if text in message:
@@ -146,9 +160,11 @@ def _outcome_of(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, str]
 
 
 def count_oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this one's control group the kernel's out-of-memory killer has ended so far; of the
-    host, where no group tells. Files are looked for under `root`."""
-    names = ("memory.events", "memory.oom_control")  # of either version
+    """Return how many processes of this control group the kernel's out-of-memory killer has ended so far.
+
+    Without a group that counts them, those of the host count. Files are read under `root`.
+    """
+    names = ("memory.events", "memory.oom_control")  # by version
     groups = [folder / name for folder in own_groups("memory", root) for name in names]
     for path in (*groups, root / "proc/vmstat"):
         try:
@@ -159,19 +175,3 @@ def count_oom_kills(root: Path = Path("/")) -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-def _is_loader_lost(error: BaseException, message: str) -> bool:
-    """Whether an exception says that a process of torch's DataLoader is gone: in its own words, or by a connection that
-    ends within it, which is none to a peer."""
-    if isinstance(error, ConnectionError | EOFError):
-        return any("torch/utils/data" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
-    said = message.startswith("DataLoader worker") and any(text in message for text in _LOADER_LOST)
-    return said and isinstance(error, RuntimeError)
-
-
-def _is_pinning(error: BaseException, message: str) -> bool:
-    """Whether an exception was raised where host memory is pinned: CUDA calls that out of memory as well."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = bool(frames) and (frames[-1].name == "pin_memory" or "pin_memory" in (frames[-1].line or ""))
-    return here or "in pin memory thread" in message

@@ -1,32 +1,45 @@
-"""What the ranks really talk over: a short all-reduce, what carried its bytes, and the bandwidth of every rank."""
+"""The link between ranks: a short all-reduce, the transport that carried its bytes, and the bandwidth of every rank.
+
+The transport is read from the counters of network interfaces and InfiniBand ports.
+"""
 
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bench.core.record import Link
+from bench.core.machine import Machine
+from bench.core.record import Link, Network
 from bench.core.spec import RunSpec
-from bench.measure import transport
 from bench.measure.collectives import wait_for
 from bench.measure.environment import name_collectives
+from bench.measure.failures import WrongTransport
 
+# Large enough for the bandwidth to dominate the latency, small enough to take well under a second.
 _PAYLOAD_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 _REPEATS = 5
-
 _FIRST_BYTES, _LAST_BYTES, _GROWTH = 2**18, 2**26, 4
-_LONG_ENOUGH_S = 0.02  # for an exchange there and back
+# A round trip that is much longer than the clock's resolution and the latency of a link.
+_LONG_ENOUGH_S = 0.02
+# The fastest of so many counts.
 _EXCHANGES = 3
+# An InfiniBand port counts words (sysfs-class-infiniband, port_xmit_data).
+_WORD_BYTES = 4
+# Share of the sent bytes on a transport that carried them.
+_MOST = 0.5
 
 
 def measure_link(device: torch.device, spec: RunSpec) -> Link:
-    """All-reduce a few times and return the bus bandwidth, 2 (n - 1) / n × payload ÷ median time; and every node's.
+    """Return the bus bandwidth of an all-reduce in bytes per second and, of several nodes, the transport and rates.
 
-    Source of the factor: nccl-tests, doc/PERFORMANCE.md.
+    The bus bandwidth is 2 (n - 1) / n × payload ÷ median time of n ranks; source of the factor: nccl-tests,
+    doc/PERFORMANCE.md. Collective.
     """
     size, world = _PAYLOAD_BYTES[device.type], dist.get_world_size()
     interfaces = os.environ.get("NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME")
@@ -41,7 +54,7 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
     tensor = torch.ones(size // 4, device=device)
     seconds, fields = [], dict[str, Any]()
     dist.barrier()
-    before = transport.sent_bytes()
+    before = read_sent_bytes()
     for _ in range(_REPEATS + 1):
         dist.barrier()
         begin = time.perf_counter()
@@ -52,53 +65,112 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
     seconds.pop(0)  # opens the connections
     fields["bus_bytes_per_s"] = 2 * (world - 1) / world * size / statistics.median(seconds)
     if spec.nodes > 1:
-        fields |= _carried(before, spec, size)
+        # The first rank of each node reads the node's counters.
+        is_first = dist.get_rank() % spec.devices_per_node == 0
+        hosts: list[dict[str, int]] = [{} for _ in range(spec.world_size)]
+        dist.all_gather_object(hosts, subtract_counts(before, read_sent_bytes()) if is_first else {})
+        total = add_counts(hosts)
+        # A ring, or any better algorithm, sends at least the payload from every node.
+        transport = find_transport(total, (_REPEATS + 1) * size * spec.nodes)
         ranks = probe_ranks(device, spec)
+        fields |= {"sent_bytes": total, "transport": transport}
         fields |= {"ranks_bytes_per_s": ranks, "nodes_bytes_per_s": ranks[:: spec.devices_per_node]}
     return link.model_copy(update=fields)
 
 
-def _carried(before: dict[str, int], spec: RunSpec, payload_bytes: int) -> dict[str, Any]:
-    """Return what the counters of all nodes say of the all-reduces just made. Over a ring, or any better way, they move
-    at least the payload from every node once; a node's counters are read by its first rank."""
-    sent = transport.between(before, transport.sent_bytes()) if dist.get_rank() % spec.devices_per_node == 0 else {}
-    hosts: list[dict[str, int]] = [{} for _ in range(spec.world_size)]
-    dist.all_gather_object(hosts, sent)
-    total = transport.together(hosts)
-    return {"sent_bytes": total, "transport": transport.kind(total, (_REPEATS + 1) * payload_bytes * spec.nodes)}
+def read_sent_bytes(root: Path = Path("/")) -> dict[str, int]:
+    """Return the bytes that this host has sent so far, by interface (`eth0`) and InfiniBand port (`mlx5_0/1`)."""
+    found = {}
+    for counter in sorted((root / "sys/class/net").glob("*/statistics/tx_bytes")):
+        found[counter.parent.parent.name] = _read_count(counter)
+    for counter in sorted((root / "sys/class/infiniband").glob("*/ports/*/counters/port_xmit_data")):
+        device, _, port = counter.parts[-5:-2]
+        found[f"{device}/{port}"] = _WORD_BYTES * _read_count(counter)
+    return found
+
+
+def _read_count(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        # The interface is down, or has been removed.
+        return 0
+
+
+def subtract_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes sent between two readings, by interface or port that sent any."""
+    return {name: sent for name, count in after.items() if (sent := count - before.get(name, count)) > 0}
+
+
+def add_counts(hosts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the bytes that all hosts have sent, by interface or port."""
+    return dict(sorted(sum(map(Counter, hosts), Counter[str]()).items()))
+
+
+def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
+    """Return `infiniband` or `sockets`, whichever counted most of `moved_bytes`; None if neither did.
+
+    Then the bytes went between devices of a node, or over a network without these counters. RDMA over Ethernet counts
+    on InfiniBand's ports, and perhaps on the interface too.
+    """
+    ports = sum(count for name, count in sent.items() if "/" in name)
+    interfaces = sum(count for name, count in sent.items() if "/" not in name and name != "lo")
+    if ports >= _MOST * moved_bytes > 0:
+        return "infiniband"
+    return "sockets" if interfaces >= _MOST * moved_bytes > 0 else None
+
+
+def check_link(link: Link, network: Network, machine: Machine) -> None:
+    """Raise WrongTransport for another transport than the site expects, or for a rate below the machine's floor."""
+    if network.expects and link.transport and link.transport != network.expects:
+        shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())
+        raise WrongTransport(f"the site expects {network.expects}, and {link.transport} carried the bytes: {shown}")
+    known = [rate for rate in (link.ranks_bytes_per_s or link.nodes_bytes_per_s) if rate is not None]
+    floor = machine.inter_node_floor_bytes_per_s
+    if floor is not None and known and min(known) < floor:
+        rates = f"{min(known) / 1e6:.1f} MB/s, and the machine's floor is {floor / 1e6:.1f}"
+        raise WrongTransport(f"a pair of ranks on two nodes exchanged {rates}")
 
 
 def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return the neighbours in a ring of nodes as pairs, in rounds in which no node takes part twice: two pairs of one
-    node at once would measure how they share its link."""
+    """Return the pairs of neighbours in a ring of nodes, in rounds in which every node is in one pair at most.
+
+    Two pairs of one node at once would measure how they share its link.
+    """
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
-    last = pairs[-1:] if nodes % 2 else []  # the ring closes on a node that is busy in both other rounds
+    # Both nodes of the last pair are in the other two rounds.
+    last = pairs[-1:] if nodes % 2 else []
     return [found for found in (pairs[: nodes - 1 : 2], pairs[1::2], last) if found]
 
 
 def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
-    """Return each node's bandwidth, that of the better one of its two pairs; pair n is node n and the next one. So a
-    good node beside a slow one is not taken for slow; of two nodes none can be told."""
+    """Return the bandwidth of each node: the better of its two pairs. Pair n is node n with the next node.
+
+    A good node next to a slow one does not look slow. Of two nodes, the slow one cannot be identified.
+    """
     return tuple(max(pairs[node], pairs[node - 1]) for node in range(len(pairs)))
 
 
 def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
-    """Exchange something between neighbouring nodes, over each local rank in turn, since each may have a network card
-    of its own; return every rank's bytes per second, on all of them."""
+    """Exchange bytes between neighbouring nodes; return every rank's bytes per second, the same on all ranks.
+
+    Local ranks are probed in turn, since each may have a network card of its own. Collective.
+    """
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):
         members = [node * spec.devices_per_node + local_rank for node in range(spec.nodes)]
-        group = dist.new_group(members)  # of its own, so that NCCL's communicators of the pairs can be given back
+        # Its own group, so that NCCL's communicators of the pairs are freed.
+        group = dist.new_group(members)
         if dist.get_rank() in members:
-            rates[dist.get_rank()] = _ring(members, device, group)
+            rates[dist.get_rank()] = _probe_ring(members, device, group)
             dist.destroy_process_group(group)
         dist.barrier()
     dist.all_reduce(rates)
     return tuple(rates.tolist())
 
 
-def _ring(members: list[int], device: torch.device, group: dist.ProcessGroup) -> float:
-    """Exchange something between neighbours among `members`, a rank of each node; return this one's rate."""
+def _probe_ring(members: list[int], device: torch.device, group: dist.ProcessGroup) -> float:
+    """Exchange bytes between neighbours among `members`, one rank of each node; return this rank's rate."""
     own, pairs = members.index(dist.get_rank()), torch.zeros(len(members), dtype=torch.float64)
     for together in pair_in_rounds(len(members)):
         dist.all_reduce(torch.zeros(1), group=group)  # over gloo, with any device
@@ -112,9 +184,9 @@ def _ring(members: list[int], device: torch.device, group: dist.ProcessGroup) ->
 
 
 def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> float:
-    """Send something there and back, more of it as long as that takes no time; return bytes per second one way."""
+    """Send bytes to a peer and back, more until a round trip is long enough; return bytes per second one way."""
 
-    def seconds(size: int) -> float:
+    def time_round_trip(size: int) -> float:
         dist.send(torch.tensor([size]), peer, group)
         payload = torch.empty(size, dtype=torch.uint8, device=device)
         wait_for(device)
@@ -125,16 +197,16 @@ def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> floa
         return time.perf_counter() - begin
 
     size = _FIRST_BYTES
-    seconds(size)  # opens the connection
-    while (took := seconds(size)) < _LONG_ENOUGH_S and size < _LAST_BYTES:
+    time_round_trip(size)  # opens the connection
+    while (took := time_round_trip(size)) < _LONG_ENOUGH_S and size < _LAST_BYTES:
         size *= _GROWTH
-    fastest = min(took, *(seconds(size) for _ in range(_EXCHANGES - 1)))  # somebody else's traffic only slows it down
-    dist.send(torch.tensor([0]), peer, group)
+    fastest = min(took, *(time_round_trip(size) for _ in range(_EXCHANGES - 1)))  # other traffic only slows it down
+    dist.send(torch.tensor([0]), peer, group)  # the end
     return 2 * size / fastest
 
 
 def _send_back(peer: int, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Send back what comes, until the other side has seen enough."""
+    """Return every payload to the peer, until it sends the size 0."""
     size = torch.tensor([0])
     while True:
         dist.recv(size, peer, group)

@@ -1,7 +1,7 @@
-"""Large operations left out: their results have shape and memory, and no values.
+"""Skip large operations: their results have shape and memory, but no values.
 
-A rank too large for this machine is rehearsed so. Each result is allocated as ever, and counted as ever, but nobody
-writes to it, so that the system gives it no pages. What a kernel allocates for itself within one operation is missing.
+This rehearses a rank that is too large for this machine. Each result is allocated and counted as usual. It is never
+written to, so the system gives it no pages. Temporary memory inside an operation's kernel is not seen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,96 +18,103 @@ from bench.core.spec import MeasureSpec
 from bench.measure.failures import Refused
 
 SMALL = 4096
-"""Elements that an operation may take and give together to be done all the same: scalars, losses, tokens of a text."""
+"""Elements of all arguments and results up to which an operation is executed: scalars, losses, tokens of a text."""
 
 PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
-"""The steps made then: one is as full as the next."""
+"""Few steps, since all steps use the same memory."""
 
 _RESIZES = ("resize_", "resize_as_", "set_")
-"""Mutating operations that change no value, but what a tensor is: always done, like those tagged `inplace_view`."""
+"""Mutating operations that change a tensor's shape or storage, and no value. They are always executed, as are
+operations tagged `inplace_view`."""
 
 _SHARES = "fsdp::all_gather_copy_in"
-"""Its two results share memory, and its schema does not say so: always done."""
+"""Always executed: its two results share memory, which its schema does not say."""
 
 
 class LeftOutOperations(TorchDispatchMode):
-    """While this is entered, operations on more than `SMALL` elements are not done on a CPU; Refused for one whose
-    result's shape depends on values."""
+    """While active, skip operations on more than `SMALL` elements on a CPU.
 
-    def __init__(self) -> None:  # typed, which the base class is not
+    Raise Refused for an operation whose result's shape depends on values.
+    """
+
+    def __init__(self) -> None:  # typed, unlike the base class's
         super().__init__()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if FakeTensor in types:  # of DTensors, which look for shapes themselves
+        # DTensor computes shapes with these.
+        if FakeTensor in types:
             return func(*args, **kwargs)
         if not all(kind in (Tensor, Parameter) for kind in types):
-            return NotImplemented  # a tensor that is made of others does its operations on those
+            # The operations on a wrapper's inner tensors are dispatched afterwards.
+            return NotImplemented
         given = _list_tensors((args, kwargs))
         elements = sum(tensor.numel() for tensor in given)
         devices = {tensor.device.type for tensor in given} | {torch.device(kwargs.get("device") or "cpu").type}
         if _is_cheap(func) or devices != {"cpu"}:
             return func(*args, **kwargs)
         if func.namespace == "c10d":
-            return func(*args, **kwargs) if elements <= SMALL else _pretend_collective(func, args, kwargs)
-        if func._schema.is_mutable and all(_changes(result) for result in func._schema.returns):
-            return func(*args, **kwargs) if elements <= SMALL else _return_changed(func, args, kwargs)
+            # On a fake group some collectives copy this rank's input: give them empty tensors.
+            if elements > SMALL:
+                args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), (tuple(args), kwargs))
+            return func(*args, **kwargs)
+        if func._schema.is_mutable and all(map(_is_changed, func._schema.returns)):
+            if elements <= SMALL:
+                return func(*args, **kwargs)
+            changed = tuple(_list_changed(func, args, kwargs))
+            return None if not changed else changed if len(changed) > 1 else changed[0]
+        # Both counts together decide: a small operation may have a large result.
         shapes = _find_shapes(func, args, kwargs, elements)
         if shapes is None or elements + sum(tensor.numel() for tensor in _list_tensors(shapes)) <= SMALL:
             return func(*args, **kwargs)
-        changed = iter(_list_changed(func, args, kwargs))
+        given_back = _list_changed(func, args, kwargs)
         results = shapes if isinstance(shapes, tuple) else (shapes,)
         made = tuple(
-            next(changed) if _changes(returned) else tree_map_only(Tensor, _allocate, result)
+            next(given_back) if _is_changed(returned) else tree_map_only(Tensor, _allocate, result)
             for returned, result in zip(func._schema.returns, results, strict=True)
         )
         return made if isinstance(shapes, tuple) else made[0]
 
 
 def _is_cheap(func: Any) -> bool:
-    """Whether an operation costs little to be done: a view, another shape, an answer that is no tensor."""
+    """Return whether an operation costs little to execute: a view, a new shape, or a result that is no tensor."""
     makes_tensors = not func._schema.returns or any("Tensor" in str(result.type) for result in func._schema.returns)
     resizes = func._schema.name.removeprefix("aten::") in _RESIZES or torch.Tag.inplace_view in func.tags
     return func.is_view or resizes or not makes_tensors or func._schema.name == _SHARES
 
 
-def _changes(returned: Any) -> bool:
-    """Whether what an operation returns is an argument that it wrote to."""
+def _is_changed(returned: Any) -> bool:
+    """Return whether an entry of a schema's returns is an argument that the operation writes to."""
     return returned.alias_info is not None and returned.alias_info.is_write
 
 
 def _list_changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that an operation writes to and returns, in the order in which it returns them."""
-    places = {name: place for place, name in enumerate(argument.name for argument in func._schema.arguments)}
-    for returned in func._schema.returns:
-        if _changes(returned):
-            argument = next(
-                argument for argument in func._schema.arguments
-                if argument.alias_info and argument.alias_info.before_set == returned.alias_info.before_set
-            )  # fmt: skip
-            yield kwargs[argument.name] if argument.name in kwargs else args[places[argument.name]]
-
-
-def _return_changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what an operation returns that only writes to its arguments, which are left as they are."""
-    changed = tuple(_list_changed(func, args, kwargs))
-    return None if not changed else changed if len(changed) > 1 else changed[0]
+    """Yield the arguments that an operation writes to and returns, in the order of its returns."""
+    arguments = func._schema.arguments
+    for returned in filter(_is_changed, func._schema.returns):
+        aliased = returned.alias_info.before_set
+        index, name = next(
+            (index, argument.name) for index, argument in enumerate(arguments)
+            if argument.alias_info and argument.alias_info.before_set == aliased
+        )  # fmt: skip
+        yield kwargs[name] if name in kwargs else args[index]
 
 
 def _find_shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], elements: int) -> Any:
-    """Return an operation's results without memory; None of a small one for which nothing but doing it tells them."""
+    """Return an operation's results on the meta device; None for a small one that has to be executed for them."""
     taken = tree_map_only(Tensor, _describe, (tuple(args), kwargs))
-    chosen = not _list_tensors(taken) or taken[1].get("device") is not None  # else it is that of what it takes
-    if chosen and any(argument.name == "device" for argument in func._schema.arguments):
+    # An operation with tensors runs on their device, unless it names one.
+    names_device = not _list_tensors(taken) or taken[1].get("device") is not None
+    if names_device and any(argument.name == "device" for argument in func._schema.arguments):
         taken[1]["device"] = torch.device("meta")
     try:
         return func(*taken[0], **taken[1])
     except (NotImplementedError, RuntimeError) as error:
         if elements <= SMALL:
             return None
-        raise Refused(f"{func}: its result cannot be told from shapes alone: {error}") from error
+        raise Refused(f"{func}: the shape of its result depends on values: {error}") from error
 
 
 def _describe(tensor: Tensor) -> Tensor:
@@ -115,16 +122,10 @@ def _describe(tensor: Tensor) -> Tensor:
 
 
 def _allocate(shape: Tensor) -> Tensor:
-    """Return memory for a result. Small ones are zero: an engine may look at a norm, say, whether it is a number."""
+    """Return memory for a result. Small results are zero: an engine may check whether a norm, say, is finite."""
     made = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
     return made.zero_() if made.numel() <= SMALL else made
 
 
 def _list_tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
-
-
-def _pretend_collective(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Do a collective of a group that only pretends on nothing: some copy what this rank gave."""
-    nothing = tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), (tuple(args), kwargs))
-    return func(*nothing[0], **nothing[1])

@@ -1,12 +1,13 @@
-"""What happens around a rank while it is timed: background load on its node, and the use of its own device.
+"""The surroundings of a rank while it is timed: background load on its node, and the use of its own device.
 
-Background load is what processes take that are not of the run, as the kernel counts it between two readings. The run's
-own are its ranks on this kernel, whatever they have started, and the processes that have started them; those of its
-other nodes too where several share one machine. What the kernel does for itself is nobody's.
+Background load is processor time of processes outside of the run, as the kernel counts it between two readings. The
+run's own processes are its ranks on this kernel, their descendants and their ancestors; where several of the run's
+nodes share one machine, all of them count. The kernel's own threads are never background load.
 
-The use of a device is written by the manuals of NVML and of AMD SMI, and not tried on a GPU yet.
+The use of a device follows the manuals of NVML and of AMD SMI, and has not been tried on a GPU yet.
 """
 
+import contextlib
 import os
 import statistics
 import time
@@ -15,28 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
-from bench.measure.control_group import throttled_s
+from bench.measure.control_group import read_throttled_s
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RESOURCES = ("cpu", "memory", "io")
-_KERNEL_THREADS = 2  # the parent of all of them
+# Process id of the parent of all kernel threads.
+_KERNEL_THREADS = 2
 
 
-class Whereabouts(NamedTuple):
-    """Where a rank runs, so that those on its machine know it."""
+class ProcessLocation(NamedTuple):
+    """The machine and session of a rank's process, by which the run's ranks on one machine find each other."""
 
     kernel: str  # one boot of one machine
-    processes: int  # the name space of process numbers
-    session: int  # of processes; a rank leads its own
+    processes: int  # the name space of process ids
+    session: int  # of processes; each rank leads its own
     cores: tuple[int, ...]  # that it may use
 
     @classmethod
-    def of_this_process(cls) -> "Whereabouts":
+    def of_this_process(cls) -> "ProcessLocation":
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = Path("/proc/self/ns/pid").stat().st_ino
         return cls(kernel, space, os.getsid(0), tuple(sorted(os.sched_getaffinity(0))))
@@ -44,78 +46,71 @@ class Whereabouts(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadReading:
-    """What the kernel has counted up to a moment, in seconds."""
+    """The kernel's counts up to a moment."""
 
-    at: float  # monotonic
-    cores: int  # those that are looked at
-    idle_s: float
-    used_s: float  # by processes, on these cores
-    stolen_s: float
-    own_s: float | None  # by processes of the run and of the kernel; None where they cannot all be seen
-    pressure_s: dict[str, float]  # by resource: some task waited for it
-    throttled_s: float | None
-
-
-class _Process(NamedTuple):
-    parent: int
-    session: int
-    own_s: float
-    children_s: float  # of those that have ended and were waited for
+    at: float  # monotonic, in seconds
+    cores: int  # number of cores that are counted
+    counts_s: dict[str, float]
+    """Seconds by name. On these cores: `idle`, `used` by processes, `stolen` by other guests of the hypervisor, and
+    `own`, used by the run and the kernel, which is missing if not all of the run's processes are visible. `cpu`,
+    `memory` and `io` are times in which some task waited for that resource; these and `throttled` are missing on a
+    kernel that does not count them."""
 
 
-class Monitor:
-    """Reads the load of the machine that this rank runs on; `ranks` is where all of the run are."""
+class HostMonitor:
+    """Samples the load of the machine that this rank runs on."""
 
-    def __init__(self, ranks: Collection[Whereabouts], root: Path = Path("/")) -> None:
-        self._root, here = root, Whereabouts.of_this_process()
+    def __init__(self, ranks: Collection[ProcessLocation], root: Path = Path("/")) -> None:
+        """`ranks` are the locations of all ranks of the run."""
+        self._root, here = root, ProcessLocation.of_this_process()
         near = [rank for rank in ranks if rank.kernel == here.kernel]
         self._visible = all(rank.processes == here.processes for rank in near)
         self._sessions = {rank.session for rank in near}
         self._cores = {core for rank in near for core in rank.cores}
 
-    def read(self) -> LoadReading | None:
-        """Return what is counted up to now: some milliseconds' work; None on a system that does not tell."""
+    def sample(self) -> LoadReading | None:
+        """Return the counts up to now, in a few milliseconds; None on a system without them."""
+        counts = dict.fromkeys(("idle", "used", "stolen"), 0.0)
         try:
-            cores = list(_processors(self._root, self._cores))
-            own = _own_s(_processes(self._root), self._sessions) if self._visible else None
+            cores = list(_read_cores(self._root, self._cores))
+            if self._visible:
+                counts["own"] = _compute_own_s(_read_processes(self._root), self._sessions)
         except (OSError, ValueError):
             return None
-        idle, used, stolen = (sum(times) for times in zip(*cores, strict=True)) if cores else (0.0, 0.0, 0.0)
-        pressure = {name: seconds for name in _RESOURCES if (seconds := _pressure_s(self._root, name)) is not None}
-        held = throttled_s(self._root)
-        return LoadReading(time.monotonic(), len(cores), idle, used, stolen, own, pressure, held)
+        if cores:
+            for name, times in zip(("idle", "used", "stolen"), zip(*cores, strict=True), strict=True):
+                counts[name] = sum(times)
+        for name in _RESOURCES:
+            with contextlib.suppress(OSError, IndexError):
+                some = (self._root / "proc/pressure" / name).read_text().splitlines()[0]
+                counts[name] = int(some.rpartition("total=")[2]) / 1e6
+        if (throttled_s := read_throttled_s(self._root)) is not None:
+            counts["throttled"] = throttled_s
+        return LoadReading(time.monotonic(), len(cores), counts)
 
 
-def between(node: int, before: LoadReading | None, after: LoadReading | None) -> NodeLoad | None:
-    """Return what others took between two readings; None where there are none."""
+def compute_load(node: int, before: LoadReading | None, after: LoadReading | None) -> NodeLoad | None:
+    """Return the load of a node between two readings; None without readings."""
     if before is None or after is None or after.at <= before.at:
         return None
     seconds = after.at - before.at
-    counted = after.idle_s + after.used_s + after.stolen_s - before.idle_s - before.used_s - before.stolen_s
-    capacity = seconds * after.cores if counted > 0 else None  # a sandbox may show counters that stand still
-    others = None
-    if capacity and before.own_s is not None and after.own_s is not None:
-        others = max(0.0, after.used_s - before.used_s - (after.own_s - before.own_s)) / capacity
-    pressure = {
-        f"{name}_pressure_share": (after.pressure_s[name] - before.pressure_s[name]) / seconds
-        for name in _RESOURCES
-        if name in before.pressure_s and name in after.pressure_s
-    }
-    held = None
-    if before.throttled_s is not None and after.throttled_s is not None:
-        held = after.throttled_s - before.throttled_s
-    return NodeLoad(
-        node=node,
-        others_share=others,
-        stolen_share=(after.stolen_s - before.stolen_s) / capacity if capacity else None,
-        throttled_s=held,
-        **pressure,
-    )
+    passed = {name: count - before.counts_s[name] for name, count in after.counts_s.items() if name in before.counts_s}
+    others = stolen = None
+    if passed["idle"] + passed["used"] + passed["stolen"] > 0:  # a sandbox may not count at all
+        capacity = seconds * after.cores
+        stolen = passed["stolen"] / capacity
+        others = max(0.0, passed["used"] - passed["own"]) / capacity if "own" in passed else None
+    pressure = {f"{name}_pressure_share": passed[name] / seconds for name in _RESOURCES if name in passed}
+    held = passed.get("throttled")
+    return NodeLoad(node=node, others_share=others, stolen_share=stolen, throttled_s=held, **pressure)
 
 
-def _processors(root: Path, cores: Collection[int]) -> Iterator[tuple[float, float, float]]:
-    """Yield (idle, used by processes, stolen) of each of `cores` in seconds. Interrupts are left out: a run's own
-    network causes them too. A guest's time is in that of the processes."""
+def _read_cores(root: Path, cores: Collection[int]) -> Iterator[tuple[float, float, float]]:
+    """Yield the seconds (idle, used by processes, stolen) of each of `cores`.
+
+    Interrupts are not counted, since the run's own network traffic causes them too. A guest's time is part of that of
+    processes.
+    """
     for line in (root / "proc/stat").read_text().splitlines():
         name, *counts = line.split()
         if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
@@ -123,60 +118,60 @@ def _processors(root: Path, cores: Collection[int]) -> Iterator[tuple[float, flo
             yield idle + waiting, user + nice + system, stolen
 
 
-def _processes(root: Path) -> dict[int, _Process]:
-    """Return every process that can be seen, by its number."""
+class _Process(NamedTuple):
+    parent: int
+    session: int
+    own_s: float
+    children_s: float  # of children that have ended and were waited for
+
+
+def _read_processes(root: Path) -> dict[int, _Process]:
+    """Return every visible process by its id."""
     found = {}
     for folder in (root / "proc").iterdir():
         if folder.name.isdigit():
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it is gone meanwhile
+                continue  # it has ended in the meantime
             user, system, ended_user, ended_system = (int(ticks) / _TICKS_PER_S for ticks in fields[11:15])
+            # Fields of proc(5): parent, session, and times of the process and of its reaped children.
             process = _Process(int(fields[1]), int(fields[3]), user + system, ended_user + ended_system)
             found[int(folder.name)] = process
     return found
 
 
-def _own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
+def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
     """Return the processor time of the run and of the kernel's own threads so far."""
+    # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 
     def is_own(number: int) -> bool:
-        """Whether a process is of one of the sessions, or was started by one that is."""
+        """Return whether a process is in one of the sessions, or descends from a process that is."""
         if number not in started_by_run:
             process = processes.get(number)
-            started_by_run[number] = False  # numbers that are given anew while this reads could make a circle
+            # An id that is reused during this reading could make a circle.
+            started_by_run[number] = False
             if process:
                 started_by_run[number] = process.session in sessions or is_own(process.parent)
         return started_by_run[number]
 
-    around: set[int] = set()
+    ancestors: set[int] = set()
     for number in sessions:
-        while number in processes and number not in around:
-            around.add(number)
+        while number in processes and number not in ancestors:
+            ancestors.add(number)
             number = processes[number].parent
     total = 0.0
     for number, process in processes.items():
         if is_own(number):
             total += process.own_s + process.children_s
-        elif number in around or _KERNEL_THREADS in (number, process.parent):
+        elif number in ancestors or _KERNEL_THREADS in (number, process.parent):
             total += process.own_s
     return total
 
 
-def _pressure_s(root: Path, resource: str) -> float | None:
-    """Return for how long some task has waited for a resource so far; None where the kernel does not count it."""
-    try:
-        some = (root / "proc/pressure" / resource).read_text().splitlines()[0]
-    except (OSError, IndexError):
-        return None
-    return int(some.rpartition("total=")[2]) / 1e6
-
-
 def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of the time between two looks in which each reason held a device back, from its counts and that
-    of `all`."""
+    """Return the share of time for which each reason throttled a device, from two readings of its counts."""
     passed = after.get("all", 0.0) - before.get("all", 0.0)
     if passed <= 0:
         return {}
@@ -184,11 +179,11 @@ def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> d
     return {name: max(0.0, after[name] - before[name]) / passed for name in both}
 
 
-class DeviceWatch:
-    """Looks at a device between the blocks of a window: each look takes about a millisecond, off the clock."""
+class DeviceMonitor:
+    """Samples a device between the blocks of a window. A sample takes about a millisecond, which is not timed."""
 
     def __init__(self, rank: int, uuid: str, own: Collection[int]) -> None:
-        """`own` are the process numbers of the run's ranks on this machine."""
+        """`own` are the process ids of the run's ranks on this machine."""
         self._rank, self._uuid, self._own = rank, uuid, own
         self._clocks: list[float] = []
         self._temperatures: list[float] = []
@@ -196,23 +191,23 @@ class DeviceWatch:
         self._bytes: list[int] = []
 
     def open(self) -> None:
-        """The window begins."""
-        self._throttled = devices.count_throttled(self._uuid)
-        self._energy, self._at = devices.read_energy_j(self._uuid), time.perf_counter()
-        self._look_at_others()
+        """Begin the window."""
+        self._throttled = devices.query(self._uuid, "throttled") or {}
+        self._energy, self._at = devices.query(self._uuid, "energy_j"), time.perf_counter()
+        self._sample_background()
 
-    def look(self) -> None:
-        """Between two blocks."""
-        state = devices.state(self._uuid)
-        self._clocks += [state["sm_clock_mhz"]] if state["sm_clock_mhz"] is not None else []
-        self._temperatures += [state["temperature_c"]] if state["temperature_c"] is not None else []
+    def sample(self) -> None:
+        """Note clock and temperature, between two blocks."""
+        for question, values in (("sm_clock_mhz", self._clocks), ("temperature_c", self._temperatures)):
+            if (value := devices.query(self._uuid, question)) is not None:  # type: ignore[arg-type]
+                values.append(value)
 
     def close(self) -> tuple[DeviceUse, float | None, float | None]:
-        """Return what the device did since `open`, the energy that it has used in joules, and over how many seconds."""
-        closed, seconds = devices.read_energy_j(self._uuid), time.perf_counter() - self._at
+        """Return the use of the device since `open`, its energy in joules, and the seconds of that energy."""
+        closed, seconds = devices.query(self._uuid, "energy_j"), time.perf_counter() - self._at
         energy = closed - self._energy if closed is not None and self._energy is not None else None
-        self._look_at_others()
-        shares = compute_shares(self._throttled, devices.count_throttled(self._uuid))
+        self._sample_background()
+        shares = compute_shares(self._throttled, devices.query(self._uuid, "throttled") or {})
         use = DeviceUse(
             rank=self._rank,
             uuid=self._uuid,
@@ -226,80 +221,80 @@ class DeviceWatch:
         )
         return use, energy, None if energy is None else seconds
 
-    def _look_at_others(self) -> None:
-        others = devices.others(self._uuid, self._own)
-        self._processes = max(self._processes, others.processes or 0)
-        self._bytes += [others.bytes] if others.bytes is not None else []
+    def _sample_background(self) -> None:
+        found = devices.find_background_use(self._uuid, self._own)
+        self._processes = max(self._processes, found.processes or 0)
+        self._bytes += [found.bytes] if found.bytes is not None else []
 
 
-_LOOK_S = 1.0
+_SAMPLE_S = 1.0
 
 
 @dataclass
 class Surrounded:
-    """What a rank tells of the time of its window."""
+    """Surroundings of a rank during its window."""
 
-    load: NodeLoad | None = None  # of its node; told by one rank of each
+    load: NodeLoad | None = None  # of its node, from one rank of each node
     use: DeviceUse | None = None
     energy_j: float | None = None
-    energy_s: float | None = None  # between the two readings that it is the difference of
+    energy_s: float | None = None  # between the two readings of the energy
 
 
 class Surroundings:
-    """Watches one rank's node and device."""
+    """Monitors one rank's node and device."""
 
     def __init__(self, rank: int, node: int, uuid: str | None, peers: Peers, *, watches_node: bool) -> None:
-        """`uuid` is the driver's name of the rank's device, None on a CPU; one rank of a node watches it for all."""
-        self._rank, self._node, self._uuid = rank, node, uuid
-        self._ranks: list[Whereabouts] = peers.broadcast(peers.gather(Whereabouts.of_this_process()))
-        self._monitor = Monitor(self._ranks) if watches_node else None
+        """`uuid` is the driver's name of the rank's device, None on a CPU. One rank of each node watches the node."""
+        self._node, self._uuid = node, uuid
+        ranks: list[ProcessLocation] = peers.broadcast(peers.gather(ProcessLocation.of_this_process()))
+        here = ProcessLocation.of_this_process()
+        self._own = {location.session for location in ranks if location[:2] == here[:2]} | {os.getpid()}
+        self._host = HostMonitor(ranks) if watches_node else None
         self._opened: LoadReading | None = None
-        self._use = DeviceWatch(rank, uuid, self._numbers()) if uuid else None
+        self._device = DeviceMonitor(rank, uuid, self._own) if uuid else None
 
     def wait_until_quiet(self, within_s: float, peers: Peers, still_here: Callable[[], None]) -> None:
-        """Return once others take less of every node than makes a run `busy`; raise Refused where they do not within
-        `within_s`. Ranks wait without computing meanwhile. `still_here` is called again and again."""
+        """Return once the background load of every node is below the limit of a `busy` run; the ranks sleep meanwhile.
+
+        Raise Refused if it is not within `within_s` seconds. `still_here` is called once per sample.
+        """
         until = time.monotonic() + within_s
         while True:
             still_here()
-            before = self._read()
-            time.sleep(_LOOK_S)
-            seen = between(self._node, before, self._read())
-            found = [seen_load for seen_load in peers.gather(seen) if seen_load is not None]
-            noisy = [seen_load for seen_load in found if (taken(seen_load) or 0.0) > BUSY_SHARE]
-            why = f"others take {100 * (taken(noisy[0]) or 0):.0f} % of node {noisy[0].node}" if noisy else ""
-            why, over = peers.broadcast((why, time.monotonic() >= until))
+            before = self._sample()
+            time.sleep(_SAMPLE_S)
+            loads = [load for load in peers.gather(compute_load(self._node, before, self._sample())) if load]
+            shares = [(load.node, compute_background_load(load) or 0.0) for load in loads]
+            noisy = (f"background load takes {100 * share:.0f} % of node {node}" for node, share in shares
+                     if share > BUSY_SHARE)  # fmt: skip
+            why = next(noisy, "")
+            why, is_over = peers.broadcast((why, time.monotonic() >= until))
             if not why:
                 return
-            if over:
+            if is_over:
                 raise Refused(f"{why}, and it did not become quiet within {within_s:g} s")
 
     def open(self) -> None:
-        """The window begins."""
-        self._opened = self._read()
-        if self._use:
-            self._use.open()
+        """Begin the window."""
+        self._opened = self._sample()
+        if self._device:
+            self._device.open()
 
-    def look(self) -> None:
-        """Between two blocks of the window."""
-        if self._use:
-            self._use.look()
+    def sample(self) -> None:
+        """Sample the device, between two blocks of the window."""
+        if self._device:
+            self._device.sample()
 
     def close(self) -> Surrounded:
-        """The window has ended; return what happened since it began."""
-        seen = Surrounded(load=between(self._node, self._opened, self._read()))
-        if self._use:
-            seen.use, seen.energy_j, seen.energy_s = self._use.close()
+        """Return the surroundings since the window began."""
+        seen = Surrounded(load=compute_load(self._node, self._opened, self._sample()))
+        if self._device:
+            seen.use, seen.energy_j, seen.energy_s = self._device.close()
         return seen
 
-    def other_bytes(self) -> int | None:
-        """Return the memory that others have on this rank's device now; None where nobody tells."""
-        return devices.others(self._uuid, self._numbers()).bytes if self._uuid else None
+    def read_background_bytes(self) -> int | None:
+        """Return the memory of other processes on this rank's device; None on a CPU, or if it is unknown."""
+        return devices.find_background_use(self._uuid, self._own).bytes if self._uuid else None
 
-    def _numbers(self) -> set[int]:
-        """Return the process numbers of the ranks on this machine."""
-        here = Whereabouts.of_this_process()
-        return {rank.session for rank in self._ranks if rank[:2] == here[:2]} | {os.getpid()}
-
-    def _read(self) -> LoadReading | None:
-        return self._monitor.read() if self._monitor else None
+    def _sample(self) -> LoadReading | None:
+        return self._host.sample() if self._host else None

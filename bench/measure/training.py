@@ -1,5 +1,4 @@
-"""A training to its end: every step timed as in a window, and between blocks of steps the held-out loss and the
-checkpoints."""
+"""A training to its end: every step timed as in a window, with evaluations and checkpoints between blocks of steps."""
 
 import math
 import time
@@ -9,9 +8,9 @@ from pathlib import Path
 import torch
 
 from bench import objectives
-from bench.core import learning
 from bench.core.record import Checkpoint, Evaluation
 from bench.core.spec import RunSpec
+from bench.core.steps import compute_learning_rate, find_last_step, list_checkpoints, list_evaluations
 from bench.data import MicroBatch
 from bench.engines import OptionalMembers
 from bench.engines.distributed.ranks import count_targets
@@ -33,8 +32,7 @@ class Training:
         device: torch.device,
         hook: Callable[[str, int], None],
     ) -> None:
-        """`held_out` are this rank's micro-batches; `hook` hears what this rank is about to do, and behind how many
-        steps."""
+        """`held_out` are this rank's micro-batches; `hook` gets each phase before it begins, and the steps so far."""
         self._spec, self._engine, self._held_out = spec, engine, held_out
         self._folder, self._device, self._hook = folder, device, hook
         self._copy = create_batch_copy(device, pinned=False)
@@ -43,39 +41,45 @@ class Training:
         self.evaluations: list[Evaluation] = []
         self.checkpoints: list[Checkpoint] = []
 
-    def take_up(self, saved: SavedTraining) -> None:
-        """Go on from a checkpoint of another attempt. Collective."""
+    def resume(self, saved: SavedTraining) -> None:
+        """Load the state from a checkpoint of another attempt. Collective."""
         begin = time.perf_counter()
         self.steps = self._engine.load(saved.folder)
-        progress = checkpoints.read_progress(saved)
+        progress = saved.read_progress()
         self._before_s, self.evaluations = progress.trained_s, list(progress.evaluations)
-        size = sum(file.stat().st_size for file in saved.folder.rglob("*") if file.is_file())
-        loaded = Checkpoint(kind="load", step=self.steps, seconds=time.perf_counter() - begin, bytes=size)
-        self.checkpoints.append(loaded)
+        self._note_checkpoint("load", begin, checkpoints.count_bytes(saved.folder))
 
     def set_learning_rate(self, step: int) -> None:
-        """Give the next optimizer step, which has this number, its learning rate."""
-        self._engine.set_learning_rate(learning.compute_learning_rate(self._spec, step))
+        """Set the learning rate of the optimizer step that has this number."""
+        self._engine.set_learning_rate(compute_learning_rate(self._spec, step))
 
     def run(
         self, trainer: Trainer, open_window: Callable[[], None], series: Series, after_block: Callable[[], None]
     ) -> None:
-        """Train until all tokens are spent, or the numbers are no numbers any more; fill `series` meanwhile. The window
-        begins behind the protocol's fewest warm-up steps and ends with the training."""
-        spec, last = self._spec, learning.find_last_step(self._spec)
+        """Train until all tokens are used, or until a loss is not finite; fill `series` meanwhile.
+
+        The window begins after the protocol's least number of warm-up steps, and ends with the training.
+        """
+        spec, last = self._spec, find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
-        evaluated, saved = set(learning.list_evaluations(spec)), set(learning.list_checkpoints(spec))
+        evaluated, saved = set(list_evaluations(spec)), set(list_checkpoints(spec))
+        # Blocks end at these steps, so that nothing happens inside a timed block.
         stops = sorted({warm, last} | evaluated | saved)
         if not self.steps:
             self._evaluate(trainer, series)
-        while self.steps < last and not series.stopped:
+        while self.steps < last:
             if self.steps == warm:
-                series.cut = len(series.ranks)
+                series.window_start = len(series.ranks)
                 open_window()
-            stop = next(step for step in stops if step > self.steps)
-            self._make_steps(trainer, series, min(spec.measure.block_steps, stop - self.steps))
+            stop, since = next(step for step in stops if step > self.steps), len(series.ranks)
+            count = min(spec.measure.block_steps, stop - self.steps)
+            trainer.block(count, series)
+            # What follows a block must not be timed as a step.
+            trainer.finish(series)
+            self.steps += count
             after_block()
-            if series.stopped:
+            if not series.is_finite(since):
+                series.stopped = "invalid"
                 return
             if self.steps in evaluated:
                 self._evaluate(trainer, series)
@@ -83,16 +87,8 @@ class Training:
                 self._save(trainer, series)
         series.stopped = "steps"
 
-    def _make_steps(self, trainer: Trainer, series: Series, count: int) -> None:
-        since = len(series.ranks)
-        trainer.block(count, series)
-        trainer.finish(series)  # what comes between blocks is not to be timed as a step
-        self.steps += count
-        if not series.is_finite(since):
-            series.stopped = "invalid"
-
     def _evaluate(self, trainer: Trainer, series: Series) -> None:
-        """Take the loss over all target tokens of the held-out samples. Collective."""
+        """Compute the loss over all target tokens of the held-out samples. Collective."""
         begin = time.perf_counter()
         objective = objectives.load(self._spec.objective)
         losses, targets = [], []
@@ -102,11 +98,12 @@ class Training:
             loss = self._engine.evaluate([self._copy(batch.tensors)])
             assert loss is not None
             weight = count if objective.REDUCTION == "mean" else 1
-            losses.append(float(loss) * weight if count else 0.0)  # without a target, the mean loss is no number
+            # The mean loss over no target is NaN.
+            losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
         wait_for(self._device)
-        mine = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)
-        loss_sum, target_sum = trainer.peers.all_gather(mine)[0].sum(dim=0).tolist()
+        own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)  # (1, 2): one row per rank
+        loss_sum, target_sum = trainer.peers.all_gather(own)[0].sum(dim=0).tolist()
         self.evaluations.append(
             Evaluation(
                 step=self.steps,
@@ -118,16 +115,19 @@ class Training:
         )
 
     def _save(self, trainer: Trainer, series: Series) -> None:
-        """Write a checkpoint, which is there once every rank has written its part. Collective."""
+        """Write a checkpoint, which is complete once every rank has written its part. Collective."""
         self._hook("checkpoint", self.steps)
-        begin = time.perf_counter()
+        begin, size = time.perf_counter(), 0
         self._engine.save(checkpoints.find_unfinished(self._folder, self.steps), self.steps)
         trainer.peers.barrier()
-        size = 0
         if trainer.peers.is_main:
             trained_s = self._before_s + sum(series.step_s)
             progress = LearningProgress(trained_s=trained_s, evaluations=tuple(self.evaluations))
             size = checkpoints.complete(self._folder, self.steps, progress)
+        self._note_checkpoint("save", begin, size)
+
+    def _note_checkpoint(self, kind: str, begin: float, size: int) -> None:
+        seconds = time.perf_counter() - begin
         self.checkpoints.append(
-            Checkpoint(kind="save", step=self.steps, seconds=time.perf_counter() - begin, bytes=size)
+            Checkpoint.model_validate({"kind": kind, "step": self.steps, "seconds": seconds, "bytes": size})
         )

@@ -1,5 +1,5 @@
-"""Causal language modelling in which no token sees another document: the documents that are packed into one sample have
-positions of their own, as transformers' models take them, and no token is predicted from the document before it."""
+"""Causal language modelling in which no token attends to another document. Documents packed into one sample have their
+own positions, as models of transformers take them, and no token is predicted from the previous document."""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 

@@ -1,1 +1,1 @@
-"""What formulas say of a run before, or beside, its measurement. Never imports torch."""
+"""Predictions of memory and time by formulas, before or next to a measurement. Never imports torch."""

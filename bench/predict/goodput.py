@@ -1,8 +1,8 @@
-"""Goodput: the share of a training job's time that makes progress, with failures that strike at random.
+"""Goodput: the share of a training job's time that makes progress, with random failures.
 
-Failures are taken to come at a constant rate (exponential times between them), any one ends the job, and everything
-since the last checkpoint is computed again. The formulas are those of J. W. Young (Communications of the ACM 17, 1974)
-and J. T. Daly (Future Generation Computer Systems 22, 2006); all times are seconds.
+Failures are assumed to have a constant rate (exponential times between them). Each failure ends the job, and all work
+since the last checkpoint is repeated. The formulas are those of J. W. Young (Communications of the ACM 17, 1974) and
+J. T. Daly (Future Generation Computer Systems 22, 2006). All times are seconds.
 """
 
 import functools
@@ -15,7 +15,7 @@ _DAY_S = 86_400.0
 
 
 class PublishedFailures(NamedTuple):
-    """Failures of a published job or cluster that ended training, and over how many device-days they came."""
+    """Published failures that ended training on a job or cluster, and the device-days in which they occurred."""
 
     failures: float
     device_days: float
@@ -30,51 +30,49 @@ class PublishedFailures(NamedTuple):
 LLAMA_3 = PublishedFailures(
     419, 16_384 * 54, "Llama 3 405B, arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100"
 )
-"""884,736 / 419 = 2,112 device-days: one failure in 3.09 h for all."""
+"""884,736 / 419 = 2,112 device-days: one failure in 3.09 h for all devices."""
 OPT_175B = PublishedFailures(
     35 + 70, 992 * 60, "OPT-175B, arXiv 2205.01068: 35 manual and about 70 automatic restarts in 2 months on 992 A100"
 )
-"""59,520 / 105 = 567 device-days: one failure in 13.7 h for all."""
+"""59,520 / 105 = 567 device-days: one failure in 13.7 h for all devices."""
 RSC_1 = PublishedFailures(6.50, 1000 * 8, "RSC-1, arXiv 2410.21680: 6.50 failures in 1,000 days of a node of 8 A100")
 """8,000 / 6.50 = 1,231 device-days; the source has 1.8 h for a job of 16,384 devices."""
 RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failures in 1,000 days of a node of 8 A100")
 """8,000 / 2.34 = 3,419 device-days."""
 PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
 PUBLISHED_RANGE = "OPT-175B to RSC-2"
-"""The most and the least frequent of these."""
+"""The source with the most frequent failures, and the source with the least frequent."""
 
 RESTART_S = 600.0
-"""From a failure to the first step of the restarted job, where nobody says it. Chosen: noticing, scheduling, starting
-the processes and reading the checkpoint take minutes; no publication gives one number for all."""
-
-
+"""Default time from a failure to the first step of the restarted job. Chosen: detection, scheduling, the start of the
+processes and the read of the checkpoint take minutes; no publication has a number for all of it."""
 _LEAST_SHARE = 1e-3
-"""A goodput below it counts as none: the model has nothing to say of such jobs."""
+"""A lower goodput counts as 0: the model does not describe such jobs."""
 
 
 class FailureTerms(NamedTuple):
-    """What decides the goodput of a job of any size; times are above 0."""
+    """Terms of the goodput for jobs of any size; times are above 0."""
 
-    write_s: float  # that training stands still for one checkpoint
+    write_s: float  # that training stops for one checkpoint
     restart_s: float = RESTART_S
-    device_mtbf_s: float | None = None  # mean time between the failures of one device; None: as published
+    device_mtbf_s: float | None = None  # mean time between failures of one device; None: as published
 
 
 class Reliability(NamedTuple):
-    """What decides the goodput of a job of given size."""
+    """Terms of the goodput for a job of given size."""
 
-    mtbf_s: float  # between the failures of the whole job
-    write_s: float  # that training stands still for one checkpoint
+    mtbf_s: float  # mean time between failures of the whole job
+    write_s: float  # that training stops for one checkpoint
     restart_s: float  # from a failure to the first step after it
 
 
 class Goodput(NamedTuple):
-    """What to expect of a job that writes checkpoints at the best interval."""
+    """Expected goodput of a job that writes checkpoints at the best interval."""
 
-    share: float  # of the job's time in which steps are made that are kept
+    share: float  # of the job's time, spent on steps that are not repeated
     low: float
     high: float
-    interval_s: float  # of computing between two checkpoints
+    interval_s: float  # computing time between two checkpoints
     mtbf_s: float  # of the whole job
     source: str  # of the failure rate
 
@@ -85,7 +83,7 @@ def compute_young_interval(mtbf_s: float, write_s: float) -> float:
 
 
 def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the best time between checkpoints to higher order (Daly 2006, equation 37): of δ < 2M
+    """Return the best time between checkpoints to higher order (Daly 2006, equation 37): for δ < 2M
     √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, else M."""
     if write_s >= 2 * mtbf_s:
         return mtbf_s
@@ -96,40 +94,35 @@ def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
 def compute_goodput(reliability: Reliability, interval_s: float) -> float:
     """Return the share of time that makes progress with a checkpoint after every `interval_s` of computing.
 
-    Daly's complete model: a stretch of τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average, failures
-    while writing and while restarting included, so the share is τ over that.
+    Daly's complete model: an interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average, including
+    failures during writes and restarts. The share is τ over that time.
     """
     mtbf_s, write_s, restart_s = reliability
     try:
         taken_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + write_s) / mtbf_s)
-    except OverflowError:  # it fails so often that it hardly ever gets anywhere
+    except OverflowError:  # failures are so frequent that hardly any interval ends
         return 0.0
     return interval_s / taken_s
 
 
 @functools.cache
 def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
-    """Return the goodput of a job on `devices`, any of which ends it.
+    """Return the goodput of a job on `devices`, each of whose failures ends the job.
 
-    Without a rate of their own it is Llama 3's, and the range goes from the most to the least frequent of `PUBLISHED`.
+    Without a given failure rate it uses Llama 3's, with the range of all rates in `PUBLISHED`.
     """
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
-    found = [_predict_best(Reliability(rate / devices, terms.write_s, terms.restart_s)) for rate in rates]
-    shares = [share for share, _ in found]
-    source = "what was given" if own else f"{LLAMA_3.source}; range: {PUBLISHED_RANGE}"
-    return Goodput(shares[0], min(shares), max(shares), found[0][1], rates[0] / devices, source)
-
-
-def _predict_best(reliability: Reliability) -> tuple[float, float]:
-    """Return the goodput at Daly's interval, and the interval; at least a second, where nothing is written."""
-    interval_s = max(1.0, compute_daly_interval(reliability.mtbf_s, reliability.write_s))
-    share = compute_goodput(reliability, interval_s)
-    return (share if share >= _LEAST_SHARE else 0.0), interval_s
+    jobs = [Reliability(rate / devices, terms.write_s, terms.restart_s) for rate in rates]
+    intervals_s = [max(1.0, compute_daly_interval(job.mtbf_s, job.write_s)) for job in jobs]  # writes may take no time
+    shares = [compute_goodput(job, interval_s) for job, interval_s in zip(jobs, intervals_s, strict=True)]
+    shares = [share if share >= _LEAST_SHARE else 0.0 for share in shares]
+    source = "your node_mtbf" if own else f"{LLAMA_3.source}; range: {PUBLISHED_RANGE}"
+    return Goodput(shares[0], min(shares), max(shares), intervals_s[0], jobs[0].mtbf_s, source)
 
 
 def compute_checkpoint_bytes(parameters: int, precision: Precision) -> int:
-    """Return the bytes of weights and AdamW's state in a checkpoint: the weights as they compute, fp32 masters of
-    narrower ones, and two fp32 moments."""
+    """Return the bytes of weights and AdamW's state in a checkpoint: weights in the run's precision, master weights if
+    that is below fp32, and two fp32 moments."""
     master = 0 if precision == "fp32" else WIDTH["fp32"]
     return parameters * (WIDTH[precision] + master + 2 * WIDTH["fp32"])

@@ -1,31 +1,34 @@
-"""What measured runs say of the predictions for their neighbours: runs of the same model on the same machine."""
+"""Measured runs next to their predictions: step times of the same point, runs out of memory, and corrections for
+predictions of neighbours, which are runs of the same model on the same machine."""
 
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.core.point_fields import MODEL_KERNELS
+from bench.core.machine import Machine
+from bench.core.point_fields import MODEL_KERNELS, select
 from bench.core.record import Observations, RunRecord
-from bench.core.spec import ModelSpec
+from bench.core.spec import ModelSpec, RunSpec
+from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
-"""Measured runs before memory is corrected at all, and before those of one engine are preferred to those of all: a
-single one may have met a mishap."""
+"""Measured runs before memory is corrected at all, and before runs of the same engine replace those of all engines. A
+single run may have been disturbed."""
 
 
 class PredictedRun(NamedTuple):
-    """What was predicted of a run; None where that is unknown."""
+    """Prediction of a run; None where it is unknown."""
 
     step_s: float | None
     tensor_bytes: int | None  # live tensors at the highest peak, of building the engine or of a step
 
 
 class Neighbour(NamedTuple):
-    """A measured run beside its prediction: measured over predicted, None where either is unknown."""
+    """A measured run with its ratios of measured to predicted value; None where either is unknown."""
 
-    model: str  # as `identity` names it
+    model: str  # identity by `identify_model`
     engine: str
     machine: str
     step: float | None
@@ -37,47 +40,59 @@ class Correction(NamedTuple):
 
     step: float = 1.0
     memory: float = 1.0
-    runs: int = 0  # measured runs behind them
+    runs: int = 0  # measured runs that the factors come from
 
 
 UNCORRECTED = Correction()
-"""Where nothing has been measured yet."""
+"""Correction before anything was measured."""
 
 
 def compare_with_prediction(record: RunRecord, predicted: PredictedRun | None) -> Neighbour | None:
-    """Return a run beside its prediction; None unless it ended well, all of its ranks were real, and no fault was
-    planted in it."""
+    """Return the ratios of a run to its prediction. None unless it ended well with real ranks and without a drill."""
     observed = record.observations
     if predicted is None or observed is None or observed.drill:
         return None
     if record.outcome.kind != "ok" or record.evidence != "measured":
         return None
+    window = _get_window(observed)
+    peaks = [
+        peak
+        for rank in observed.memory
+        for peak in (rank.init_peak_bytes, rank.warmup_peak_bytes, rank.peak_allocated_bytes)
+        if peak is not None
+    ]
     spec = record.spec
     return Neighbour(
         identify_model(spec.model.model_dump()),
         spec.engine.name,
         record.circumstance.machine.name,
-        _compute_ratio(_compute_step_s(observed), predicted.step_s),
-        _compute_ratio(_find_tensor_bytes(observed), predicted.tensor_bytes),
+        _compute_ratio(statistics.median(window) if window else None, predicted.step_s),
+        _compute_ratio(max(peaks, default=None), predicted.tensor_bytes),
     )
 
 
+def _compute_ratio(measured: float | None, predicted: float | None) -> float | None:
+    if not measured or not predicted or not math.isfinite(measured / predicted):
+        return None
+    return measured / predicted
+
+
 def identify_model(model: Mapping[str, Any]) -> str:
-    """Return what tells one plain ModelSpec from another: a sweep over shapes may give all of them one name, and other
-    kernels are others to predict."""
+    """Return a text that tells one plain ModelSpec from another, by shape and kernels too: a sweep over shapes may give
+    all of them one name, and times depend on the kernels."""
     kernels = (model.get(name, ModelSpec.model_fields[name].default) for name in MODEL_KERNELS)
     return f"{model['name']} {json.dumps([model['shape'], *kernels], sort_keys=True)}"
 
 
 def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
-    """Return the runs of a model on a machine: those with the same engine where there are enough, else all."""
-    same_engine = [found for found in known if (found.model, found.machine) == (model, machine)]
-    closest = [found for found in same_engine if found.engine == engine]
-    return closest if len(closest) >= ENOUGH else same_engine
+    """Return the runs of a model on a machine: those with the same engine where there are ENOUGH, else all."""
+    of_model = [found for found in known if (found.model, found.machine) == (model, machine)]
+    of_engine = [found for found in of_model if found.engine == engine]
+    return of_engine if len(of_engine) >= ENOUGH else of_model
 
 
 def compute_correction(known: Sequence[Neighbour]) -> Correction:
-    """Return the geometric means of the ratios, 1 for those of which there are none, or too few."""
+    """Return the geometric means of the ratios; 1 where there are no ratios, or too few."""
     steps = [found.step for found in known if found.step]
     memory = [found.memory for found in known if found.memory]
     return Correction(
@@ -87,24 +102,107 @@ def compute_correction(known: Sequence[Neighbour]) -> Correction:
     )
 
 
-def _compute_step_s(observed: Observations) -> float | None:
-    """Median seconds per step of the window."""
-    window = observed.steps.step_s[observed.steps.cut :] if observed.steps else ()
-    return statistics.median(window) if window else None
+# -- measured points
 
 
-def _find_tensor_bytes(observed: Observations) -> int | None:
-    """Live tensors of the rank that held most, at its highest peak."""
-    peaks = [
-        peak
-        for rank in observed.memory
-        for peak in (rank.init_peak_bytes, rank.warmup_peak_bytes, rank.peak_allocated_bytes)
-        if peak is not None
-    ]
-    return max(peaks, default=None)
+class TimedPoint(NamedTuple):
+    """Seconds of a step over the runs of one point: the median of their medians, and an interval that contains the
+    interval of every run. Of a run too short for an interval of its median, it contains all steps."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    runs: int
 
 
-def _compute_ratio(measured: float | None, predicted: float | None) -> float | None:
-    if not measured or not predicted or not math.isfinite(measured / predicted):
+class MeasuredPoints(NamedTuple):
+    """Measurements on one machine, by the text of `format_decisive`."""
+
+    timed: dict[str, TimedPoint] = {}
+    out_of_memory: frozenset[str] = frozenset()
+    neighbours: tuple[Neighbour, ...] = ()
+
+    def near(self, engine: str) -> list[Neighbour]:
+        """Return the runs that correct predictions for `engine`; all are of one model and machine."""
+        every = self.neighbours
+        return select_nearest(every, every[0].model, engine, every[0].machine) if every else []
+
+    def fits(self, spec: RunSpec) -> bool | None:
+        """Return whether `spec` ran, or ran out of memory; None if it was never tried."""
+        if not self.timed and not self.out_of_memory:
+            return None
+        key = format_decisive(spec)
+        return True if key in self.timed else False if key in self.out_of_memory else None
+
+
+def format_decisive(spec: RunSpec, part: str | None = None) -> str:
+    """Return the fields that decide a step's time, as text: all but names, data, seed and protocol. With `part`, only
+    those of one part of the spec."""
+    decisive = select(spec.model_dump(mode="json", by_alias=True), "step_time")
+    return json.dumps(decisive if part is None else decisive[part], sort_keys=True)
+
+
+def collect_measured(
+    records: Iterable[RunRecord], like: RunSpec, machine: Machine, predict: Callable[[RunSpec], float | None]
+) -> MeasuredPoints:
+    """Return the measurements in `records` on `machine` with model, precision, objective and lengths of `like`.
+
+    `predict` gives the seconds of a step, or None. Of a point that ran in several environments, only the environment
+    of the latest run counts.
+    """
+    points: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if _is_comparable(record, like, machine):
+            points.setdefault(format_decisive(record.spec), []).append(record)
+    ok = {key: _select_latest([r for r in runs if r.outcome.kind == "ok"]) for key, runs in points.items()}
+    timed = {key: found for key, runs in ok.items() if (found := _time_point(runs))}
+    # a point that once ran did fit: an earlier run out of memory had another cause
+    out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
+    compared = [compare_with_prediction(r, PredictedRun(predict(r.spec), None)) for key in timed for r in ok[key]]
+    model = identify_model(like.model.model_dump())
+    named = (found._replace(model=model, machine=machine.name) for found in compared if found and found.step)
+    return MeasuredPoints(timed, out, tuple(named))
+
+
+def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
+    """Return whether a record measured such a model on such a machine."""
+    recorded, spec = record.circumstance.machine, record.spec
+    device_name = record.environment.classification.device if record.environment else ""
+    if recorded.name != machine.name:
+        if not (machine.device_names and machine.accepts(device_name)):
+            return False
+        if spec.nodes > 1 and read_link_speed(recorded) != read_link_speed(machine):  # same device, other network
+            return False
+    if record.evidence != "measured" or (record.observations and record.observations.drill) or record.outcome.paused_s:
+        return False
+    work = (spec.objective, spec.sequence, spec.precision) == (like.objective, like.sequence, like.precision)
+    return (
+        work
+        and record.outcome.kind in ("ok", "oom")
+        and format_decisive(spec, "model") == format_decisive(like, "model")
+    )
+
+
+def _select_latest(runs: list[RunRecord]) -> list[RunRecord]:
+    """Return the runs in the environment of the run that started last."""
+    ids = [record.environment.environment_id if record.environment else None for record in runs]
+    last = max(range(len(runs)), key=lambda place: runs[place].circumstance.started_at, default=0)
+    return [record for record, identity in zip(runs, ids, strict=True) if identity == ids[last]]
+
+
+def _time_point(runs: list[RunRecord]) -> TimedPoint | None:
+    from bench.core.statistics import series_interval  # imports scipy, which most commands do not need
+
+    observed = [record.observations for record in runs if record.observations]
+    windows = [window for one in observed if (window := _get_window(one))]
+    if not windows:
         return None
-    return measured / predicted
+    medians = [statistics.median(window) for window in windows]
+    inside = [series_interval(window) or (min(window), max(window)) for window in windows]
+    ends = [*medians, *(end for interval in inside for end in interval)]
+    return TimedPoint(statistics.median(medians), min(ends), max(ends), len(medians))
+
+
+def _get_window(observed: Observations) -> tuple[float, ...]:
+    """Return the seconds of the measured steps, those of the warm-up excluded."""
+    return observed.steps.step_s[observed.steps.cut :] if observed.steps else ()

@@ -1,11 +1,11 @@
 """Scaling laws: the loss that a network of N parameters reaches, the tokens and steps it takes, the critical batch.
 
-Loss in nats per token, batches and data in tokens. The laws were fitted to decoder-only transformers on web text of
-their authors, each with a tokenizer of its own: a loss of another network, text or tokenizer is not the same number.
+Loss in nats per token, batches and data in tokens. The laws were fitted to decoder-only transformers on their authors'
+web text with their tokenizers. A loss with another network, text or tokenizer is not comparable.
 
-What a larger batch costs (arXiv 1812.06162, 2001.08361 section 5.1): to reach a loss takes at least S_min steps, with
-a huge batch, and at least E_min = S_min · B_crit tokens, with a tiny one. With a batch B it takes
-S = S_min (1 + B_crit / B) steps and E = B S = E_min (1 + B / B_crit) tokens: at the critical batch twice of both.
+Cost of a larger batch (arXiv 1812.06162, 2001.08361 section 5.1): a loss takes at least S_min steps, with a huge batch,
+and at least E_min = S_min · B_crit tokens, with a tiny batch. With a batch B it takes S = S_min (1 + B_crit / B) steps
+and E = B S = E_min (1 + B / B_crit) tokens: at the critical batch twice the minimum of both.
 """
 
 import math
@@ -20,30 +20,30 @@ _CRITICAL_TOKENS, _ALPHA_B = 2.1e8, 0.21
 
 def compute_critical_batch(loss: float) -> float:
     """Return the tokens of a critical batch at a loss: B* / L^(1/α_B), arXiv 2001.08361 equation 5.3. It grows as the
-    loss falls, so the one at the loss that is asked for is the largest of a training."""
+    loss falls, so its value at the final loss is the largest of a training."""
     return _CRITICAL_TOKENS / math.pow(loss, 1 / _ALPHA_B)
 
 
 class ScalingLaw(Protocol):
-    """A published law; `parameters` are counted as its source counts them."""
+    """A published law; `parameters` are counted as in its source."""
 
     @property
     def source(self) -> str: ...
     @property
     def counts_embedding(self) -> bool: ...
     def compute_floor(self, parameters: float) -> float:
-        """Return the loss that so many parameters do not reach with any data."""
+        """Return the loss that a model of so many parameters approaches with endless data."""
         ...
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
-        """Return E_min, the tokens to a loss above the floor with batches far below the critical one."""
+        """Return E_min, the tokens to a loss above the floor with batches far below the critical batch."""
         ...
 
 
 @dataclass(frozen=True)
 class KaplanLaw:
-    """arXiv 2001.08361: L(N, S_min) = (N_c/N)^α_N + (S_c/S_min)^α_S, equation 5.6 with the constants of table 3. N is
-    without the embedding; data is as good as endless, nothing is seen twice."""
+    """arXiv 2001.08361: L(N, S_min) = (N_c/N)^α_N + (S_c/S_min)^α_S, equation 5.6 with the constants of table 3. N
+    excludes the embedding; data is endless, without repetition."""
 
     n_c: float = 6.5e13
     alpha_n: float = 0.077
@@ -56,7 +56,7 @@ class KaplanLaw:
         return math.pow(self.n_c / parameters, self.alpha_n)
 
     def compute_loss(self, parameters: float, least_steps: float) -> float:
-        """Return the loss after S_min steps with batches far above the critical one."""
+        """Return the loss after S_min steps with batches far above the critical batch."""
         return self.compute_floor(parameters) + math.pow(self.s_c / least_steps, self.alpha_s)
 
     def compute_least_steps(self, parameters: float, loss: float) -> float:
@@ -70,7 +70,7 @@ class KaplanLaw:
 @dataclass(frozen=True)
 class ParametricLaw:
     """L(N, D) = E + A/N^α + B/D^β, all parameters and tokens counted. The batches of its runs were not above the
-    critical one, so D is taken for E_min, which is on the safe side."""
+    critical batch, so D is used as E_min, which overestimates the tokens."""
 
     e: float
     a: float
@@ -95,11 +95,7 @@ CHINCHILLA = ParametricLaw(1.69, 406.4, 410.7, 0.34, 0.28, "Hoffmann et al., arX
 CHINCHILLA_CORRECTED = ParametricLaw(
     1.8172, 482.01, 2085.43, 0.3478, 0.3658, "Besiroglu et al., arXiv 2404.10102, a correction of 2203.15556"
 )
-LAWS: dict[str, ScalingLaw] = {
-    "kaplan": KAPLAN,
-    "chinchilla": CHINCHILLA,
-    "chinchilla_corrected": CHINCHILLA_CORRECTED,
-}
+LAWS: dict[str, ScalingLaw] = {"kaplan": KAPLAN, "chinchilla": CHINCHILLA, "chinchilla_corrected": CHINCHILLA_CORRECTED}
 
 
 def find_law(name: str) -> ScalingLaw:
@@ -111,19 +107,19 @@ def find_law(name: str) -> ScalingLaw:
 
 @dataclass(frozen=True)
 class TrainingNeed:
-    """What reaching a loss takes, before the batch is chosen."""
+    """Tokens to reach a loss, as a function of the batch."""
 
     loss: float
     least_tokens: float  # E_min
     critical_batch: float  # tokens
 
     def compute_tokens(self, batch: float) -> float:
-        """Return the tokens that it takes with batches of so many."""
+        """Return the tokens that the training takes with batches of `batch` tokens."""
         return self.least_tokens * (1 + batch / self.critical_batch)
 
 
 def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNeed:
-    """Return what reaching `loss` takes; UserError for one that so many parameters do not reach."""
+    """Return the tokens to reach `loss`; UserError for a loss that so many parameters do not reach."""
     floor = law.compute_floor(parameters)
     if not loss > floor:
         rule = f"{parameters:.3g} parameters do not get below {floor:.4g} with any data, by {law.source}"

@@ -1,16 +1,16 @@
-"""Work of one pass over a model on one rank: products of matrices, attention, traffic to memory, operations started;
-and a model's FLOPs.
+"""Work of one pass over a model on one rank: matrix products, attention, memory traffic and started operations; and a
+model's FLOPs.
 
-Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as they are
-written, unfused: each operation reads its operands from memory and writes its result. Where blocks are compiled, what
-lies between two products is one operation, which reads what goes in and writes what comes out.
+Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as written,
+unfused: each operation reads its operands from memory and writes its result. In compiled blocks, everything between two
+products is one operation, which reads its inputs and writes its outputs.
 """
 
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-from bench.core.network import Activation, Attention, Mlp, Stack, Stacks
+from bench.core.network import Activation, Attention, Mlp, Stacks
 from bench.core.spec import FULL, WIDTH, Frozen, Precision, RunSpec
 from bench.predict.workload import OWN, Workload, get_network, is_fused
 
@@ -19,15 +19,15 @@ RMS_PASSES = 6
 LAYER_NORM_PASSES = 3
 """Reads and writes of a tensor in torch's layer norm: read for its mean and deviation, and again to be scaled."""
 ROTARY_PASSES = 10
-"""Reads and writes of queries and keys in a rotation: times cosines, halves turned round, times sines, both added."""
+"""Reads and writes of queries and keys in a rotation: times cosines, halves swapped, times sines, both added."""
 ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2, "relu": 2}
-"""Reads and writes of a tensor: gelu_new is written out, with a power, three scalings, two sums, a tanh, a product."""
+"""Reads and writes of a tensor. gelu_new consists of a power, three scalings, two sums, a tanh and a product."""
 COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
-"""Reads and writes where they are compiled: a norm; a residual sum, dropout included; softmax with all that is done to
-scores, for which 2 to 6 are plausible and 4 was chosen as BESIDE of `rates` was."""
+"""Reads and writes in compiled blocks: a norm; a residual sum with its dropout; softmax with all work on scores. For
+the last, 2 to 6 are plausible; 4 was chosen together with BESIDE of `compute`."""
 Lengths = tuple[tuple[str, int], ...]
 
-_KEPT = 256  # networks and lengths: the runs of a study have a few, and each asks again
+_KEPT = 256  # networks and lengths: a study has a few, and each of its runs asks again
 
 
 class Matmul(NamedTuple):
@@ -48,18 +48,21 @@ class Matmul(NamedTuple):
         return (self.m * self.k + self.k * self.n + self.m * self.n) * self.times
 
 
-class PassWork(NamedTuple):
-    """What a pass over a model computes."""
+Products = tuple[Matmul, ...]
 
-    matmuls: tuple[Matmul, ...] = ()
-    attention_flops: int = 0  # scores and weighted values of all pairs, masked or not: what model FLOPs count
+
+class PassWork(NamedTuple):
+    """Work of a pass over a model."""
+
+    matmuls: Products = ()
+    attention_flops: int = 0  # of scores and weighted values of all pairs, masked or not: counted by model FLOPs
     traffic_bytes: int = 0  # of element-wise work: every operand read and every result written
     operations: int = 0  # that the host starts, one after the other
-    fused_flops: int = 0  # of attention in one kernel, which leaves out what a causal mask hides
-    batched: tuple[Matmul, ...] = ()  # attention's products, where scores are written out; one for each sample and head
+    fused_flops: int = 0  # of attention in one kernel, which skips the pairs hidden by a causal mask
+    batched: Products = ()  # attention's products where scores are written out; one for each sample and head
 
     def plus(self, other: Self) -> Self:
-        """Return both together."""
+        """Return the sum of both."""
         return type(self)(
             self.matmuls + other.matmuls,
             self.attention_flops + other.attention_flops,
@@ -70,15 +73,13 @@ class PassWork(NamedTuple):
         )
 
     def times(self, number: int) -> Self:
-        """Return `number` of this."""
-        return type(self)(
-            _repeat(self.matmuls, number),
-            self.attention_flops * number,
-            self.traffic_bytes * number,
-            self.operations * number,
-            self.fused_flops * number,
-            _repeat(self.batched, number),
+        """Return `number` times this work."""
+        matmuls, batched = (
+            tuple(product._replace(times=product.times * number) for product in products)
+            for products in (self.matmuls, self.batched)
         )
+        flops, traffic, operations, fused = (number * count for count in self[1:5])
+        return type(self)(matmuls, flops, traffic, operations, fused, batched)
 
     @property
     def matmul_flops(self) -> int:
@@ -86,50 +87,49 @@ class PassWork(NamedTuple):
 
 
 def compute_backward(forward: PassWork) -> PassWork:
-    """Return the work of a pass back: two products, each as large, for every one of forward, in a fused kernel of
-    attention five for two, since it computes the scores again (arXiv 2307.08691, section 3.1); twice the element-wise
-    traffic, since every result's gradient is read and every operand's is written; twice the operations."""
+    """Return the work of a backward pass: two products of equal size for every product of forward; in a fused kernel of
+    attention five for two, since it recomputes the scores (arXiv 2307.08691, section 3.1); twice the element-wise
+    traffic, since the gradient of every result is read and that of every operand is written; twice the operations."""
+
+    def turn(products: Products) -> Products:  # to those that give the gradients of both factors
+        pairs = ((Matmul(m, n, k, times), Matmul(k, m, n, times)) for m, k, n, times in products)
+        return tuple(product for pair in pairs for product in pair)
+
     return PassWork(
-        _turn(forward.matmuls),
+        turn(forward.matmuls),
         2 * forward.attention_flops,
         2 * forward.traffic_bytes,
         2 * forward.operations,
         5 * forward.fused_flops // 2,
-        _turn(forward.batched),
+        turn(forward.batched),
     )
 
 
-def _turn(products: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
-    """Return the products that give the gradients of both factors."""
-    return tuple(turned for m, k, n, times in products for turned in (Matmul(m, n, k, times), Matmul(k, m, n, times)))
-
-
-def _repeat(products: tuple[Matmul, ...], number: int) -> tuple[Matmul, ...]:
-    return tuple(product._replace(times=product.times * number) for product in products)
-
-
 def compute_forward(network: Stacks, load: Workload) -> PassWork:
-    """Return the work of one forward pass, loss included, nothing computed again."""
+    """Return the work of one forward pass with its loss, without recomputation."""
     return compute_blocks(network, load).plus(compute_ends(network, load))
 
 
 def compute_ends(network: Stacks, load: Workload) -> PassWork:
-    """Return what of a forward pass is in no block: the last norms, the head and the loss."""
+    """Return the work of a forward pass outside of blocks: the last norms, the head and the loss."""
     rows = load.micro * sum(load.tokens(stack.tokens) for stack in network.stacks)
-    ends = _compute_norm(network, load._replace(compiled=load.software.fused), rows)  # of all stacks, as one operation
-    return ends.plus(_compute_head_and_loss(network, load))
+    norms = _compute_norm(network, load._replace(compiled=load.software.fused), rows)  # of all stacks, as one operation
+    rows = load.micro * load.tokens(network.stacks[-1].tokens)
+    logits = (FULL if network.full_loss else load.width) * rows * network.vocab
+    # log-softmax reads the logits twice and writes once
+    return norms.plus(PassWork((Matmul(rows, network.width, network.vocab),), 0, 3 * logits, 6))
 
 
 def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
-    """Return what checkpointing every block computes again: up to its last product, or with it where dropout or fp16's
-    clamp behind it keeps a tensor as well, or where the block is compiled, for a graph runs to its end."""
+    """Return the recomputation of checkpointed blocks: up to the last product, or including it if dropout or fp16's
+    clamp behind it saves a tensor, or if the block is compiled, since a graph runs to its end."""
     whole = load.compiled or load.dropout or (load.fp16 and network.clamps_fp16)
     return compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
 
 
 def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
     """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`. Fused
-    kernels move and start what compiled blocks do."""
+    kernels move and start as much as compiled blocks."""
     if load.software.fused and not load.compiled:
         found = compute_blocks(network, load._replace(compiled=True), whole=whole)
         if load.software.started_unfused:
@@ -138,33 +138,29 @@ def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> Pa
         return found
     found = PassWork()
     for stack in network.stacks:
-        block = PassWork()
+        block, length = PassWork(), load.tokens(stack.tokens)
         for place, part in enumerate(stack.block, 1):
-            last = place == len(stack.block)
-            block = block.plus(_compute_sublayer(network, stack, part, load, whole=whole or not last))
+            complete = whole or place < len(stack.block)
+            if isinstance(part, Mlp):
+                block = block.plus(_compute_mlp(network, part, load, load.micro * length, whole=complete))
+            else:
+                keys = length if part.over is None else load.tokens(network.named(part.over).tokens)
+                block = block.plus(_compute_attention(network, part, load, length, keys, whole=complete))
         found = found.plus(block.times(stack.layers))
     return found
-
-
-def _compute_sublayer(network: Stacks, stack: Stack, part: Attention | Mlp, load: Workload, *, whole: bool) -> PassWork:
-    """Work of a sub-layer with its norm, without its last product unless it is `whole`."""
-    length = load.tokens(stack.tokens)
-    if isinstance(part, Mlp):
-        return _compute_mlp(network, part, load, load.micro * length, whole=whole)
-    keys = length if part.over is None else load.tokens(network.named(part.over).tokens)
-    return _compute_attention(network, part, load, length, keys, whole=whole)
 
 
 def _compute_attention(
     network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool
 ) -> PassWork:
+    """Return the work of an attention sub-layer with its norm, without its last product unless it is `whole`."""
     rows, others = load.micro * queries, load.micro * keys
     pairs = load.micro * part.heads * queries * keys
     flops = 2 * 2 * pairs * part.head_width
     biased = bool(part.position_bias) or part.zero_bias
     on_cpu = load.device == "cpu"
     written_out = load.attention == "eager" or (on_cpu and (biased or not is_fused(load, part)))
-    hidden = part.causal and not (biased or load.documents)  # by a mask that a kernel knows: half of the pairs
+    half = part.causal and not (biased or load.documents)  # a kernel that knows the mask skips half of the pairs
     traffic = int(_count_score_bytes(part, load) * pairs) if written_out else load.width * biased * pairs
     traffic += load.width * 2 * rows * part.inner + _count_residual_bytes(network, load, rows)  # a copy, the residual
     operations = 14 + 6 * written_out + load.dropout * (1 + written_out) + 10 * part.rotary
@@ -173,7 +169,7 @@ def _compute_attention(
     else:
         traffic += load.width * ROTARY_PASSES * part.rotary * (rows * part.inner + others * part.key_inner)
     products = _list_projections(network, part, rows, others)[: None if whole else -1]
-    found = PassWork(products, flops, traffic, operations, 0 if written_out else flops // (1 + hidden))
+    found = PassWork(products, flops, traffic, operations, 0 if written_out else flops // (1 + half))
     if written_out:
         number = load.micro * part.heads
         scores, values = Matmul(queries, part.head_width, keys, number), Matmul(queries, keys, part.head_width, number)
@@ -182,13 +178,13 @@ def _compute_attention(
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
-    """Return the bytes that a pair of a query and a key moves between attention's two products, scores written out.
+    """Return the bytes moved for each pair of a query and a key between attention's two products, scores written out.
 
-    transformers scales scores, adds a bias, adds a mask where there is one, and takes softmax: each reads and writes.
-    Llama's softmax goes by fp32.
+    transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax: each reads and writes.
+    Llama's softmax is in fp32.
     """
     width, biased = load.width, bool(part.position_bias) or part.zero_bias
-    if load.device == "cpu":  # torch's own: the products' part is not in calibrated attention
+    if load.device == "cpu":  # torch's own kernel; its products are not part of calibrated attention
         return 8 * width + load.dropout * (2 * width + 1)
     if load.compiled:
         return (COMPILED_SCORES_PASSES + biased) * width + load.dropout
@@ -198,24 +194,23 @@ def _count_score_bytes(part: Attention, load: Workload) -> float:
 
 
 def _count_residual_bytes(network: Stacks, load: Workload, rows: int) -> int:
-    """Return the bytes of the sum behind a sub-layer, and of the dropout before it, whose mask has a byte each."""
+    """Return the bytes of the sum after a sub-layer and of the dropout before it, whose mask has a byte per element."""
     unfused = load.dropout and not load.compiled
-    masks = load.dropout
-    passes = COMPILED_RESIDUAL_PASSES + 2 * unfused
-    return rows * network.width * (load.width * passes + masks)
+    return rows * network.width * (load.width * (COMPILED_RESIDUAL_PASSES + 2 * unfused) + load.dropout)
 
 
-def _list_projections(network: Stacks, part: Attention, rows: int, others: int) -> tuple[Matmul, ...]:
-    width, inner = network.width, part.inner
+def _list_projections(network: Stacks, part: Attention, rows: int, others: int) -> Products:
+    """Return the products with weights, the output projection last; `others` are the rows of keys and values."""
+    width, inner, key = network.width, part.inner, part.key_inner
     last = Matmul(rows, inner, width)
     if part.fused and part.over is None:
-        return Matmul(rows, width, inner + 2 * part.key_inner), last
-    key = part.key_inner
+        return Matmul(rows, width, inner + 2 * key), last
     keys_and_values = Matmul(others, width, 2 * key) if part.fused else Matmul(others, width, key, 2)
     return Matmul(rows, width, inner), keys_and_values, last
 
 
 def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool) -> PassWork:
+    """Return the work of an MLP with its norm, without its last product unless it is `whole`."""
     first = Matmul(rows, network.width, part.inner, 2 if part.gated else 1)
     products = (first, Matmul(rows, part.inner, network.width))[: 1 + whole]
     passes = 2 + part.gated if load.compiled else ACTIVATION_PASSES[part.activation] + 3 * part.gated
@@ -237,46 +232,35 @@ def _compute_norm(network: Stacks, load: Workload, rows: int) -> PassWork:
     return PassWork((), 0, states * (RMS_PASSES * FULL + 3 * load.width + converted), 6 + 2 * (load.width < FULL))
 
 
-def _compute_head_and_loss(network: Stacks, load: Workload) -> PassWork:
-    rows = load.micro * load.tokens(network.stacks[-1].tokens)
-    logits = (FULL if network.full_loss else load.width) * rows * network.vocab
-    product = Matmul(rows, network.width, network.vocab)
-    return PassWork((product,), 0, 3 * logits, 6)  # log-softmax: read twice, written once
-
-
 class StepFlops(Frozen):
-    """Matmul FLOPs of one optimizer step over all ranks, padding computed like any token."""
+    """Matmul FLOPs of one optimizer step over all ranks. Padding counts like other tokens."""
 
-    model: int  # what the model needs: forward and backward
-    hardware: int  # what is run: recomputed activations as well
+    model: int  # of the model: forward and backward
+    hardware: int  # executed: recomputed activations as well
 
 
 def compute_flops_per_step(spec: RunSpec) -> StepFlops:
     """Return the FLOPs of one optimizer step of `spec` over all ranks and micro-steps, exact by matmul.
 
-    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, NoPrediction for
-    one that does not describe its network.
+    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, NoPrediction for a
+    family that does not describe its network.
     """
     network, sample = get_network(spec), spec.sequence
     model = spec.global_batch * compute_training_flops(network, sample)
     if not spec.activation_checkpointing:
         return StepFlops(model=model, hardware=model)
     again = compute_recomputed_flops(
-        network,
-        sample,
-        dropout=spec.model.dropout,
-        precision=spec.precision,
-        compiled=spec.model.compile == "blocks",
+        network, sample, dropout=spec.model.dropout, precision=spec.precision, compiled=spec.model.compile == "blocks"
     )
     return StepFlops(model=model, hardware=model + spec.global_batch * again)
 
 
 def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
-    """Return the matmul FLOPs of forward and backward for one sample, its tokens by kind: model FLOPs.
+    """Return the matmul FLOPs of forward and backward for one sample, given its tokens by kind: model FLOPs.
 
-    A multiply and an add are two FLOPs; element-wise work is left out; attention is counted over the full square,
-    masked or not, and once, although fused kernels compute scores again in backward (the convention of PaLM,
-    arXiv 2204.02311, appendix B). Backward has two matmuls, each as large, for every one of forward.
+    A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts the full square, masked or not,
+    and counts once, although fused kernels recompute scores in backward (the convention of PaLM, arXiv 2204.02311,
+    appendix B). Backward has two matmuls of equal size for every matmul of forward.
     """
     return _count_training_flops(network, tuple(sample.items()))
 
@@ -289,12 +273,12 @@ def compute_recomputed_flops(
     precision: Precision = "bf16",
     compiled: bool = False,
 ) -> int:
-    """Return the matmul FLOPs for one sample that checkpointing every block adds to `compute_training_flops`.
+    """Return the matmul FLOPs for one sample that checkpointing of every block adds to `compute_training_flops`.
 
-    torch stops a recomputation at the last tensor that backward needs. That is the input of the block's last
-    matmul, which is not run again, unless something behind it keeps a tensor as well: the mask of dropout, or the
-    clamp with which transformers guards T5's fp16 activations; a `compiled` block is run again whole. Assumes weights
-    in `precision`, not autocast.
+    torch stops a recomputation at the last tensor that backward needs. This is the input of the block's last matmul,
+    which is not run again, unless a later operation saves a tensor as well: the mask of dropout, or the clamp with
+    which transformers guards T5's fp16 activations. A `compiled` block is run again completely. Assumes weights in
+    `precision`, not autocast.
     """
     load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
     return _count_recomputed_flops(network, load)
@@ -302,18 +286,16 @@ def compute_recomputed_flops(
 
 @functools.lru_cache(maxsize=_KEPT)
 def _count_training_flops(network: Stacks, lengths: Lengths) -> int:
-    return 3 * _count_flops(compute_forward(network, _build_one_sample(lengths)))
+    forward = compute_forward(network, _build_one_sample(lengths))
+    return 3 * (forward.matmul_flops + forward.attention_flops)
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def _count_recomputed_flops(network: Stacks, load: Workload) -> int:
-    return _count_flops(compute_recomputed(network, load))
+    again = compute_recomputed(network, load)
+    return again.matmul_flops + again.attention_flops
 
 
 def _build_one_sample(lengths: Lengths, *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
-    """One checkpointed sample; what its FLOPs do not depend on is anything."""
+    """Return the workload of one checkpointed sample; fields without an effect on FLOPs have any value."""
     return Workload(1, lengths, WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None)
-
-
-def _count_flops(work: PassWork) -> int:
-    return work.matmul_flops + work.attention_flops

@@ -1,4 +1,4 @@
-"""The workload of a run: its network, its tokens of each kind, and the costs that its engine adds."""
+"""The workload of a run: its network, its tokens of each kind, the software, and the costs that its engine adds."""
 
 import functools
 from typing import Literal, NamedTuple
@@ -11,32 +11,33 @@ from bench.core.spec import WIDTH, Device, RunSpec
 
 
 class Software(NamedTuple):
-    """Class of the software that trains. It decides which operations a block has, what the host needs to start one, and
-    how far published steps lie from their prediction. A calibration on the machine replaces host, pace and interval."""
+    """Class of the training software. It decides the operations of a block, the host's time to start one, and the error
+    of predictions by published steps. A calibration on the machine replaces host, pace and interval."""
 
     name: str = "usual"
     fused: bool = False  # kernels made by hand: operations between two products are one kernel
     started_unfused: bool = False  # the host starts as many operations as without fused kernels
-    last_again: bool = True  # where blocks are checkpointed, the last stage computes its own again, too
-    start_s: float = 22.5e-6  # the host's time for one operation
+    last_again: bool = True  # with checkpointing, the last stage of a pipeline recomputes its blocks as well
+    start_s: float = 22.5e-6  # the host's seconds for one operation
     pace: float = 1.0  # time of a pass over the time of its work at the machine's rates
     interval: tuple[float, float] = (0.75, 1.35)  # computing time over its prediction, in nine of ten steps
 
 
 USUAL = Software()
-"""Software that nobody named: FSDP and its like, neither tuned nor old. The interval is the one that held 89 to 90 % of
-the published steps of decoders when each source was predicted by constants of the others. An operation of a module in
-Python takes 10 to 35 µs by the host's processor, the launch alone 5; no published step here is bound by the host, so
-the middle of that range is taken."""
+"""The default class: FSDP and similar software, neither tuned nor old. Its interval contained 89 to 90 % of the
+published steps of decoders, each source predicted by constants of the other sources. An operation of a module in Python
+takes 10 to 35 µs depending on the host's processor, its launch alone 5. No published step here is bound by the host, so
+the middle of that range is used."""
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
 """Transformers with DeepSpeed, and stacks of 2021. The pace is the geometric mean over two sources: DeepSpeed 0.14 on 8
 A800, and BLOOM's trials of Megatron-DeepSpeed. The host's time was chosen on traces of PyTorch modules
 (analysis.validation.published_times)."""
 FUSED = Software("fused", fused=True, pace=0.955, interval=(0.82, 1.22))
-"""Stacks that their makers tuned, with kernels made by hand. The pace is the geometric mean over three sources of
+"""Stacks tuned by their makers, with kernels made by hand. The pace is the geometric mean over three sources of
 NVIDIA: T5-3B and mT5-3B by NeMo, GPT by Megatron (arXiv 2205.05198)."""
 SOFTWARE = {software.name: software for software in (EAGER, USUAL, FUSED)}
 OWN = USUAL
+"""Class of this project's engines."""
 
 
 def find_software(name: str) -> Software:
@@ -47,14 +48,14 @@ def find_software(name: str) -> Software:
 
 
 def format_class(software: Software) -> str:
-    """Return in words what an interval of uncalibrated times stands for."""
+    """Return a sentence on the class of software that an interval of uncalibrated times is for."""
     if software.name == USUAL.name:
-        return "The interval is of unknown software; software=eager or software=fused, where it is known, narrows it."
-    return f"The interval is of software={software.name}."
+        return "The interval is for unknown software; set software=eager or software=fused to narrow it."
+    return f"The interval is for software={software.name}."
 
 
 class Workload(NamedTuple):
-    """What of a run decides the work and the activations of one rank in one micro-step."""
+    """The fields of a run that decide the work and the activations of one rank in one micro-step."""
 
     micro: int  # samples
     lengths: tuple[tuple[str, int], ...]  # tokens per sample by kind, padding included
@@ -64,13 +65,13 @@ class Workload(NamedTuple):
     checkpointing: bool
     device: Device
     fp16: bool
-    chunk: int | None  # tokens whose loss is taken at a time; None: all
-    documents: bool = False  # a token sees those of its own document alone
+    chunk: int | None  # tokens whose loss is computed at a time; None: all
+    documents: bool = False  # a token attends to its own document alone
     compiled: bool = False  # each block as one graph
     software: Software = OWN
 
     def tokens(self, kind: str) -> int:
-        """Return the tokens of a kind in a sample; NoPrediction for a kind that a sample has none of."""
+        """Return the tokens of a kind in a sample; NoPrediction for a kind that samples do not have."""
         for name, length in self.lengths:
             if name == kind:
                 return length
@@ -79,7 +80,7 @@ class Workload(NamedTuple):
 
 
 def get_network(spec: RunSpec) -> Stacks:
-    """Return the network of a spec's model; NoPrediction where its family does not describe it."""
+    """Return the network of a spec's model; NoPrediction for a family that does not describe it."""
     network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"
@@ -88,7 +89,7 @@ def get_network(spec: RunSpec) -> Stacks:
 
 
 def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> Workload:
-    """Return what one rank of `spec` works on in one micro-step on `device`."""
+    """Return the workload of one rank of `spec` in one micro-step on `device`."""
     return Workload(
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
@@ -98,8 +99,8 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
 
 
 def is_fused(load: Workload, attention: Attention) -> bool:
-    """Whether scores are never written out. torch's sdpa writes them out on a CPU where a bias needs a gradient; with
-    checkpointing transformers has zeros in the bias's place need one, too."""
+    """Return True if scores are never written to memory. torch's sdpa writes them on a CPU if a bias needs a gradient.
+    With checkpointing, transformers also gives the zeros in place of a bias a gradient."""
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer
         needs_gradient = attention.position_bias or (made_before and load.checkpointing)
@@ -110,48 +111,47 @@ def is_fused(load: Workload, attention: Attention) -> bool:
 def predict_engine_memory(
     spec: RunSpec, device: Device, room: int | None = None, *, rehearsed: bool = False
 ) -> EngineMemory:
-    """Return the engine's part of the memory of a rank of `spec`; UserError for what it cannot predict."""
-    said = engines.facts(spec).memory
-    if said is None:
-        raise _build_error(spec, "what memory it needs")
-    return said(spec, get_model_sizes(get_network(spec)), device, room, rehearsed)
+    """Return the engine's part of the memory of a rank of `spec`; UserError if the engine cannot predict it."""
+    predict = engines.facts(spec).memory
+    if predict is None:
+        raise _build_error(spec, "its memory")
+    return predict(spec, get_model_sizes(get_network(spec)), device, room, rehearsed)
 
 
 def predict_engine_step(spec: RunSpec, device: Device) -> EngineStep:
-    """Return what the engine of `spec` adds to a step's passes; UserError for what it cannot predict."""
-    said = engines.facts(spec).step
-    if said is None:
-        raise _build_error(spec, "what it adds to a step")
-    return _add_target_count(said(spec, get_model_sizes(get_network(spec)), device), spec)
+    """Return the costs that the engine adds to a step's passes; UserError if the engine cannot predict them."""
+    predict = engines.facts(spec).step
+    if predict is None:
+        raise _build_error(spec, "its costs of a step")
+    return _add_target_count(predict(spec, get_model_sizes(get_network(spec)), device), spec)
 
 
 def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) -> PipelineCosts | None:
-    """Return the engine's part of the costs by place, of a model that is cut into stages; None where none is. UserError
-    for what the engine cannot predict."""
-    said = engines.facts(spec).pipeline
-    if said is None:
+    """Return the engine's part of the costs by place of a pipeline; None for a model that is not cut into stages.
+    UserError if the engine cannot predict them."""
+    predict = engines.facts(spec).pipeline
+    if predict is None:
         return None
-    costs = said(spec, get_network(spec), device, rehearsed)
+    costs = predict(spec, get_network(spec), device, rehearsed)
     places = (place._replace(step=_add_target_count(place.step, spec)) for place in costs.places)
     return costs._replace(places=tuple(places))
 
 
 def _add_target_count(step: EngineStep, spec: RunSpec) -> EngineStep:
-    """Add the sum of target tokens over all ranks, one fp64 number before the passes, where a step needs it."""
+    """Add the sum of target tokens over all ranks, one fp64 number before the passes, if a step needs it."""
     if spec.world_size == 1 or not objectives.weighs_targets(spec):
         return step
     counted = Transfer("all_reduce", "forward", 8, 1, 1, False, spec.world_size)
     return step._replace(transfers=[*step.transfers, counted])
 
 
-def _build_error(spec: RunSpec, what: str) -> NoPrediction:
-    rule = f"no prediction: it does not say {what}"
-    return NoPrediction(f"engine.backend={spec.engine.backend}", rule, "measure it")
+def _build_error(spec: RunSpec, missing: str) -> NoPrediction:
+    return NoPrediction(f"engine.backend={spec.engine.backend}", f"no prediction of {missing}", "measure it")
 
 
-@functools.lru_cache(maxsize=1024)  # an engine's own caches know a model by this value
+@functools.lru_cache(maxsize=1024)  # engines' own caches use this value as a key
 def get_model_sizes(network: Stacks) -> ModelSizes:
-    """Return a network as engines see it, the same value each time."""
+    """Return the sizes of a network for engines, the same value each time."""
     return ModelSizes(
         tuple(list_tensors(network)), functools.partial(list_modules, network), functools.partial(units, network)
     )

@@ -1,5 +1,5 @@
 """One node's supervisor: starts the node's ranks, watches them, and ends all of them as soon as one is lost.
 
-It imports no torch, so it is up at once and light beside what it watches. A rank's death, exception or silence ends the
-run within seconds instead of the collectives' timeout, and becomes a record.
+It imports no torch, so it starts at once and uses few resources next to its ranks. A rank's death, exception or silence
+ends the run within seconds, long before the collectives' timeout, and becomes a record.
 """

@@ -1,4 +1,4 @@
-"""Node 0's supervisor: watches the whole run and sees that it ends with a record."""
+"""Node 0's supervisor: it watches the whole run, and every run that it watched leaves a record."""
 
 import json
 import signal
@@ -27,10 +27,13 @@ from bench.runtime.outcome import (
 from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
 
-_LAST_FAILURES_S = 1.5  # after the first loss the others may still say what they know; the members report once a second
-_AGENTS_END_S = 17.0  # for the members to end their ranks
-_HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0  # on one machine; on a file system that many others use
-_WRITING_S = 2.0  # for a file system to take what is said last
+# After the first loss, for reports from other ranks; agents report once a second.
+_LAST_FAILURES_S = 1.5
+_AGENTS_END_S = 17.0  # for the agents to end their ranks
+# On one machine, and on a file system that many users share.
+_HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0
+# For the last writes; a file system that stalls for longer loses them.
+_WRITING_S = 2.0
 
 
 class RunCoordinator:
@@ -48,19 +51,22 @@ class RunCoordinator:
         span: Span = "node",
         start: StartRank = start_process,
     ) -> None:
-        """`announce` tells the other supervisors where this one is, instead of a file in the folder. `scheduled`: after
-        an interruption there is a scheduler to ask why, so that no record is written then; `ends_at` is when its
-        allocation ends, in seconds since the epoch; `is_lost` says why it is none of its scheduler's any more, or
-        nothing."""
+        """`announce` sends node 0's address to the other supervisors; by default it is written into the folder.
+
+        `scheduled`: after an interruption the scheduler knows the reason, and no record is written. `ends_at` is the
+        end of the allocation in seconds since the epoch. `is_lost` returns why the scheduler no longer owns this
+        allocation, and an empty text if it still does.
+        """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.limits = self.circumstance.limits
+        self._has_other_nodes = self.spec.nodes > 1 and self.circumstance.rehearsed_rank is None
         self.announce = announce or (lambda rendezvous: rendezvous.write(folder))
         self.scheduled, self.ends_at, self.is_lost = scheduled, ends_at, is_lost
-        self.server = CoordinatorServer(
-            count_supervisors(self.spec, span, self.circumstance), self._address(), self.limits.silence_s
-        )
+        host = self.circumstance.network.address(socket.gethostname()) if self._has_other_nodes else "127.0.0.1"
+        supervisors = count_supervisors(self.spec, span, self.circumstance)
+        self.server = CoordinatorServer(supervisors, host, self.limits.silence_s)
         self.log = RankLog(folder / store.LOG)
         self.node = NodeRanks(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
         self.heartbeat = HeartbeatWriter(folder, _HEARTBEAT_FAR_S if scheduled else _HEARTBEAT_S)
@@ -69,24 +75,31 @@ class RunCoordinator:
         self._lost_at: float | None = None
         self._begin = self._resumed_at = time.monotonic()
         self._paused = PauseTotals()  # of the longest paused node
-        # Asking `is_lost` reads the study's folder, and a shared file system may not answer for minutes.
+        # `is_lost` reads the study's folder, and a shared file system may stall for minutes: never in this thread.
         self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
+        # A job of many points has one process for all of them, which handles signals itself.
         if handle_signals:
             install_handlers(self.interrupt)
 
     def run(self) -> RunRecord | None:
-        """Start the ranks, watch all of them to their end, and return the record, which is on the disk by then; None if
-        the run was interrupted and the scheduler is to be asked why."""
+        """Run all ranks to their end, and return the record after it was written.
+
+        None if the run was interrupted and the scheduler knows the reason.
+        """
         try:
             self._start()
             self._watch()
         except Exception as error:
-            if not self._interrupted_by:  # else whoever sent the signal may have ended what it failed of
+            # Else the signal may also have ended what failed here.
+            if not self._interrupted_by:
                 traceback.print_exc()
             self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
         self._blame_lost_node()
-        interrupted = self._was_interrupted()
+        if self._interrupted_by and not self.stop and self._are_lost_ranks_terminated():
+            self._lost_at = None
+            self.interrupt(self._interrupted_by)
+        interrupted = self.stop == "cancelled"
         if interrupted:
             self._note_interruption()
         self._end()
@@ -106,14 +119,13 @@ class RunCoordinator:
         self._stop("cancelled", f"interrupted by {self._interrupted_by.name}")
 
     def states(self) -> list[RankState]:
-        """Return how every rank of the run is, as far as its node has told."""
+        """Return the state of every rank of the run, as of its node's last report."""
         agents = (agent for _, agent in sorted(self.server.agents.items()))
-        return [*self.node.states(), *(state for agent in agents for state in agent.ranks)]
+        return [*self.node.states(), *(state for agent in agents for state in agent.last.ranks)]
 
     def _start(self) -> None:
-        with socket.create_server(
-            ("" if self._has_other_nodes else "127.0.0.1", 0), backlog=self.spec.world_size
-        ) as listener:
+        address = "" if self._has_other_nodes else "127.0.0.1"
+        with socket.create_server((address, 0), backlog=self.spec.world_size) as listener:
             port = listener.getsockname()[1]
             rendezvous = Rendezvous(self.server.host, port, self.server.port, self.server.token)
             if self.server.nodes > 1:
@@ -121,11 +133,11 @@ class RunCoordinator:
             self.node.start(rendezvous, listener)
 
     def _watch(self) -> None:
-        """Return when every rank has ended, or when one is lost and the others have said what they know."""
+        """Return when every rank has ended, or when one is lost and the others had time to report."""
         while not self.stop and (self._are_lost_ranks_terminated() or not self._all_ended()):
             time.sleep(POLL_S)
-            self._look_for_pauses()
-            self._listen()
+            self._detect_pauses()
+            self._receive()
             self._check_limits()
             if self.heartbeat.due:
                 self.heartbeat.show("running", self.states())
@@ -140,35 +152,36 @@ class RunCoordinator:
     def _ask_whether_lost(self) -> None:
         self._lost_reason = self.is_lost() if self.is_lost else ""
 
-    def _look_for_pauses(self) -> None:
-        """Begin all limits of silence anew after a pause of this node or another."""
-        if paused_s := self.node.look_for_pauses():
+    def _detect_pauses(self) -> None:
+        """Restart all limits of silence after a pause of this node or of another."""
+        if paused_s := self.node.detect_pauses():
             self.server.forgive_silence(paused_s)
             self._begin += paused_s
-        paused = self.node.pauses.totals.combine(self.server.paused)
-        if paused_s or self.server.paused.all_s > self._paused.all_s:
+        others = self.server.paused
+        if paused_s or others.all_s > self._paused.all_s:
             self._resumed_at = time.monotonic()
-        self._paused = self._paused.combine(paused)
+        self._paused = self._paused.combine(self.node.pauses.totals.combine(others))
 
     def _all_ended(self) -> bool:
-        expected = self.server.nodes - 1
         agents = self.server.agents.values()
-        return not self.node.running and len(agents) == expected and all(agent.done for agent in agents)
+        return (
+            not self.node.running and len(agents) == self.server.nodes - 1 and all(agent.last.done for agent in agents)
+        )
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         self.node.drain()
         for rank, line in self.server.poll():
             self.log.write(rank, line)
 
     def _check_limits(self) -> None:
-        """Stop the run if its time is over, a node is gone, or a rank has been silent for too long."""
+        """Stop the run if its time is over, a node is lost, or a rank is silent for too long."""
         limit_min = self.limits.time_limit_min
         if limit_min is not None and time.monotonic() - self._begin > 60 * limit_min:
             self._stop("timeout", f"the time limit of {limit_min:g} min was reached")
         if number := self.server.interrupted_by:
             self.interrupt(number)
-        if gone := self.server.lost() or self.server.find_absent(self.limits.startup_s):
-            self._stop("node_failure", gone)
+        if lost := self.server.lost() or self.server.find_absent(self.limits.startup_s):
+            self._stop("node_failure", lost)
         states = self.states()
         for state in states:
             limit_s = self.limits.hang_s if state.ended_steps else self.limits.startup_s
@@ -177,62 +190,54 @@ class RunCoordinator:
                 self._stop("hang", f"no step for {silent_s:.0f} s; {format_furthest_behind(states)}")
 
     def _end(self) -> None:
-        """End whatever still runs, on every node, and wait for the other nodes' last words."""
+        """End all running ranks on every node, and wait for the agents' last reports."""
         stacks = self.stop == "hang"
         self.server.request_stop(stacks=stacks)
         self.node.end(stacks=stacks)
-        until = time.monotonic() + _AGENTS_END_S
-        while time.monotonic() < until and not all(m.done or m.line.closed for m in self.server.agents.values()):
+        until, agents = time.monotonic() + _AGENTS_END_S, self.server.agents.values()
+        while time.monotonic() < until and not all(agent.last.done or agent.line.closed for agent in agents):
             time.sleep(POLL_S)
-            self._listen()
-        self._listen()
+            self._receive()
+        self._receive()
         self.log.close(_WRITING_S)
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: StopReason, why: str) -> None:
-        """Note why the run is to end, unless a rank that was lost ends it already: that came first."""
+        """Note why the run has to end, unless the loss of a rank came first."""
         if self._lost_at is None:
             self.stop, self.why = self.stop or stop, self.why or why
 
+    def _list_lost(self) -> list[RankState]:
+        return [state for state in self.states() if state.exit_code and not state.stopped]
+
     def _are_lost_ranks_terminated(self) -> bool:
-        """Whether the ranks that are lost were asked to end by somebody else, or failed of a peer that was. A scheduler
-        signals ranks and supervisors alike, and a rank may be the first to hear it: the same signal may be on its way
-        here."""
-        lost = [state for state in self.states() if state.exit_code and not state.stopped]
-        own = [state for state in lost if not state.failure or state.failure["outcome"] != "comm_error"]
+        """Return whether the lost ranks were ended by SIGTERM or SIGINT, or failed because such a peer was lost.
+
+        A scheduler signals ranks and supervisors alike. A rank may be the first to receive the signal, which may still
+        be on its way to this process.
+        """
+        own = [state for state in self._list_lost() if not state.failure or state.failure["outcome"] != "comm_error"]
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
 
     def _blame_lost_node(self) -> None:
-        """Stop for a node that left or fell silent, where all that the lost ranks report is that they lost a peer."""
-        lost = [state for state in self.states() if state.exit_code and not state.stopped]
+        """Stop for a node that left or is silent, if all lost ranks report nothing but a lost peer."""
+        lost = self._list_lost()
+        # A communication error of every lost rank may be the echo of a node whose reports do not arrive.
         is_echo = lost and all(state.failure and state.failure["outcome"] == "comm_error" for state in lost)
         if is_echo and not self.stop and (left := self.server.find_left(self.limits.silence_s / 4)):
             self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"
 
-    def _was_interrupted(self) -> bool:
-        """Whether the run ends because of a signal."""
-        if self._interrupted_by and not self.stop and self._are_lost_ranks_terminated():
-            self._lost_at = None
-            self.interrupt(self._interrupted_by)
-        return self.stop == "cancelled"
-
     def _note_interruption(self) -> None:
-        """Write at once where an interrupted run was: whoever sent the signal may soon end this process as well."""
+        """Write at once how far an interrupted run was: the scheduler may soon kill this process as well."""
         assert self._interrupted_by
-        ranks = [{"rank": state.rank, "phase": state.phase, "step": state.step} for state in self.states()]
-        left_s = None if self.ends_at is None else round(self.ends_at - time.time())
-        note = {"signal": self._interrupted_by.name, "at": format_now(), "left_s": left_s, "ranks": ranks}
-        note["warning_s"] = self.circumstance.launcher.get("warning_s")
+        note = {
+            "signal": self._interrupted_by.name,
+            "at": format_now(),
+            "left_s": None if self.ends_at is None else round(self.ends_at - time.time()),
+            "ranks": [{"rank": state.rank, "phase": state.phase, "step": state.step} for state in self.states()],
+            "warning_s": self.circumstance.launcher.get("warning_s"),
+        }
         content = json.dumps(note, indent=1).encode()
         writing = AsyncWriter()
         writing.start(lambda: store.write_atomically(self.folder / store.INTERRUPTED, content))
         writing.wait(_WRITING_S)
-
-    def _address(self) -> str:
-        """Return where the ranks and the other supervisors find this one."""
-        return self.circumstance.network.address(socket.gethostname()) if self._has_other_nodes else "127.0.0.1"
-
-    @property
-    def _has_other_nodes(self) -> bool:
-        """Whether there are other nodes to be met."""
-        return self.spec.nodes > 1 and self.circumstance.rehearsed_rank is None

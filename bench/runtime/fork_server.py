@@ -1,9 +1,9 @@
-"""Ranks forked from a process that has done their imports: a point of a packed job costs little beside its steps.
+"""Ranks forked from a process that has done their imports, so that each point of a packed job starts quickly.
 
-`python -m bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES`, started by a supervisor, which asks for ranks
-over the socket of that number; the engines and model families that will be used are named, divided by commas. This
-process imports, and touches neither a device nor a tensor: one tensor operation here would start threads that no child
-inherits, and every child would hang.
+`python -m bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES` is started by a supervisor, which requests
+ranks over the socket with that number. ENGINES and FAMILIES are names with commas between them. This process imports,
+and uses neither a device nor a tensor: one tensor operation here would start threads, which forked children do not
+inherit, and every child would hang.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from bench.engines.deepspeed.library import preload_deepspeed
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1
-# A scheduler signals every process of a job. The supervisor ends this one when it is done with it, by hanging up.
+# A scheduler signals every process of a job. The supervisor ends this process by closing the connection.
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
@@ -35,7 +35,7 @@ _LIGHT: tuple[plugins.Kind[Any], ...] = (plugins.OBJECTIVE, plugins.DATA, plugin
 
 
 def main() -> None:
-    """Import, say so, and fork a rank for every request until the supervisor hangs up."""
+    """Import, report that it is done, and fork a rank for every request until the supervisor closes the connection."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     preload(sys.argv[2], *(names.split(",") for names in sys.argv[3:]))
     for number in _IGNORED_SIGNALS:
@@ -55,44 +55,50 @@ def main() -> None:
 
 
 def preload(device: str, backends: Collection[str] | None = None, families: Collection[str] | None = None) -> None:
-    """Import whatever a rank will; `device` is "cpu" or "cuda", without `backends` and `families` it is all there are:
-    the libraries of some take seconds."""
+    """Import the modules of a rank on `device`, "cpu" or "cuda", with these engines and model families.
+
+    None imports all of them; the libraries of some take seconds.
+    """
     os.environ["DS_ACCELERATOR"] = device
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "loop", "observe")]
-    with importing():  # nor does a page have to be copied only because a child's collector looks at it
+    # Queries the driver's library and starts no CUDA context.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "loop", "observe")]
+    # Frozen objects are not touched by a child's garbage collector, so their pages stay shared.
+    with importing():
         for kind in _LIGHT:
             list(plugins.list_usable(kind))
-        for name in ("torch.distributed", "torch.nn.parallel", *measuring):
-            importlib.import_module(name)
-        _load_builders(plugins.ENGINE_BUILDER, backends)
-        _load_builders(plugins.FAMILY_BUILDER, families)
+        for module in ("torch.distributed", "torch.nn.parallel", *measuring):
+            importlib.import_module(module)
+        builders: dict[plugins.Kind[Any], Collection[str] | None]
+        builders = {plugins.ENGINE_BUILDER: backends, plugins.FAMILY_BUILDER: families}
+        for builder, names in builders.items():
+            for name in plugins.list_names(builder) if names is None else names:
+                # A broken plug-in fails only the runs that use it.
+                with contextlib.suppress(UserError):
+                    plugins.load(builder, name)
         if backends is None or "deepspeed" in backends:
             preload_deepspeed()
 
 
-def _load_builders(kind: plugins.Kind[Any], names: Collection[str] | None) -> None:
-    """Import what builds models or engines; one that is broken fails the runs that ask for it, not all."""
-    for name in plugins.list_names(kind) if names is None else names:
-        with contextlib.suppress(UserError):
-            plugins.load(kind, name)
-
-
 def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGKILL) -> int:
-    """Start `run`, which never returns, in a new child of `parent` and return its process id. `parent` adopts orphans:
-    the process is forked twice, so that it becomes a child of `parent` and can be waited for there. The kernel sends it
-    `death_signal` when `parent` dies; 0 for none."""
+    """Start `run`, which never returns, in a new child of the process `parent`; return the child's process id.
+
+    `parent` adopts orphans. This process forks twice and the first child ends, so that `parent` can wait for the
+    second. The kernel sends it `death_signal` when `parent` dies; 0 for no signal.
+    """
     ours, theirs = os.pipe()
     middle = os.fork()
     if middle == 0:
-        itself = os.getpid()  # asked for here: the child may be adopted before it could ask who its parent is
+        # Before the second fork: the child may be adopted before it could ask for its parent.
+        itself = os.getpid()
         child = os.fork()
         if child == 0:
             try:
                 while os.getppid() == itself:  # until it is adopted
                     time.sleep(0.001)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-                if os.getppid() == parent or not death_signal:  # else it died before it could take this process along
+                # Else `parent` died before the signal was set.
+                if os.getppid() == parent or not death_signal:
                     run()
             except BaseException:
                 traceback.print_exc()
@@ -108,7 +114,9 @@ def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGK
 
 
 def _become_rank(request: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Run the worker in this process as if it had been started with its environment and descriptors."""
+    """Run the worker in this process with the environment and descriptors of a request."""
+    import torch
+
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -120,17 +128,11 @@ def _become_rank(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     os.environ.update({name: str(number) for name, number in zip(request["descriptors"], others, strict=True)})
     sys.argv = ["bench.runtime.worker", *request["arguments"]]
-    _apply_environment()
-    worker.main()  # which ends the process
-
-
-def _apply_environment() -> None:
-    """Do what libraries would have read from the environment while they were imported."""
-    import torch
-
+    # Python and torch read these variables at their start, which was before this environment was set.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
+    worker.main()  # ends the process
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a run's ranks show: their states, pauses of their processes, `heartbeat.json` for readers, and the outcome.
+"""States of a run's ranks, pauses of their processes, `heartbeat.json` for readers, and the outcome of the run.
 
-A suspended job, SIGSTOP or a machine that slept pauses a node's processes. A paused supervisor finds after the pause
-that far more time has passed than it asked to sleep. Time in which it was computing, or waited for a core next to other
-processes, is no pause: the kernel counts both.
+A suspended job, SIGSTOP or a sleeping machine pauses a node's processes. After a pause the supervisor finds that far
+more time has passed than it asked to sleep. Time in which it computed, or waited for a core, is no pause; the kernel
+counts both.
 """
 
 import contextlib
@@ -24,33 +24,38 @@ from bench.core.processes import identify_process
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 
 GAP_S = 2.0
-"""A supervisor asks to sleep for 0.2 s; a gap shorter than this is ordinary delay."""
-_RANK_S = 1.0  # a rank that was stopped for less, by a debugger that took its stacks say, was not paused
-_STOPPED = frozenset("Tt")  # states of a process: by a signal, or by a debugger
+"""A supervisor sleeps for 0.2 s between polls; a gap shorter than this is an ordinary delay."""
+# A shorter stop, by a debugger that takes stacks for instance, is no pause.
+_RANK_S = 1.0
+# States of a process that is stopped by a signal, or by a debugger.
+_STOPPED = frozenset("Tt")
 StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
 
 class Moment(NamedTuple):
-    """Seconds since the boot, sleep of the machine included, and seconds that this thread computed or waited for a
-    core."""
+    """Seconds since the boot, sleep included, and seconds in which this thread computed or waited for a core."""
 
     at: float
     active: float
 
 
 class PauseTotals(NamedTuple):
-    """Seconds of pauses on one node: since the start of the ranks, and those while a rank was making steps."""
+    """Seconds of pauses on one node: all since the start of the ranks, and those while a rank was making steps."""
 
     all_s: float = 0.0
     in_steps_s: float = 0.0
 
+    def add(self, seconds: float, *, in_steps: bool) -> "PauseTotals":
+        """Return the totals after another pause."""
+        return PauseTotals(self.all_s + seconds, self.in_steps_s + (seconds if in_steps else 0.0))
+
     def combine(self, other: "PauseTotals") -> "PauseTotals":
-        """Return the longer of two nodes' pauses: a job is suspended on all its nodes at once."""
+        """Return the longer of two nodes' pauses: a job is suspended on all of its nodes at once."""
         return PauseTotals(max(self.all_s, other.all_s), max(self.in_steps_s, other.in_steps_s))
 
 
 class PauseWatch:
-    """Pauses of one supervisor and of its ranks, seen by looking a few times per second."""
+    """Pauses of one supervisor and of its ranks, sampled a few times per second."""
 
     def __init__(self, read_moment: Callable[[], Moment] | None = None) -> None:
         self._read_moment = read_moment or _read_moment
@@ -58,41 +63,40 @@ class PauseWatch:
         self._was_in_steps = False
         self._own = PauseTotals()
         self._ranks: dict[int, PauseTotals] = {}  # by process id
-        self.stopped: frozenset[int] = frozenset()  # process ids of ranks that are stopped now
+        # Process ids of ranks that are stopped now.
+        self.stopped: frozenset[int] = frozenset()
 
     def restart(self) -> None:
-        """Begin the next interval now: what this thread did since the last look was asked of it."""
+        """Begin the next interval now: starting the ranks since the last sample was no pause."""
         self._last = self._read_moment()
 
-    def look(self, pids: Iterable[int], *, in_steps: bool) -> float:
-        """Return the seconds for which this supervisor itself was paused since the last look, 0 for none. `pids` are
-        its running ranks, `in_steps` is whether any of them makes steps."""
+    def sample(self, pids: Iterable[int], *, in_steps: bool) -> float:
+        """Return the seconds for which this supervisor itself was paused since the last sample, 0 without a pause.
+
+        `pids` are the process ids of its running ranks, `in_steps` is whether any of them makes steps.
+        """
         last, self._last = self._last, self._read_moment()
         elapsed_s = self._last.at - last.at
         gap_s = elapsed_s - (self._last.active - last.active)
         paused_s = gap_s if gap_s > GAP_S else 0.0
-        # A window whose time is over ends with the first step after a pause, perhaps before this supervisor looks.
+        # The first step after a pause may end the window before this supervisor's next sample.
         touched_steps, self._was_in_steps = in_steps or self._was_in_steps, in_steps
-        self._own = _add(self._own, paused_s, touched_steps)
+        self._own = self._own.add(paused_s, in_steps=touched_steps)
         self.stopped = frozenset(pid for pid in pids if _read_state(pid) in _STOPPED)
         for pid in () if paused_s else self.stopped:
-            self._ranks[pid] = _add(self._ranks.get(pid, PauseTotals()), elapsed_s, touched_steps)
+            self._ranks[pid] = self._ranks.get(pid, PauseTotals()).add(elapsed_s, in_steps=touched_steps)
         return paused_s
 
     @property
     def totals(self) -> PauseTotals:
-        """Pauses so far: those of the supervisor, and those of the rank that was stopped longest."""
+        """Pauses so far of the supervisor, and of the rank that was stopped longest."""
         longest = max(self._ranks.values(), default=PauseTotals())
         ranks = longest if longest.all_s >= _RANK_S else PauseTotals()
         return PauseTotals(self._own.all_s + ranks.all_s, self._own.in_steps_s + ranks.in_steps_s)
 
 
-def _add(totals: PauseTotals, seconds: float, in_steps: bool) -> PauseTotals:
-    return PauseTotals(totals.all_s + seconds, totals.in_steps_s + (seconds if in_steps else 0.0))
-
-
 def _read_moment() -> Moment:
-    active = 0.0  # of a kernel without these counts
+    active = 0.0  # on a kernel without these counts
     with contextlib.suppress(OSError, ValueError):
         computed_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
         active = (int(computed_ns) + int(waited_ns)) / 1e9
@@ -100,45 +104,46 @@ def _read_moment() -> Moment:
 
 
 def _read_state(pid: int) -> str:
-    """Return the state of a process in the kernel's letters; empty for one that has ended."""
+    """Return the kernel's letter for the state of a process; empty if it has ended."""
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
 
 
 class RankState(NamedTuple):
-    """How one rank is or ended, and where it was when it last said so."""
+    """State of one rank, and its progress at its last beat."""
 
     rank: int
     exit_code: int | None  # negative: killed by that signal; None: still running
-    stopped: bool  # by its supervisor, so its end is no evidence
-    failure: dict[str, Any] | None  # what it said of its exception
+    stopped: bool  # by its supervisor: then its end is no evidence
+    failure: dict[str, Any] | None  # its report of an exception
     phase: str
     step: int  # -1 outside the loop
     pid: int = 0
     silent_s: float = 0.0  # since its last beat
-    stacks: str = ""  # what it printed when it was asked where it stands
+    stacks: str = ""  # printed on its supervisor's signal
     host: str = ""
-    survived: bool = False  # SIGKILL, and for seconds
-    oom_kills: int = 0  # of its supervisor's control group, by the kernel's out-of-memory killer, meanwhile
+    survived: bool = False  # still there seconds after SIGKILL
+    oom_kills: int = 0  # in its supervisor's control group by the kernel's out-of-memory killer, since the start
     ended_steps: int = 0  # of the loop; the first step compiles, allocates and sets up communication
-    halted: bool = False  # stopped by a signal or a debugger now
+    halted: bool = False  # stopped by a signal or a debugger at the moment
 
     @property
     def where(self) -> str:
+        """Phase and step in words."""
         return f"in {self.phase}" + (f" at step {self.step}" if self.step >= 0 else "")
 
 
 _NAMED = 8  # ranks in one line
-_DISK_FULL = "the disk of the results is full, which costs the point no attempt"
+_DISK_FULL = "the disk of the results is full, and the attempt does not count"
 _NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))  # as an OSError begins
 
-# A lost peer makes the others fail too: what can be a consequence stands behind what cannot.
+# A lost peer makes other ranks fail too: outcomes that may be a consequence come last.
 _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
 
 
 def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
-    """Decide the outcome of a run that left no record.
+    """Return the outcome of a run that left no record.
 
     `stop` is why the supervisor ended the ranks, if it did so before any rank was lost.
     """
@@ -153,20 +158,27 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
     if not lost:
         return Outcome(kind="error", reason="every rank ended, and none wrote a record", evidence=evidence)
     full = [state for state in lost if _is_disk_full(state)]
-    cause = min(full or lost, key=_compute_cause_order)
-    if cause.failure:
-        evidence["traceback"] = cause.failure["traceback"]
+    cause = min(full or lost, key=_rank_cause)
+    failure = cause.failure or {}
+    if failure:
+        evidence["traceback"] = failure["traceback"]
     if oom_kills := {state.host: state.oom_kills for state in states if state.oom_kills}:
         evidence["oom_kills"] = oom_kills
     if full:
         evidence["disk_full"] = True
-    reason = f"{_DISK_FULL}: {_format_reason(cause)}" if full else _format_reason(cause)
-    return Outcome(kind=_classify_rank(cause), reason=reason, evidence=evidence, shortage=_find_shortage(cause))
+    shortage = None
+    if plain := failure.get("shortage"):
+        shortage = MemoryShortage.model_validate(plain | {"rank": cause.rank})
+    reason = _format_reason(cause, shortage)
+    reason = f"{_DISK_FULL}: {reason}" if full else reason
+    return Outcome(kind=_classify_rank(cause), reason=reason, evidence=evidence, shortage=shortage)
 
 
 def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
-    """Return the outcome of a run that was paused, with the seconds in its evidence. Nodes and peers that were lost to
-    the pause are not lost to a fault: the attempt was preempted."""
+    """Return an outcome with the seconds of pauses in its evidence.
+
+    Nodes and peers that are lost after a pause are lost to the pause, and not to a fault: the attempt was preempted.
+    """
     if not paused.all_s:
         return outcome
     evidence = outcome.evidence | {"paused_s": round(paused.all_s, 1)}
@@ -177,21 +189,24 @@ def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
 
 
 def _is_disk_full(state: RankState) -> bool:
-    """Whether a rank failed for want of room on the disk, or in the user's quota, which is the site's fault."""
+    """Return whether a rank failed because the disk or the user's quota is full, which is no fault of the point."""
     failure = state.failure or {}
     return failure.get("exception") == "OSError" and str(failure.get("message")).startswith(_NO_ROOM)
 
 
 def list_survivors(states: Sequence[RankState]) -> list[RankState]:
-    """Return the ranks that SIGKILL did not end. Their devices and memory are not free."""
+    """Return the ranks that SIGKILL did not end. Their devices and memory are still in use."""
     return [state for state in states if state.survived]
 
 
 def format_furthest_behind(states: Sequence[RankState]) -> str:
-    """Name the ranks that the others wait for in a hang; the silent ones may all be victims. Within a step, fetching
-    its data comes before computing."""
+    """Name the ranks that the other ranks wait for in a hang: those with the least progress, or stopped by a signal.
+
+    All silent ranks may be waiting for them.
+    """
 
     def progress(state: RankState) -> tuple[int, bool]:
+        # Within a step, its data are fetched before it is computed.
         return state.step, state.phase != "fetch"
 
     if halted := [state for state in states if state.halted]:
@@ -210,20 +225,13 @@ def _classify_rank(state: RankState) -> OutcomeKind:
     return "host_oom" if killed and state.oom_kills else "error"
 
 
-def _compute_cause_order(state: RankState) -> tuple[int, bool]:
-    # Killed from outside comes before an exception of the same kind, which may be the echo of a lost peer.
+def _rank_cause(state: RankState) -> tuple[int, bool]:
+    # A rank that was killed comes before an exception of the same kind, which may follow from the lost peer.
     return _ORDER.index(_classify_rank(state)), state.failure is not None
 
 
-def _find_shortage(state: RankState) -> MemoryShortage | None:
-    """Return what a rank told of the memory that it ran out of."""
-    text = (state.failure or {}).get("shortage")
-    return MemoryShortage.model_validate(text | {"rank": state.rank}) if text else None
-
-
-def _format_reason(state: RankState) -> str:
+def _format_reason(state: RankState, shortage: MemoryShortage | None) -> str:
     if state.failure:
-        shortage = _find_shortage(state)
         message = str(state.failure["message"]).strip().splitlines() or [""]
         text = describe_shortage(shortage) if shortage else message[0][:300]
         return f"rank {state.rank} {state.where}: {state.failure['exception']}: {text}"
@@ -242,41 +250,36 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
 
 
 class AsyncWriter:
-    """Does one write at a time on a thread of its own; what cannot be written is given up. So a file system that stalls
-    delays no rank, and looks like no hang and no lost node."""
+    """Runs one write at a time on a thread of its own, and ignores its errors.
+
+    So a file system that stalls delays no rank, and is not taken for a hang or a lost node.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self, write: Callable[[], object]) -> bool:
-        """Begin to write, unless the last write is still under way; return whether it was begun."""
-        if self.busy:
-            return False
+    def start(self, write: Callable[[], object]) -> None:
+        """Begin to write, unless the last write is still running."""
 
         def run() -> None:
             with contextlib.suppress(OSError):
                 write()
 
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
-        return True
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=run, daemon=True)
+            self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Give what is under way some time."""
+        """Wait for the running write, at most for `seconds`."""
         if self._thread:
             self._thread.join(seconds)
 
 
 class HeartbeatWriter:
-    """Kept fresh every `every_s`. Where the file system stalls it grows old: a beat that cannot be written is skipped,
-    the next one knows more."""
+    """Writes `heartbeat.json` every `every_s`. While the file system stalls, beats are skipped."""
 
     def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] | None = None) -> None:
-        """`replace(path, content)` writes the file whole; it may take as long as it likes."""
+        """`replace(path, content)` replaces the file; it may take any time."""
         self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace or _replace_file
         self._writer = AsyncWriter()
         self._at = -every_s
@@ -286,20 +289,20 @@ class HeartbeatWriter:
         return time.monotonic() - self._at >= self.every_s
 
     def show(self, state: str, ranks: Sequence[RankState]) -> None:
-        """Begin to write how the run is."""
+        """Begin to write the state of the run."""
         self._at = time.monotonic()
         content = build_heartbeat(state, ranks)
         self._writer.start(lambda: self._replace(self._path, content))
 
     def end(self, ranks: Sequence[RankState], patience_s: float) -> None:
-        """Write the last one, waiting so long for the file system at most."""
+        """Write the last heartbeat, waiting at most `patience_s` for the file system."""
         self._writer.wait(patience_s / 2)
         self.show("ended", ranks)
         self._writer.wait(patience_s / 2)
 
 
 def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
-    """Return what `heartbeat.json` says of an attempt that this process claims or supervises."""
+    """Return the content of `heartbeat.json` for an attempt that this process claims or supervises."""
     process = identify_process(os.getpid())
     plain = {
         "state": state,
@@ -307,28 +310,32 @@ def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
         "host": socket.gethostname(),
         "supervisor": os.getpid(),
         "process": process._asdict() if process else None,
-        "ranks": [_build_rank_entry(rank) for rank in ranks],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "pid": rank.pid,
+                "phase": rank.phase,
+                "step": rank.step,
+                "silent_s": round(rank.silent_s, 1),
+            }
+            for rank in ranks
+        ],
     }
     return json.dumps(plain, indent=1).encode()
 
 
 def format_now() -> str:
-    """Return the time as it stands in the supervisors' files: ISO 8601, UTC."""
+    """Return the current time in ISO 8601, UTC, as in the supervisors' files."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _build_rank_entry(rank: RankState) -> dict[str, Any]:
-    silent_s = round(rank.silent_s, 1)
-    return {"rank": rank.rank, "pid": rank.pid, "phase": rank.phase, "step": rank.step, "silent_s": silent_s}
-
-
 def _replace_file(path: Path, content: bytes) -> None:
-    """A reader sees a whole file, the old or the new one. Nothing is forced to the disk: a heartbeat need not outlive
-    the machine."""
+    """Replace a file, so that a reader sees either content. It is not synced: it need not survive the machine."""
+    # On the same file system, so that the rename below is atomic.
     new = path.with_name(f".{path.name}.new")
     try:
         new.write_bytes(content)
         new.replace(path)
-    except OSError:  # the disk is full, say
+    except OSError:  # a full disk, for instance
         new.unlink(missing_ok=True)
         raise

@@ -1,6 +1,4 @@
-"""Ranks as their supervisor sees them: processes that are started afresh or by the fork server, their output in one
-log, and the reports of their own failures.
-"""
+"""Processes of ranks: started afresh or by the fork server, with their output in one log and reports of failures."""
 
 import contextlib
 import ctypes
@@ -11,9 +9,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
 from bench.core.private import mask_tokens
 from bench.core.processes import build_module_command
@@ -22,31 +20,38 @@ from bench.measure.channel import PIPE
 from bench.measure.environment import choose_openmp_variables
 
 _LOG_LIMIT_BYTES = 16 * 2**20
+# Lines that a stalled file system may delay; later lines are dropped, so that memory stays bounded.
 _WAITING_LINES = 4096
 _PR_SET_PDEATHSIG = 1
 _DRAIN_BYTES = 1 << 20
-_LINE_BYTES = 1 << 18  # more than a rank says of its failure
+# Longer than a rank's report of its failure.
+_LINE_BYTES = 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
-_forking = 0  # the process that forks; in a new child, its parent
+# Process id of the last process that forked: in a new child, its parent.
+_forking = 0
 _PR_SET_CHILD_SUBREAPER = 36
-_STARTUP_S = 300.0  # imports from a network file system that everybody else reads too
+# Imports from a busy network file system take minutes.
+_STARTUP_S = 300.0
 _ANSWER_S = 30.0
 _KILL_S = 5.0
-_REAP_S = 1.0  # for what was killed with a rank to be gone
+# For the end of processes that were killed with a rank.
+_REAP_S = 1.0
 
 
 def install_handlers(interrupt: Callable[[int], None]) -> None:
-    """From now on call `interrupt` with the number of every such signal."""
+    """Have SIGINT and SIGTERM call `interrupt` with the signal's number."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda sent, frame: interrupt(sent))
 
 
 class RankLog:
-    """All ranks' output in one file, each line behind its rank, written by a thread of its own. A disk that is full
-    loses lines, and so does one that stalls for too long; neither delays a rank."""
+    """All ranks' output in one file, each line after its rank's number, written by a thread of its own.
+
+    A disk that is full, or that stalls for too long, loses lines; it never delays a rank.
+    """
 
     def __init__(self, path: Path, open_file: Callable[[Path], BinaryIO] = lambda path: path.open("ab", buffering=0)):
-        """`open_file(path)` returns the file, open for appending; it may take as long as it likes."""
+        """`open_file(path)` opens the file for appending; it may take any time."""
         self._waiting: list[bytes] = []
         self._left, self._lost = _LOG_LIMIT_BYTES, 0
         self._closing = False
@@ -55,7 +60,7 @@ class RankLog:
         self._thread.start()
 
     def write(self, rank: int, line: bytes) -> None:
-        """Take a line, without waiting for the file."""
+        """Add a line, without waiting for the file."""
         with self._changed:
             if self._left <= 0:
                 return
@@ -69,7 +74,7 @@ class RankLog:
             self._changed.notify()
 
     def close(self, patience_s: float) -> None:
-        """Take no more, and give the file system so long at most for what was taken."""
+        """Accept no more lines, and wait at most `patience_s` until those before are written."""
         with self._changed:
             self._note_lost_lines()
             self._left, self._closing = 0, True
@@ -88,7 +93,7 @@ class RankLog:
                     file.write(b"".join(lines))
 
     def _take(self) -> list[bytes]:
-        """Wait for lines and return them; none after the last."""
+        """Wait for lines and return them; an empty list after the last."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             lines, self._waiting = self._waiting, []
@@ -104,32 +109,25 @@ os.register_at_fork(before=_note_forking)
 
 
 def set_parent_death_signal(signal_number: int) -> None:
-    """In a new child: have the kernel send it `signal_number` when its parent dies, so that nothing is orphaned. Of a
-    parent that has died already the kernel says nothing more."""
+    """In a new child: have the kernel send it `signal_number` when its parent dies, so that it is never orphaned."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
+    # The parent died before the call, so the kernel will send nothing.
     if os.getppid() != _forking:
         os.kill(os.getpid(), signal_number)
 
 
-class StartedProcess(Protocol):
-    """A started rank, the leader of a session of its own, so that its loader processes can be ended with it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or None while it runs."""
-
+StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
+"""A started rank. It leads a session of its own, so that its loader processes can be ended with it."""
 
 StartRank = Callable[[Sequence[str], dict[str, str], dict[str, int], int], StartedProcess]
-"""`start(command, environment, descriptors, output)`: how a rank is started. It finds each of `descriptors` under the
-number that the variable of that name tells it; `output` becomes its standard output and error."""
+"""`start(command, environment, descriptors, output)` starts a rank. It inherits `descriptors`, and finds each number in
+the variable of that name; `output` becomes its standard output and error."""
 
 
 def start_process(
     command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
 ) -> subprocess.Popen[bytes]:
-    """Start a rank afresh, as a child process."""
+    """Start a rank as a child process, with a Python of its own."""
     return subprocess.Popen(
         command,
         env=environment | {name: str(descriptor) for name, descriptor in descriptors.items()},
@@ -155,7 +153,8 @@ class RankProcess:
     ) -> None:
         self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
-        self.stack_output = bytearray()  # output while `listening`
+        # Output while `listening`, which a hang's stacks are taken from.
+        self.stack_output = bytearray()
         self.listening = False
         self._failure_bytes, self._partial = bytearray(), bytearray()
         self._exit_code: int | None = None
@@ -170,10 +169,10 @@ class RankProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How the rank ended, negative for a signal, or None while it runs. With its end go the loader processes that
-        outlive it, while the number of their group is still the rank's: once it is waited for, another may get it."""
+        """Exit code, negative for a signal; None while the rank runs. At its end, its loader processes are killed."""
         if self._exit_code is None:
-            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            # Killed before the rank is waited for: after that, the number of their group may be used again.
+            with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
                 if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return None
                 self.signal(signal.SIGKILL)
@@ -181,7 +180,7 @@ class RankProcess:
         return self._exit_code
 
     def drain(self, write: Callable[[int, bytes], None]) -> None:
-        """Take what the rank wrote so far, without waiting, and give its output to `write`."""
+        """Read the rank's output so far, without waiting, and pass it to `write(rank, line)`."""
         for line in self._read_lines(self.output, self._partial):
             write(self.rank, line)
             if self.listening:
@@ -190,21 +189,23 @@ class RankProcess:
             self.failure = json.loads(line)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank and to all that it started, unless it has ended."""
+        """Send a signal to the rank and to the processes that it started, unless it has ended."""
         if self._exit_code is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """Give back the pipes, after the end."""
+        """Close the pipes, after the end."""
         os.close(self.output)
         os.close(self.failures)
 
     @staticmethod
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:
-        """Return the lines that have arrived. Of a rank that writes faster than it is read, or without an end, only so
-        much is taken at a time, and so long a line: the pipe then holds it up."""
+        """Return the lines that have arrived.
+
+        The bytes per call and per line are limited. A rank that writes faster has to wait for its pipe.
+        """
         left = _DRAIN_BYTES
         with contextlib.suppress(BlockingIOError):
             while left > 0 and (chunk := os.read(descriptor, 65536)):
@@ -218,21 +219,22 @@ class RankProcess:
 
 
 def _open_pipe() -> tuple[int, int]:
-    """Return a pipe's ends: ours, which never blocks, and the child's, inheritable by `pass_fds` alone."""
+    """Return a pipe's ends: ours, which never blocks, and the child's, which only `pass_fds` makes inheritable."""
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     return ours, theirs
 
 
 class ForkServer:
-    """One node's fork server, for all points of a job. OSError when it is gone."""
+    """One node's fork server, for all points of a job. Its methods raise OSError after it has ended."""
 
     def __init__(self, device: str, specs: Sequence[RunSpec]) -> None:
-        """It imports what ranks of `specs` will."""
+        """The server imports the modules that ranks of `specs` need."""
+        # Forked ranks become children of this process, which can wait for them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         used = {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs}
         self._arguments = device, *(",".join(sorted(names)) for names in used)
-        # libgomp reads how its threads wait when it is loaded, which is before a rank's own environment is set
+        # libgomp reads these variables when it is loaded, which is before a rank's own environment is set.
         self._environment = choose_openmp_variables(device, max((spec.devices_per_node for spec in specs), default=1))
         self._ranks = list[ForkedRank]()
         self._launch()
@@ -250,17 +252,20 @@ class ForkServer:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for the imports. Before the first rank and not with it: a supervisor that is busy starting a rank is
-        silent, and the others would take it for lost."""
+        """Wait for the imports.
+
+        Call it before the first rank starts: a supervisor that waits while it starts a rank sends no reports, and would
+        count as lost.
+        """
         self._receive(_STARTUP_S)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server was killed: nothing is wrong with the node, and the ranks that it forked go on."""
+        """True if the server was killed. The node is fine then, and the ranks that it forked still run."""
         return self._process.poll() is not None
 
     def restart(self) -> None:
-        """Start a server in the place of one that has ended, and wait for its imports; between two points."""
+        """Start a new server after one that has ended, and wait for its imports; call it between two points."""
         self._connection.close()
         self._launch()
         self.wait_until_ready()
@@ -268,10 +273,10 @@ class ForkServer:
     def start(
         self, command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
     ) -> "ForkedRank":
-        """Fork a rank; `command` is that of a rank started afresh, and its arguments are used."""
+        """Fork a rank with the arguments of `command`, the command of a rank that is started afresh."""
         arguments = command[len(build_module_command("")) :]
         request = {"arguments": arguments, "environment": environment, "descriptors": list(descriptors)}
-        # In a file: an environment may be larger than a message.
+        # In a file, because an environment may be larger than a message.
         with os.fdopen(os.memfd_create("zeroscale-request"), "wb") as file:
             file.write(json.dumps(request).encode())
             file.flush()
@@ -280,25 +285,28 @@ class ForkServer:
         return self._ranks[-1]
 
     def reap(self) -> None:
-        """Wait for the processes that ranks left behind, which this one adopted: until then each counts against the
-        user's limit of processes."""
+        """Wait for processes that ranks left behind, and that this process adopted.
+
+        Until then each of them counts against the user's limit of processes.
+        """
         self._ranks = [rank for rank in self._ranks if rank.poll() is None]
         ours = {self._process.pid, *(rank.pid for rank in self._ranks)}
         until = time.monotonic() + _REAP_S
-        while (left := set(_list_children()) - ours) and time.monotonic() < until:
+        while (left := _find_children() - ours) and time.monotonic() < until:
             for pid in left:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(_REAP_S / 50)
 
     def close(self) -> None:
-        """End the server; ranks that it forked are not its children any more and go on."""
+        """End the server. Ranks that it forked are not its children, and still run."""
         self._connection.close()
         try:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # not even that ends it in an uninterruptible call
+            # It survives in an uninterruptible call.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_S)
 
     def _receive(self, timeout_s: float) -> dict[str, int]:
@@ -311,7 +319,7 @@ class ForkServer:
 
 
 class ForkedRank:
-    """A rank that was forked; waited for like a subprocess."""
+    """A forked rank, with the interface of a subprocess."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -326,9 +334,11 @@ class ForkedRank:
         return self._exit_code
 
 
-def _list_children() -> Iterator[int]:
-    """Yield the children of this process, those included that have ended and were not waited for."""
+def _find_children() -> set[int]:
+    """Return the process ids of this process's children, ended ones that were not waited for included."""
+    found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it is gone meanwhile
+        with contextlib.suppress(OSError):  # it has ended in the meantime
             if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(process.name)
+                found.add(int(process.name))
+    return found

@@ -1,12 +1,12 @@
-"""How the supervisors of one run keep in touch: node 0's leads, the others report to it over TCP.
+"""Connections between the supervisors of one run: node 0 leads, the other nodes' agents report to it over TCP.
 
-What a rank says of its failure reaches only its own node's supervisor; the others see a lost peer at best. So every
-node reports its ranks to the lead, which alone decides how the run ends. The lead listens on a port that the system
-gave it and writes it into the run's folder: nothing has to be agreed on beforehand, and no port can collide.
+A rank reports its failure to its own node's supervisor only. So every node reports its ranks to node 0, which alone
+decides how the run ends. Node 0 listens on a port that the system chooses, and writes it into the run's folder: no port
+has to be agreed on, and none can collide.
 
-Connections carry JSON objects, one per line. The port is open to the whole network, so whoever connects is a stranger
-until it has named the token, which stands in a file that only the job's own user can read. A stranger costs a
-descriptor and a kilobyte for a few seconds, and nothing that it sends can end the run.
+Connections carry JSON objects, one per line. The port is open to the whole network. A client is unknown until it has
+sent the token, which is in a file that only the job's user can read. An unknown client costs a descriptor and a
+kilobyte for a few seconds, and nothing that it sends can end the run.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import math
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +25,17 @@ from bench.runtime.outcome import PauseTotals, RankState
 
 _QUIET_S = 1.0
 _HELLO_BYTES = 1024
-_HELLO_S = 5.0  # those who know the token say it as soon as they are connected
-_MAX_UNKNOWN = 16  # at a time, besides as many as are awaited
+# Clients with the token send it as soon as they are connected.
+_HELLO_S = 5.0
+# Unknown clients at a time, in addition to the awaited ones.
+_MAX_UNKNOWN = 16
 _RENDEZVOUS_POLL_S = 0.2
 _REPORT_S = 1.0
 _FLUSH_S = 5.0
 
 
 class Connection:
-    """One connection: JSON objects, one per line, sent and taken without waiting."""
+    """One connection: JSON objects, one per line, sent and received without waiting."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -46,24 +49,26 @@ class Connection:
         self.flush()
 
     def keep_alive(self) -> None:
-        """Send an empty message if there was none for a while, so that the other side knows the link is whole."""
+        """Send an empty message if none was sent for a second, so that the peer knows that the link works."""
         if time.monotonic() - self._sent_at >= _QUIET_S:
             self.send({})
         self.flush()
 
     def flush(self) -> None:
-        """Send what the network takes now; the rest waits for the next call."""
+        """Send what the network accepts now; the rest waits for the next call."""
         try:
             while self._out and not self.closed:
                 del self._out[: self._socket.send(self._out)]
         except BlockingIOError:
-            pass  # it takes no more now
+            pass  # the network accepts no more now
         except OSError:
             self.closed = True
 
     def hello(self) -> dict[str, Any] | None:
-        """Return the first message once it is there, reading no more than a hello may have; what follows it is for
-        `take`. The line is closed where the first line is none of ours."""
+        """Return the first message once it has arrived, and close a connection whose first line is no hello.
+
+        No more bytes are read than a hello may have; later messages are left for `take`.
+        """
         self._receive(_HELLO_BYTES - len(self._in))
         line, end, rest = bytes(self._in).partition(b"\n")
         if not end:
@@ -73,7 +78,7 @@ class Connection:
         return next(iter(self._parse([line])), None)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return what has arrived; `closed` is set once nothing more can."""
+        """Return the messages that have arrived; `closed` is set once no more can arrive."""
         while self._receive(1 << 16):
             pass
         *lines, rest = bytes(self._in).split(b"\n")
@@ -87,7 +92,7 @@ class Connection:
         try:
             chunk = self._socket.recv(max_bytes)
         except BlockingIOError:
-            return False  # that was all for now
+            return False  # no more for now
         except OSError:
             chunk = b""
         self.closed = not chunk
@@ -98,27 +103,30 @@ class Connection:
     def _parse(self, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
             return [dict(json.loads(line)) for line in lines]
-        except Exception:  # a port scanner, say; deep nesting is a RecursionError
+        except Exception:  # from a port scanner, say; deep nesting raises RecursionError
             self.closed = True
             return []
 
-    @property
-    def sending(self) -> bool:
-        """Whether something has not been sent yet, and still can be."""
-        return bool(self._out) and not self.closed
-
-    def close(self) -> None:
+    def close(self, patience_s: float = 0.0) -> None:
+        """Close the connection, after waiting at most `patience_s` for messages to be sent."""
+        until = time.monotonic() + patience_s
+        while self._out and not self.closed and time.monotonic() < until:
+            time.sleep(patience_s / 100)
+            self.flush()
+        if patience_s:
+            # A connection that is closed with unread input is reset, and loses its output.
+            self.take()
         self.closed = True
         self._socket.close()
 
 
 class TokenListener:
-    """A port for the others of a job, and the token by which they are known."""
+    """A port for the other supervisors of a job, and the token that identifies them."""
 
     def __init__(self, awaited: int) -> None:
-        self._server = socket.create_server(("", 0), backlog=awaited + _MAX_UNKNOWN)
-        self._server.setblocking(False)
         self._max_waiting = awaited + _MAX_UNKNOWN
+        self._server = socket.create_server(("", 0), backlog=self._max_waiting)
+        self._server.setblocking(False)
         self._unknown: list[Connection] = []
         self.token = secrets.token_hex(8)
 
@@ -127,133 +135,139 @@ class TokenListener:
         return int(self._server.getsockname()[1])
 
     def accept_known(self) -> list[tuple[Connection, dict[str, Any]]]:
-        """Return those who have named the token since the last call, each with its hello; hang up on other strangers
-        as soon as they said something else, or nothing for too long."""
+        """Return the clients that have sent the token since the last call, each with its hello.
+
+        Other clients are disconnected as soon as they send something else, or nothing for too long.
+        """
         for _ in range(self._max_waiting):
             try:
                 self._unknown.append(Connection(self._server.accept()[0]))
-            except OSError:  # nobody waits; or no descriptor is free, until a stranger's time is over
+            except OSError:  # no client waits; or no descriptor is free until an unknown client's time is over
                 break
         known, waiting, now = [], [], time.monotonic()
-        for line in self._unknown:
-            hello = line.hello()
+        for connection in self._unknown:
+            hello = connection.hello()
+            # In constant time, so that the token cannot be guessed byte by byte.
             if hello and secrets.compare_digest(str(hello.get("token")).encode(), self.token.encode()):
-                known.append((line, hello))
-            elif hello is None and not line.closed and now - line.began_at < _HELLO_S:
-                waiting.append(line)
+                known.append((connection, hello))
+            elif hello is None and not connection.closed and now - connection.began_at < _HELLO_S:
+                waiting.append(connection)
             else:
-                line.close()
-        for line in waiting[: -self._max_waiting]:
-            line.close()
+                connection.close()
+        for connection in waiting[: -self._max_waiting]:
+            connection.close()
         self._unknown = waiting[-self._max_waiting :]
         return known
 
     def close(self) -> None:
-        """Hang up on every stranger and admit nobody any more."""
-        for line in self._unknown:
-            line.close()
+        """Stop listening, and disconnect every unknown client."""
+        for connection in self._unknown:
+            connection.close()
         self._unknown = []
         self._server.close()
 
 
 class Rendezvous(NamedTuple):
-    """Where node 0 is to be found: `rendezvous.json`, which is gone when the run has ended."""
+    """Address of node 0: `rendezvous.json`, which is removed when the run has ended."""
 
     host: str
     ranks_port: int  # of the store through which the ranks find each other
     crew_port: int
-    token: str  # of this attempt, so that nobody reports to a stranger who got the same port
+    token: str  # of this attempt, so that no agent reports to another process that got the same port
 
     def write(self, folder: Path) -> None:
         store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode(), mode=0o600)
 
     @classmethod
     def wait(cls, folder: Path, timeout_s: float) -> "Rendezvous":
-        """Wait until node 0 has said where it is; TimeoutError if it never does."""
+        """Return the address once node 0 has written it; raise TimeoutError after `timeout_s`."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):
                 return cls(**json.loads((folder / store.RENDEZVOUS).read_text()))
             time.sleep(_RENDEZVOUS_POLL_S)
-        raise TimeoutError(f"node 0 did not say within {timeout_s:.0f} s where it is")
+        raise TimeoutError(f"node 0 did not write its address within {timeout_s:.0f} s")
+
+
+class AgentReport(NamedTuple):
+    """State of another node, as its agent reports it."""
+
+    ranks: list[RankState] = []
+    done: bool = False  # all ranks have ended, and this is the last report
+    interrupted_by: int | None = None  # the signal that the agent received
+    left: str = ""  # why the agent ended its ranks by itself
+    paused: PauseTotals = PauseTotals()
 
 
 class ConnectedAgent:
-    """Another node as the lead sees it."""
+    """Another node as seen from node 0."""
 
-    def __init__(self, line: Connection, host: str) -> None:
-        self.line, self.host = line, host
+    def __init__(self, line: Connection, node: int, host: str) -> None:
+        self.line, self.name = line, f"node {node} ({host})"
         self.heard_at = time.monotonic()
-        self.ranks: list[RankState] = []
-        self.done = False  # it has said that all its ranks have ended, and has nothing more to say
-        self.interrupted_by: int | None = None  # the signal that somebody sent it
-        self.left = ""  # why it ended its ranks by itself
-        self.paused = PauseTotals()
+        self.last = AgentReport()
 
-    def receive(self, messages: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
-        """Take in its reports; return its ranks' output as (rank, line)."""
-        output = []
-        for message in messages:
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its last report; 0 for an agent that has sent its last."""
+        return 0.0 if self.last.done else time.monotonic() - self.heard_at
+
+    def receive(self) -> Iterator[tuple[int, bytes]]:
+        """Keep its last report; yield its ranks' output as (rank, line)."""
+        for message in self.line.take():
             self.heard_at = time.monotonic()
-            self.ranks = [RankState(**state) for state in message["ranks"]]
-            self.done = bool(message["done"])
-            self.interrupted_by = message["interrupted_by"]
-            self.left, self.paused = message["left"], PauseTotals(*message["paused"])
-            output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
-        return output
+            output = message.pop("output")
+            ranks = [RankState(**state) for state in message.pop("ranks")]
+            self.last = AgentReport(ranks, paused=PauseTotals(*message.pop("paused")), **message)
+            yield from ((int(rank), str(line).encode()) for rank, line in output)
 
 
 class CoordinatorServer:
-    """Node 0's side. With a single node there is nobody to lead, and nothing listens."""
+    """Node 0's side. With a single node there are no agents, and nothing listens."""
 
     def __init__(self, nodes: int, host: str, silence_s: float) -> None:
-        """A node that has not reported for `silence_s` is lost: a link that was cut closes no connection."""
+        """A node without a report for `silence_s` is lost: a link that was cut closes no connection."""
         self.nodes, self.host, self._silence_s = nodes, host, silence_s
         self.agents: dict[int, ConnectedAgent] = {}
         self._began = time.monotonic()
         self._listener = TokenListener(nodes - 1) if nodes > 1 else None
-
-    @property
-    def port(self) -> int:
-        return self._listener.port if self._listener else 0
-
-    @property
-    def token(self) -> str:
-        return self._listener.token if self._listener else ""
+        self.port = self._listener.port if self._listener else 0
+        self.token = self._listener.token if self._listener else ""
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """Take what the members have sent; return their ranks' output as (rank, line)."""
+        """Apply the agents' reports; return their ranks' output as (rank, line)."""
         for line, hello in self._listener.accept_known() if self._listener else ():
-            self.agents[int(hello["node"])] = ConnectedAgent(line, str(hello["host"]))
-        output = []
+            node = int(hello["node"])
+            self.agents[node] = ConnectedAgent(line, node, str(hello["host"]))
+        output: list[tuple[int, bytes]] = []
         for agent in self.agents.values():
-            output += agent.receive(agent.line.take())
+            output += agent.receive()
             agent.line.keep_alive()
         return output
 
     def lost(self) -> str | None:
         """Return why a node counts as lost, or None."""
-        now = time.monotonic()
-        for node, agent in self.agents.items():
-            if agent.line.closed and not agent.done:
-                return f"node {node} ({agent.host}) closed its connection"
-            if not agent.done and now - agent.heard_at > self._silence_s:
-                return f"node {node} ({agent.host}) has not been heard of for {now - agent.heard_at:.0f} s"
+        for agent in self.agents.values():
+            if agent.line.closed and not agent.last.done:
+                return f"{agent.name} closed its connection"
+            if agent.silent_s > self._silence_s:
+                return f"{agent.name} has sent no report for {agent.silent_s:.0f} s"
         return self.find_left()
 
     def find_left(self, quiet_s: float = math.inf) -> str | None:
-        """Return which node ended its ranks because it lost this one, or has been silent for `quiet_s`; None if none
-        has. The ranks of a node that left make the others fail."""
-        now = time.monotonic()
-        for node, agent in self.agents.items():
-            if agent.left:
-                return f"node {node} ({agent.host}) left: {agent.left}"
-            if not agent.done and now - agent.heard_at > quiet_s:
-                return f"node {node} ({agent.host}) has been silent for {now - agent.heard_at:.0f} s"
+        """Return the node that ended its ranks because it lost node 0, or that is silent for `quiet_s`; None if none.
+
+        When a node leaves, the other nodes' ranks fail too.
+        """
+        for agent in self.agents.values():
+            if agent.last.left:
+                return f"{agent.name} left: {agent.last.left}"
+            if agent.silent_s > quiet_s:
+                return f"{agent.name} has been silent for {agent.silent_s:.0f} s"
         return None
 
     def forgive_silence(self, paused_s: float) -> None:
-        """Let the silence of every node begin now: this supervisor was paused, and heard nothing."""
+        """Count every node's silence from now on: this supervisor was paused, and received nothing."""
         self._began += paused_s
         for agent in self.agents.values():
             agent.heard_at = time.monotonic()
@@ -261,27 +275,29 @@ class CoordinatorServer:
     @property
     def paused(self) -> PauseTotals:
         """The longest pause of another node."""
-        return functools.reduce(PauseTotals.combine, (agent.paused for agent in self.agents.values()), PauseTotals())
+        return functools.reduce(
+            PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
+        )
 
     def find_absent(self, patience_s: float) -> str | None:
-        """Return which nodes have not come within `patience_s`, or None."""
+        """Return the nodes that have not connected within `patience_s`, or None."""
         missing = [node for node in range(1, self.nodes) if node not in self.agents]
         if missing and time.monotonic() - self._began > patience_s:
-            return f"nodes {missing} did not come within {patience_s:.0f} s"
+            return f"nodes {missing} did not connect within {patience_s:.0f} s"
         return None
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that somebody sent to one of the members."""
-        return next((agent.interrupted_by for agent in self.agents.values() if agent.interrupted_by), None)
+        """The signal that an agent received."""
+        return next(filter(None, (agent.last.interrupted_by for agent in self.agents.values())), None)
 
     def request_stop(self, *, stacks: bool) -> None:
-        """Have every member end its ranks, after printing their stacks if asked."""
+        """Have every agent end its ranks, which first print their stacks if `stacks`."""
         for agent in self.agents.values():
             agent.line.send({"stop": True, "stacks": stacks})
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for agent in self.agents.values():
             agent.line.close()
         if self._listener:
@@ -289,55 +305,39 @@ class CoordinatorServer:
 
 
 class AgentClient:
-    """Another node's side of the connection to the lead."""
+    """Another node's side of the connection to node 0."""
 
     def __init__(self, rendezvous: Rendezvous, node: int, host: str, silence_s: float) -> None:
-        """A lead that sent nothing for `silence_s` is gone."""
+        """If node 0 sends nothing for `silence_s`, it is lost."""
         self._silence_s, self._left = silence_s, ""
         self._connection = Connection(socket.create_connection((rendezvous.host, rendezvous.crew_port), timeout=30))
         self._connection.send({"token": rendezvous.token, "node": node, "host": host})
         self._reported_at = -_REPORT_S
 
     def due(self) -> bool:
-        """Whether it is time for the next report; send what is left of the last one."""
+        """Send the rest of the last report; return whether it is time for the next one."""
         self._connection.flush()
         return time.monotonic() - self._reported_at >= _REPORT_S
 
-    def report(
-        self,
-        ranks: list[RankState],
-        output: list[tuple[int, str]],
-        *,
-        done: bool,
-        interrupted_by: int | None,
-        paused: PauseTotals,
-    ) -> None:
-        """Tell the lead how this node's ranks are."""
+    def report(self, ranks: list[RankState], output: list[tuple[int, str]], **facts: Any) -> None:
+        """Send the states and output of this node's ranks; `facts` are `done`, `interrupted_by` and `paused`."""
         self._reported_at = time.monotonic()
         states = [state._asdict() for state in ranks]
-        message = {"ranks": states, "output": output, "done": done, "interrupted_by": interrupted_by}
-        self._connection.send(message | {"left": self._left, "paused": paused})
+        self._connection.send({"ranks": states, "output": output, "left": self._left, **facts})
 
     def forgive_silence(self) -> None:
-        """Let the silence of the lead begin now: this supervisor was paused, and heard nothing."""
+        """Count node 0's silence from now on: this supervisor was paused, and received nothing."""
         self._connection.heard_at = time.monotonic()
 
     def stop_request(self) -> dict[str, Any] | None:
-        """Return the lead's order to stop, if one came; a lead that is gone orders it too."""
-        stop_request = [message for message in self._connection.take() if message]
-        if stop_request:
-            return stop_request[-1]
+        """Return node 0's order to stop, if one came; the loss of node 0 counts as one."""
+        if orders := [message for message in self._connection.take() if message]:
+            return orders[-1]
         silent_s = time.monotonic() - self._connection.heard_at
         if not self._connection.closed and silent_s > self._silence_s:
-            self._left = f"it has not heard of node 0 for {silent_s:.0f} s"
-        gone = self._connection.closed or self._left
-        return {"stop": True, "stacks": False} if gone else None
+            self._left = f"it has received nothing from node 0 for {silent_s:.0f} s"
+        return {"stop": True, "stacks": False} if self._connection.closed or self._left else None
 
     def close(self) -> None:
-        """Hang up, after what was said has gone."""
-        until = time.monotonic() + _FLUSH_S
-        while self._connection.sending and time.monotonic() < until:
-            time.sleep(_FLUSH_S / 100)
-            self._connection.flush()
-        self._connection.take()  # a connection closed with something unread is reset, and loses what is on its way
-        self._connection.close()
+        """Close the connection, after the last report has been sent."""
+        self._connection.close(_FLUSH_S)

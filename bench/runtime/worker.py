@@ -1,6 +1,7 @@
-"""What every rank runs: spec.json → build → measure → files.
+"""The program of every rank: spec.json → build → measure → files.
 
-`python -m bench.runtime.worker FOLDER`, started by a supervisor.
+`python -m bench.runtime.worker FOLDER`, started by a supervisor. torch is imported inside the phase `imports`, so that
+its time is measured and its failure reported.
 """
 
 import contextlib
@@ -16,14 +17,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models
-from bench.core import job_context, store
+from bench.core import plugins, store
 from bench.core.engine_facts import list_stages
 from bench.core.engine_facts import place as find_place
 from bench.core.network import count_part_elements
 from bench.core.processes import importing
 from bench.core.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
 from bench.core.spec import RunSpec, config_id
-from bench.measure import devices, environment, rendezvous
+from bench.measure import devices, environment
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import InjectedFault, Refused
 from bench.runtime import extensions
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure the attempt in the folder named on the command line; a failure is told to the supervisor."""
+    """Measure the attempt in the folder on the command line; report a failure to the supervisor."""
     channel = Channel.open()
     status, rank = 0, None
     try:
@@ -47,7 +48,8 @@ def main() -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # all is written; taking down loaders and process groups could only wait for lost peers
+    # All is written. An orderly end would wait for loaders, and for process groups whose peers may be lost.
+    os._exit(status)
 
 
 class RankWorker:
@@ -67,59 +69,60 @@ class RankWorker:
         self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
 
     def measure(self) -> None:
-        """The whole attempt."""
+        """Measure the whole attempt."""
         self.join()
-        with self.leave_out_operations():
+        from bench.measure import shapes
+
+        skip = shapes.LeftOutOperations if self.circumstance.shapes_only else contextlib.nullcontext[None]
+        with skip():
             self.build()
             series = self.train()
         inspects = series.stopped != "invalid" and self.spec.measure.inspect
-        # from here on the measurement is safe, whatever happens to a closer look at it
+        # Written before the inspection, so that a failure of it does not lose the measurement.
         self.report(series, None, store.UNINSPECTED if inspects else None)
         if inspects:
-            with self.leave_out_operations():
+            with skip():
                 seen = self.inspect()
             self.report(series, seen, None)
         if self.training and self.peers.is_main:
             from bench.measure import checkpoints
 
-            # whoever has the answer goes on from none; where it was to stop, another run may go on
+            # A finished training needs no checkpoint; one that was to stop keeps its last, for a run that continues it.
             last = checkpoints.find_latest(self.folder) if self.spec.learning.stop_after else None
             kept = last.folder if last else None
             checkpoints.remove_all(self.folder, self.circumstance.goes_on_from, but=kept)
 
     def join(self) -> None:
-        """Find the device, meet the other ranks, and look at what lies between them."""
+        """Find the device, join the other ranks, and measure the link between them."""
         with self.phase("imports"), importing():
-            from bench.measure import link, memory, peers, transport
-            from bench.measure.device import find_device
+            from bench.measure import link, memory, peers
+            from bench.measure.surroundings import Surroundings
 
-            self.peers: peers.Peers = peers.NoPeers() if self.rehearses else peers.ProcessGroupPeers()
+            self.peers = peers.Peers() if self.rehearses else peers.ProcessGroupPeers()
             devices = 1 if self.rehearses else self.spec.devices_per_node
-            self.device = find_device(self.circumstance.machine, devices, self.local_rank)
-            os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
+            self.device = environment.find_device(self.circumstance.machine, devices, self.local_rank)
+            self.device_name = environment.read_driver_name(self.device)
+            # Else DeepSpeed guesses from what is installed.
+            os.environ["DS_ACCELERATOR"] = self.device.type
             memory.install_counter(self.device)
             self.engine_builder = engines.load_builder(self.spec.engine.backend)
             self.family = models.load_builder(self.spec.model.family)
         with self.phase("rendezvous"):
             self.rendezvous()
             self.describe_environment()
-            self.look_around()
+            node = self.rank // self.spec.devices_per_node
+            watches = self.local_rank == 0 or self.rehearses
+            self.surroundings = Surroundings(self.rank, node, self.device_name, self.peers, watches_node=watches)
         if (within_s := self.circumstance.limits.quiet_within_s) is not None:
             with self.phase("quiet"):
                 self.surroundings.wait_until_quiet(within_s, self.peers, lambda: self.channel.beat("quiet"))
         with self.phase("link"):
             self.link = None if self.rehearses else link.measure_link(self.device, self.spec)
             if self.link and self.spec.nodes > 1:
-                transport.check(self.link, self.circumstance.network, self.circumstance.machine)
-
-    def leave_out_operations(self) -> contextlib.AbstractContextManager[object]:
-        """Where shapes alone are rehearsed, leave out what only makes values; else do all."""
-        from bench.measure import shapes
-
-        return shapes.LeftOutOperations() if self.circumstance.shapes_only else contextlib.nullcontext()
+                link.check_link(self.link, self.circumstance.network, self.circumstance.machine)
 
     def build(self) -> None:
-        """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
+        """Open the data, build the model inside its engine, and check its number of parameters."""
         import torch
 
         from bench.measure import memory
@@ -138,10 +141,15 @@ class RankWorker:
             with self.phase("engine"):
                 self.engine = self.engine_builder.build(module, spec)
                 engines.check_members(self.engine, spec)
-        # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
+        # From here on only dropout is random. It follows from the seed, and differs between ranks and not repeats.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         if self.learns:
-            self.begin_training()
+            from bench.measure.training import Training
+
+            self.training = Training(self.spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat)
+            if self.saved:
+                with self.phase("checkpoint"):
+                    self.training.resume(self.saved)
         self.parameters = self.check_parameters(module)
         here, trained = (
             self.engine_builder.parameter_count(kind) for kind in (module.parameters(), engines.trained(module))
@@ -149,22 +157,25 @@ class RankWorker:
         self.trainable_parameters = self.parameters - int(here - trained)
         self.initialisation_rss = memory.read_peak_rss_bytes()
         self.device_peak = memory.DeviceUsePeak(self.device)
-        self.device_peak.look()
+        self.device_peak.sample()
 
     def load_operations(self) -> None:
-        """Load the engine's compiled ops, such as DeepSpeed's CPUAdam; what was never built is built in this phase. The
-        engine itself would wait for ever for a build that was killed, and its start would be a minute longer."""
+        """Load the engine's compiled ops, such as DeepSpeed's CPUAdam, and build those that are missing.
+
+        The engine itself would wait forever for a build that was killed, and its start would include the build.
+        """
         names, folder = engines.facts(self.spec).compiled_ops, os.environ.get(extensions.FOLDER)
         if not names or folder is None:
             return
         with self.phase("ops"):
-            for is_turn in (self.local_rank == 0, self.local_rank != 0):  # a node's first rank builds for the others
+            # A node's first rank builds for all.
+            for is_turn in (self.local_rank == 0, self.local_rank != 0):
                 for name in names if is_turn else ():
                     extensions.load(name, self.device.type, Path(folder))
                 self.peers.barrier()
 
     def open_data(self) -> None:
-        """Open the data; of a training, behind what it has seen where it goes on from a checkpoint."""
+        """Open the data; a training that resumes from a checkpoint skips the batches before it."""
         spec, place = self.spec, find_place(self.spec, self.rank).data
         source = data.load(spec.data.source)
         if self.learns:
@@ -180,15 +191,6 @@ class RankWorker:
         else:
             self.batches = source.micro_batches(spec, place)
         self.data_facts = source.describe(spec) if self.peers.is_main else {}
-
-    def begin_training(self) -> None:
-        """Make ready for a training to its end, or for what is left of one."""
-        from bench.measure.training import Training
-
-        self.training = Training(self.spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat)
-        if self.saved:
-            with self.phase("checkpoint"):
-                self.training.take_up(self.saved)
 
     def build_module(self) -> Any:
         """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
@@ -211,17 +213,18 @@ class RankWorker:
 
         def open_window() -> None:
             nonlocal warmup
-            self.device_peak.look()
+            self.device_peak.sample()
             warmup = memory.read_peaks(self.device)
             memory.reset_peak(self.device)
             wait_for(self.device)
             self.surroundings.open()
 
-        def look() -> None:
-            self.surroundings.look()
-            self.device_peak.look()
+        def sample() -> None:
+            self.surroundings.sample()
+            self.device_peak.sample()
 
-        memory.reset_peak(self.device)  # that of the initialisation is kept for itself
+        # The peak of the initialisation is recorded by itself.
+        memory.reset_peak(self.device)
         clock = create_clock(self.device)
         with_loss = engines.facts(self.spec).loss_ranks
         self.trainer = loop.Trainer(
@@ -233,13 +236,13 @@ class RankWorker:
         series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
         with self.write_steps_if_terminated(series):
             if self.training:
-                self.training.run(self.trainer, open_window, series, look)
+                self.training.run(self.trainer, open_window, series, sample)
             else:
                 protocol = shapes.PROTOCOL if self.circumstance.shapes_only else self.spec.measure
                 limit_s = self.circumstance.step_limit_s
-                loop.run(self.trainer, protocol, open_window, series, look, limit_s)
+                loop.run(self.trainer, protocol, open_window, series, sample, limit_s)
         wait_for(self.device)
-        self.device_peak.look()
+        self.device_peak.sample()
         self.surrounded = self.surroundings.close() if warmup else Surrounded()
         self.devices_after = tuple(devices.read_states()) if self.device.type == "cuda" else ()
         self.memory = observe.build_rank_memory(
@@ -249,13 +252,13 @@ class RankWorker:
 
     @contextlib.contextmanager
     def write_steps_if_terminated(self, series: "Series") -> Iterator[None]:
-        """Write the steps so far if somebody ends this run before it has its record: a scheduler, say, that wants the
-        nodes back."""
+        """Write the steps so far if SIGTERM ends this run before its record: from a scheduler, for instance."""
         from bench.measure import observe
 
         def write_and_end(number: int, frame: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)
-            with contextlib.suppress(Exception):  # between two blocks there may be nothing whole to write
+            # The series may be incomplete between two blocks.
+            with contextlib.suppress(Exception):
                 store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
             os.kill(os.getpid(), number)
 
@@ -264,32 +267,19 @@ class RankWorker:
         yield
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def look_around(self) -> None:
-        """Learn where the other ranks are: whatever else runs there are others."""
-        from bench.measure.surroundings import Surroundings
-
-        node = self.rank // self.spec.devices_per_node
-        watches = self.local_rank == 0 or self.rehearses
-        self.surroundings = Surroundings(self.rank, node, self.device_uuid(), self.peers, watches_node=watches)
-
-    def device_uuid(self) -> str | None:
-        """Return the name under which the driver knows this rank's device; None on a CPU."""
-        from bench.measure.device import read_driver_name
-
-        return read_driver_name(self.device)
-
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
-        """Return what fills the memory that has run out; None of a device that does not answer."""
+        """Return the use of the memory that ran out; None if the device does not answer."""
         with contextlib.suppress(Exception):
             from bench.measure import memory
 
             if kind == "oom":
-                return memory.read_device_shortage(self.rank, self.device, error, self.surroundings.other_bytes())
+                background = self.surroundings.read_background_bytes()
+                return memory.read_device_shortage(self.rank, self.device, error, background)
             return memory.read_host_shortage(self.rank, self.device, error)
         return None
 
     def inspect(self) -> "Inspection":
-        """Look closer at a few untimed steps."""
+        """Inspect a few untimed steps."""
         from bench.measure import observe
 
         self.channel.beat("inspection")
@@ -297,7 +287,7 @@ class RankWorker:
         return observe.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
-        """Gather what every rank saw on rank 0, which writes it down; `uninspected` is why there was no closer look."""
+        """Gather the results of all ranks on rank 0, which writes them; `uninspected` is why no step was inspected."""
         from bench.measure import observe
 
         self.channel.beat("record")
@@ -307,6 +297,7 @@ class RankWorker:
                 self.spec,
                 series,
                 views,
+                self.training,
                 parameters=self.parameters,
                 trainable_parameters=self.trainable_parameters,
                 uninspected=uninspected,
@@ -314,7 +305,6 @@ class RankWorker:
                 link=self.link,
                 data=self.data_facts,
                 drill=self.drill.text if self.drill else None,
-                training=self.training,
             )
             if self.rehearses:
                 observed = observe.drop_unknown(observed, computes=not self.circumstance.shapes_only)
@@ -322,59 +312,68 @@ class RankWorker:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the way from start to first step."""
+        """Time a phase before the first step."""
         self.channel.beat(name)
         begin = time.perf_counter()
         yield
         self.phases_s[name] = time.perf_counter() - begin
 
     def position(self, phase: str, step: int) -> None:
-        """Show where in its steps this rank is; let a drill strike."""
+        """Report this rank's phase and step, and execute an injected fault."""
         self.channel.beat(phase, step)
-        if self.drill and phase == "fetch" and step > self.injected_at:  # once a step, of several micro-batches
+        # Once per step, at its first micro-batch.
+        if self.drill and phase == "fetch" and step > self.injected_at:
             self.injected_at = step
             self.drill.inject(self.rank, step)
 
     def rendezvous(self) -> None:
-        """Form the process group. A rehearsal's only pretends to have others."""
+        """Form the process group; a rehearsal has a fake group without other ranks."""
         import torch.distributed as dist
+
+        from bench.measure import peers
 
         if self.rehearses:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.spec.world_size)
         else:
-            patience = rendezvous.compute_timeout(self.circumstance.limits)
-            rendezvous.join(self.rank, self.spec.world_size, self.device, patience)
+            timeout = peers.compute_timeout(self.circumstance.limits)
+            peers.join(self.rank, self.spec.world_size, self.device, timeout)
 
     def describe_environment(self) -> None:
-        """Write environment.json at once, so that a run that fails later is known by its environment class too."""
+        """Write environment.json at once, so that also a run that fails later has its environment class.
+
+        Raise Refused if the ranks are not in one allocation, or of different environment classes.
+        """
         import torch
+
+        from bench.measure.peers import RankPlace, check_places
 
         position: dict[str, Any] = {
             "rank": self.rank,
             "host": socket.gethostname(),
             "affinity": sorted(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
-            "device": self.device_uuid(),
+            "device": self.device_name,
         }
         ranks: list[dict[str, Any]] = self.peers.gather(position)
-        job = job_context.find_job(os.environ).context
-        places: list[rendezvous.RankPlace] = self.peers.gather(rendezvous.RankPlace.of(position["host"], job))
-        found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_uuid())
+        job = plugins.find_job(os.environ).context
+        places: list[RankPlace] = self.peers.gather(RankPlace.of(position["host"], job))
+        found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_name)
         classes: list[EnvironmentClass] = self.peers.gather(found)
         if self.peers.is_main:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
             description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
-            rendezvous.check_places(places, job.nodelist)
+            check_places(places, job.nodelist)
             environment.check_alike(classes)
 
     def check_parameters(self, module: Any) -> int:
-        """Count the model's parameters, partitions included; refuse one that is not what its name says."""
+        """Return the model's number of parameters, partitions included; raise Refused for an unexpected one."""
         expected = here = models.count_expected_parameters(self.spec.model)
-        if (cut := engines.facts(self.spec).cut) is not None:  # it is then the part that is counted
+        # Only this rank's part of the model is counted then.
+        if (cut := engines.facts(self.spec).cut) is not None:
             network = models.get_network(self.spec.model)
             parts = cut(self.spec, network)
             mine = [parts[stage] for stage in list_stages(self.spec, self.rank)]
@@ -385,13 +384,15 @@ class RankWorker:
         return found if expected is None else expected
 
     def write(self, observed: Observations, series: "Series") -> None:
-        """Write the steps, then the record: where a record is, the attempt is complete. Its own it may write again."""
+        """Write the steps, then the record: an attempt with a record is complete. A second call replaces the record."""
         from bench.measure import observe
 
-        with contextlib.suppress(OSError):  # a full disk: the record alone has room kept for it, and says the rest
+        # A full disk: space is reserved for the record, which has the rest.
+        with contextlib.suppress(OSError):
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
         outcome = observe.build_outcome(series)
-        if self.drill:  # where whoever looks for an answer need not read all of the record
+        # In the outcome, which readers find without decoding the whole record.
+        if self.drill:
             outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"drill": self.drill.text}})
         record = RunRecord(
             config_id=config_id(self.spec),

@@ -1,7 +1,7 @@
-"""What a sweep was asked to measure: written down whole before anything starts, so that it can be resumed by anyone."""
+"""Definition of a sweep: written to its folder before anything starts, so that any process can resume it."""
 
 import functools
-import sys
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,12 @@ from bench.core.study import Budget, Study
 from bench.sweep.forecast import Forecast
 from bench.sweep.pruning import Siblings
 
+_log = logging.getLogger(__name__)
 FOLDER, TRIALS = "sweeps", "trials"
 
 
 class RunKey(NamedTuple):
-    """What can have an answer: one repeat of a configuration on a machine."""
+    """Identity of a run: one repeat of a configuration on a machine."""
 
     config_id: str
     machine: str
@@ -31,13 +32,13 @@ class RunKey(NamedTuple):
 
 
 class RequestedRun(Frozen):
-    """One attempt that is to be made; its repeat is known, its attempt number only when it is claimed."""
+    """One attempt to be made. Its attempt number is given when its folder is claimed."""
 
     spec: RunSpec
     circumstance: Circumstance
     config_id: str
     control: bool = False
-    again: bool = False  # it has an answer, which is to be confirmed
+    again: bool = False  # it has an answer, and runs once more to confirm it
     kin: Siblings | None = None
 
     @property
@@ -46,62 +47,62 @@ class RequestedRun(Frozen):
 
 
 class SweepPoint(Frozen):
-    """One configuration. Its spec stays plain until it is needed: listing ten thousand points decodes none."""
+    """One configuration. Its spec stays undecoded JSON: listing ten thousand points decodes none."""
 
     config_id: str
-    line: str  # of the listing
+    line: str  # describes the point in listings
     machine: Name
     nodes: Positive
     devices_per_node: Positive
     time_limit_min: float | None  # of one attempt
-    bound_min: float | None = None  # the longest limit it may get; None: its limit was asked for
-    step_limit_s: float | None = None  # its window ends once a step surely takes longer; None: of no search
-    goes_on_from: str | None = None  # config_id of the point whose training it goes on with; None: with none
-    forecast: Forecast | None = None  # None: asked before anything was predicted
+    bound_min: float | None = None  # the longest limit it may get; None: the user set the limit
+    step_limit_s: float | None = None  # of a search: the window ends once a step surely takes longer
+    goes_on_from: str | None = None  # config_id of the point whose checkpoint it resumes from
+    forecast: Forecast | None = None  # None in sweeps of versions without predictions
     overrides: tuple[str, ...]
     spec: dict[str, Any]
 
 
 class RequestedRepeat(NamedTuple):
-    """One repeat of one point that is to have an answer."""
+    """One repeat of one point that needs an answer."""
 
     key: RunKey
     sweep: "SweepDefinition"
     point: SweepPoint
 
     def request(self) -> RequestedRun:
-        """Return one attempt at it, ready to be started."""
+        """Return one attempt at it, ready to start."""
         return self.sweep.requested(self.point, self.key.repeat)
 
 
 class SweepRules(Frozen):
-    """How a sweep goes about its points."""
+    """Rules for running the points of a sweep."""
 
     budget: Budget = Budget()
     prune: bool = True
-    max_queued: Positive | None = None  # jobs of ours in the queue at a time
+    max_queued: Positive | None = None  # jobs of this sweep in the queue at a time
 
 
 class Trial(Frozen):
-    """One point that a search has asked for: `trials/<number>.json`, written once by whoever asked first."""
+    """One point that a search has proposed: `trials/<number>.json`, written once."""
 
     number: int
     point: SweepPoint
     values: dict[str, Any]  # by dimension of the space, as its file writes them
-    why: str = ""  # what spoke for it
-    sampler_state: dict[str, Any] = {}  # what a sampler keeps from one trial to the next
+    why: str = ""  # reason for the proposal
+    sampler_state: dict[str, Any] = {}  # kept by a sampler from one trial to the next
 
 
 class SearchRequest(Frozen):
-    """What a search was asked for, so that anybody can go on with it: its points are those of its trials."""
+    """Definition of a search, from which any process can resume it: its points are those of its trials."""
 
     study: Study
-    overrides: tuple[str, ...] = ()  # as given, word for word
+    overrides: tuple[str, ...] = ()  # verbatim
     config_dir: str | None = None
 
 
 class SweepDefinition(Frozen):
-    """Everything one `zeroscale sweep` asked for."""
+    """Everything that one `zeroscale sweep` defines."""
 
     study: Name
     question: str = ""
@@ -112,18 +113,18 @@ class SweepDefinition(Frozen):
     network: Network = Network()
     rules: SweepRules = SweepRules()
     points: tuple[SweepPoint, ...]
-    order: tuple[tuple[int, int], ...]  # (repeat, index of a point), as they are to run
+    order: tuple[tuple[int, int], ...]  # (repeat, index of a point), in the order to run
     controls: tuple[SweepPoint, ...] = ()  # the control point, once for every shape of allocation
-    search: SearchRequest | None = None  # its trials stand in `trials` and are its points and its order
+    search: SearchRequest | None = None  # points and order then follow from the files in `trials`
 
     @property
     def scheduling(self) -> SchedulingOptions:
-        """What is ours of the launcher's options."""
+        """Return the scheduling options among the launcher's options."""
         ours = {key: self.launcher[key] for key in SchedulingOptions.model_fields if key in self.launcher}
         return SchedulingOptions.model_validate(ours)
 
     def wanted(self) -> Iterator[RequestedRepeat]:
-        """Yield everything that is to have an answer, in order."""
+        """Yield every run that needs an answer, in order."""
         for repeat, index in self.order:
             point = self.points[index]
             yield RequestedRepeat(RunKey(point.config_id, point.machine, repeat), self, point)
@@ -131,7 +132,7 @@ class SweepDefinition(Frozen):
     def requested(
         self, point: SweepPoint, repeat: int, *, control: bool = False, again: bool = False, kin: Siblings | None = None
     ) -> RequestedRun:
-        """Return one attempt at a point, ready to be started."""
+        """Return one attempt at a point, ready to start."""
         limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
         circumstance = Circumstance(
             study=self.study,
@@ -146,19 +147,24 @@ class SweepDefinition(Frozen):
             network=self.network,
             overrides=point.overrides,
         )
-        spec = RunSpec.model_validate(point.spec)
         return RequestedRun(
-            spec=spec, circumstance=circumstance, config_id=point.config_id, control=control, again=again, kin=kin
+            spec=RunSpec.model_validate(point.spec),
+            circumstance=circumstance,
+            config_id=point.config_id,
+            control=control,
+            again=again,
+            kin=kin,
         )
 
     def control(self, nodes: int, devices_per_node: int) -> SweepPoint | None:
-        """Return the control point for allocations of this shape, if the study has one."""
-        fitting = (p for p in self.controls if (p.nodes, p.devices_per_node) == (nodes, devices_per_node))
-        return next(fitting, None)
+        """Return the control point for allocations of this shape; None if the study has none."""
+        shape = nodes, devices_per_node
+        return next((point for point in self.controls if (point.nodes, point.devices_per_node) == shape), None)
 
 
 def write(study_folder: Path, sweep: SweepDefinition) -> Path:
-    """Write down what was asked; a sweep asked again at the same moment gets a file of its own."""
+    """Write a sweep's definition; a second sweep in the same second gets a file of its own."""
+    # Times sort as file names; colons are not allowed in names on some file systems.
     folder = study_folder / FOLDER
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
     try:
@@ -171,22 +177,22 @@ def write(study_folder: Path, sweep: SweepDefinition) -> Path:
 
 
 def read(study_folder: Path) -> list[SweepDefinition]:
-    """Return what was asked in a study's folder, oldest first; UserError where nothing was.
+    """Return the sweeps defined in a study's folder, oldest first; UserError if there are none.
 
-    A file that is no sweep of this version is named on standard error, once, and left out.
+    A file that is no sweep of this version is logged once, and ignored.
     """
     files = [_read_sweep(path) for path in sorted((study_folder / FOLDER).glob("*.json"))]
     found = [file for file in files if isinstance(file, SweepDefinition)]
     if files and not found:
         raise next(file for file in files if isinstance(file, UserError))
     if not found:
-        rule = "no sweep was asked for in this folder" if study_folder.is_dir() else "no such folder"
+        rule = "no sweep was started in this folder" if study_folder.is_dir() else "no such folder"
         raise UserError(str(study_folder), rule, "give the folder of a study, e.g. results/runs/smoke")
     return _with_trials(found, study_folder)
 
 
 def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps, the last search among them with the trials that were made so far: they are what it asks."""
+    """Return the sweeps. The last search among them gets its trials so far as its points."""
     last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
     if last is None:
         return sweeps
@@ -196,27 +202,23 @@ def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[Swee
     return [*sweeps[:last], searched, *sweeps[last + 1 :]]
 
 
-@functools.lru_cache(maxsize=64)  # written once and never changed
+@functools.lru_cache(maxsize=64)  # a sweep is written once and never changed
 def _read_sweep(path: Path) -> SweepDefinition | UserError:
     try:
         return SweepDefinition.model_validate(pydantic_core.from_json(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
-        unreadable = UserError(
-            str(path), f"not a sweep of this version ({_format_reason(error)})", "remove it and ask again"
-        )
-        print(f"zeroscale: {unreadable}", file=sys.stderr)
+        why = str(error).partition("\n")[0]
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        rule = f"not a sweep of this version ({why})"
+        unreadable = UserError(str(path), rule, "remove it and start the sweep again")
+        _log.warning("%s", unreadable)
         return unreadable
 
 
-def _format_reason(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
-    return str(error).partition("\n")[0]
-
-
 def write_trial(study_folder: Path, trial: Trial) -> bool:
-    """Write down a trial; return whether it is ours: of two who ask for the same number, the first has it."""
+    """Write a trial; return False if another process has written a trial of this number first."""
     folder = study_folder / TRIALS
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,21 +228,23 @@ def write_trial(study_folder: Path, trial: Trial) -> bool:
 
 
 def read_trials(study_folder: Path) -> list[Trial]:
-    """Return the trials of a study's search, in order. UserError for one that cannot be read: what follows from the
-    others would be another search."""
+    """Return the trials of a study's search, in order.
+
+    UserError if one cannot be read: without it the search would propose other points.
+    """
     return [_read_trial(path) for path in sorted((study_folder / TRIALS).glob("*.json"))]
 
 
-@functools.lru_cache(maxsize=20_000)  # written once and never changed
+@functools.lru_cache(maxsize=20_000)  # a trial is written once and never changed
 def _read_trial(path: Path) -> Trial:
     return store.read_value(path, Trial)
 
 
 def find_search(sweeps: Sequence[SweepDefinition]) -> SweepDefinition | None:
-    """Return the search that was asked for last; None where there is none."""
+    """Return the latest search; None if there is none."""
     return next((sweep for sweep in reversed(sweeps) if sweep.search), None)
 
 
 def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, RequestedRepeat]:
-    """Return everything that is to have an answer; what was asked more than once, as it was asked last."""
+    """Return every run that needs an answer; the latest sweep decides how it runs."""
     return {one.key: one for sweep in sweeps for one in sweep.wanted()}

@@ -1,4 +1,4 @@
-"""What a user asks for, a study and overrides, and what the device of a point adds to it."""
+"""Studies and overrides as a user gives them, and defaults that follow from the device."""
 
 import functools
 import re
@@ -12,20 +12,21 @@ from bench.config import compose
 from bench.config.compose import Request
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
-from bench.core.spec import OBJECTIVE, Device
+from bench.core.scheduling import SchedulingOptions
+from bench.core.spec import Device
 from bench.core.study import Overrides, Pair, Study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
 """Overrides: "engine=zero2 batch.micro=4", ["engine=zero2", "batch.micro=4"] or {"engine": "zero2", "batch.micro": 4}.
 
-In a mapping a list or tuple stands for several values, as a comma list does in a text.
+In a mapping, a list or tuple stands for several values, as a comma list does in a text.
 """
 _BARE = re.compile(r"[\w./:+-]+")
 
 
 def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
-    """Return overrides as the command takes them."""
+    """Return overrides as words of the command line."""
     if isinstance(given, Mapping):
         return tuple(
             f"{key}={','.join(map(_format_value, value if isinstance(value, list | tuple) else [value]))}"
@@ -46,6 +47,7 @@ def _format_value(value: Any) -> str:
         return "{" + ",".join(f"{_format_value(key)}:{_format_value(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_format_value, value)) + "]"
+    # Hydra's quoting: a backslash escapes a quote, and backslashes before a quote are doubled.
     text = str(value)
     if _BARE.fullmatch(text):
         return text
@@ -55,8 +57,10 @@ def _format_value(value: Any) -> str:
 def find_study(
     study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, verb: str
 ) -> tuple[Study, Overrides]:
-    """Return the study that is asked for, by itself or as `study=NAME` among the overrides, and all other overrides;
-    a study without points of its own where none is. `verb` is what to call again for a second one."""
+    """Return the study, given by itself or as `study=NAME` among the overrides, and the other overrides.
+
+    Without a study, it is a new one without points of its own. `verb` is named in the message about several studies.
+    """
     parsed = compose.parse_overrides(format_overrides(given))
     named = [str(value) for key, values in parsed if key == "study" for value in values]
     rest = [(key, values) for key, values in parsed if key != "study"]
@@ -67,47 +71,52 @@ def find_study(
     if found is None:
         found = compose.read_study(named[0], config_dir) if named else Study(name="adhoc")
     if found.search and found.axes:
-        rule = f"has axes ({', '.join(found.axes)}) beside a search, which varies the fields of its space alone"
-        raise UserError(f"study={found.name}", rule, "move the axes into search.space, or leave one section out")
+        rule = f"has axes ({', '.join(found.axes)}) and a search, which varies the fields of its space alone"
+        raise UserError(f"study={found.name}", rule, "move the axes into search.space, or remove one of both sections")
     return found, rest
 
 
 def find_device(composed: Request) -> str | None:
-    """Return the kind of device that `composed` would run on, "cpu" or "cuda"; None if another machine decides it."""
+    """Return the device of `composed`, "cpu" or "cuda"; None if that depends on another machine."""
     if composed.machine.device or launchers.load(composed.launcher).QUEUES:
         return composed.machine.device
     return find_local_device()
 
 
 def find_predicted_device(composed: Request) -> Device:
-    """Return the kind of device that `composed` is predicted for; if undecided, a GPU if this machine has one."""
+    """Return the device to predict `composed` for; if it is undecided, that of this machine."""
     return "cpu" if (find_device(composed) or find_local_device()) == "cpu" else "cuda"
 
 
-@functools.cache  # asked for every point, and it looks at the file system
+@functools.cache  # called for every point, and reads the file system
 def find_local_device() -> str:
-    """Return the kind of device of this machine."""
+    """Return the device of this machine, "cpu" or "cuda"."""
     return find_device_kind()
 
 
-_SMALL = ("precision", "sequence", "measure")
-_SHORTER = 4  # than an objective's usual samples are those of the smoke study
-_PROCESSES_PER_CORE = 8  # more have no time to answer each other
+_SHORTER = 4  # the smoke study's samples have a quarter of the default lengths of its objective
+_PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError for devices that a point needs here and that are not here."""
+    """Raise UserError for devices that are missing here, and for a job that asks for none of its machine's GPUs."""
     device = find_device(composed)
-    if launchers.load(composed.launcher).QUEUES or device is None:
+    launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
+    if launcher and isinstance(options, SchedulingOptions):
+        setup = launcher.job_setup(options)
+        if device == "cuda" and setup.device == "cpu":
+            rule = f"has GPUs, and a job of launcher={composed.launcher} would ask for none"
+            raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
+    if launcher or device is None:
         return
     needed, machine = f"devices_per_node={composed.spec.devices_per_node}", composed.machine
     local_devices, name = count_local_devices(device), read_device_name(device)
     if local_devices == 0:
-        remedy = f"choose machine=cpu, or {launchers.format_queueing()}, or ask `zeroscale predict`"
+        remedy = f"choose machine=cpu, or {launchers.format_queueing()}, or use `zeroscale predict`"
         raise UserError(f"machine={machine.name}", "there is no GPU here that torch can use", remedy)
     if name is not None and not machine.accepts(name):
-        rule = f"expects {' or '.join(machine.device_names)}, and {name} is here"
-        raise UserError(f"machine={machine.name}", rule, "choose machine=auto, which takes what is here")
+        rule = f"expects {' or '.join(machine.device_names)}, and this machine has {name}"
+        raise UserError(f"machine={machine.name}", rule, "choose machine=auto, which uses this machine's device")
     if device == "cuda" and local_devices is not None and composed.spec.devices_per_node > local_devices:
         raise UserError(
             needed,
@@ -121,19 +130,18 @@ def check_devices(composed: Request) -> None:
         )
 
 
-def choose_small(given: Sequence[str], composed: Request) -> list[Pair]:
-    """Return overrides that make `composed` a point of the smoke study's size, if it starts on this machine's CPU.
+def choose_small(given: Overrides, composed: Request) -> list[Pair]:
+    """Return overrides that make `composed` as small as a point of the smoke study, if it starts on this machine's CPU.
 
-    `given` are the keys that the user set. If they include a part of precision, sequence or measure, the rest of it
-    stays as in conf/config.yaml.
+    `given` are the user's overrides. Each key is chosen by itself: a key that the user set has no effect on the others.
+    A key of `measure` that the user set takes precedence over the chosen `measure`.
     """
     if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
         return []
-    left = set(_SMALL) - {key.split(".")[0] for key in given}
+    keys = {key for key, _ in given}
+    lengths = [value for key, values in given if key == "sequence" for value in values if isinstance(value, Mapping)]
+    keys.update(f"sequence.{kind}" for length in lengths for kind in length)
     smoke = compose.read_study("smoke").base
-    chosen = [(key, value) for key, value in smoke.items() if key.split(".")[0] in left]
-    if composed.spec.objective == OBJECTIVE:  # the study's own
-        return chosen
-    others = [(key, value) for key, value in chosen if not key.startswith("sequence.")]
-    lengths = composed.spec.sequence if "sequence" in left else {}
-    return [*others, *((f"sequence.{kind}", max(length // _SHORTER, 1)) for kind, length in lengths.items())]
+    shorter = {f"sequence.{kind}": max(length // _SHORTER, 1) for kind, length in composed.spec.sequence.items()}
+    small = {"precision": smoke["precision"], **shorter, "measure": smoke["measure"]}
+    return [(key, value) for key, value in small.items() if key not in keys]

@@ -1,5 +1,4 @@
-"""Jobs: what was handed to a scheduler, and what it was to do, each in a folder `jobs/<name>` of the study; the ends of
-their logs; and the nodes that a study does not use any more, each in `excluded/<host>.json` with what showed it."""
+"""Files of a study about its jobs: `jobs/<name>/` for each submission, `excluded/<host>.json` for each unfit node."""
 
 import contextlib
 import functools
@@ -28,7 +27,7 @@ _JOB, _HANDLE = "job.json", "handle"
 
 
 class Job(Frozen):
-    """One submission: its points, on so many nodes. Each task of an array takes one, any other job all."""
+    """One submission. Each task of an array runs one of its points; any other job runs all."""
 
     name: str
     mode: Mode
@@ -36,7 +35,7 @@ class Job(Frozen):
     devices_per_node: Positive
     time_limit_min: Positive
     prune: bool = True
-    attempts: Positive | None = None  # that a point may have, also where the job begins anew; None: any number
+    attempts: Positive | None = None  # allowed for a point, over all starts of the job; None: any number
     span: Span = "node"
     points: tuple[RequestedRun, ...]
     control: RequestedRun | None = None
@@ -46,25 +45,23 @@ class Job(Frozen):
         return self.points if task is None else (self.points[task],)
 
     def list_specs(self, task: int | None) -> list[RunSpec]:
-        """Return what is run by one task, or by a job without tasks, the control point included."""
-        control = (self.control,) if self.control else ()
-        return [requested.spec for requested in (*self.requested(task), *control)]
+        """Return the specs of one task, or of a job without tasks, the control point included."""
+        return [requested.spec for requested in (*self.requested(task), self.control) if requested]
 
 
 class AllocationPeriod(NamedTuple):
-    """One stretch of time in which nodes were ours: of a task of a job, from a start or restart on."""
+    """One period in which a job, or a task of it, had nodes, from one start or restart."""
 
     job_id: str
     task: int | None
     restart: int
     nodes: int
     began_at: float  # seconds since the epoch
-    ended_at: float | None  # None while it lasts, or where nobody has said yet
+    ended_at: float | None  # None while it lasts, or if its end is not written yet
 
 
 class JobEnd(NamedTuple):
-    """How a job, or a task of one, ended that left points without an attempt, in its scheduler's words; kept because
-    the scheduler forgets it."""
+    """End of a job or task that left points without an attempt; kept because the scheduler forgets it."""
 
     number: str
     task: int | None
@@ -74,14 +71,14 @@ class JobEnd(NamedTuple):
     exit_code: int | None
     lasted_s: float | None
     ended_at: float  # seconds since the epoch
-    log: str  # below the study's folder; empty where there is none
-    last_line: str  # of the log, that tells more than that it ended
-    begun: bool  # whether it had begun an attempt at another point
+    log: str  # below the study's folder; empty without a log
+    last_line: str  # of the log, that says more than that the job ended
+    begun: bool  # an attempt at another point
 
     @property
     def faulty(self) -> bool:
-        """Whether it came to nothing and will not do better the next time, as it does where a node fails, where it is
-        preempted or cancelled, and where a disk was full."""
+        """Return whether the job failed before any attempt for a cause that will recur: no failed node, no preemption
+        or cancellation, no full disk."""
         return not self.begun and self.outcome in ("error", "host_oom", "timeout") and self.exit_code != EXIT_LATER
 
     def describe(self) -> str:
@@ -95,7 +92,7 @@ class JobEnd(NamedTuple):
 
 
 EXIT_LATER = 75
-"""The exit code of an allocation that ended for want of room on the disk: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of an allocation that ended because a disk was full: EX_TEMPFAIL of sysexits.h."""
 _END = TypeAdapter(JobEnd, config=ConfigDict(allow_inf_nan=False))
 _ALLOCATION = TypeAdapter(AllocationPeriod, config=ConfigDict(allow_inf_nan=False))
 
@@ -120,23 +117,23 @@ class _PointHeader(BaseModel):
 
 
 class _JobHeader(BaseModel):
-    """As much of a `Job` as says which points it has: decoding all of it takes long for many."""
+    """The fields of a `Job` that name its points: decoding all fields of many jobs takes long."""
 
     mode: Mode
     points: tuple[_PointHeader, ...]
 
 
 class SubmittedJob(NamedTuple):
-    """A job's folder, and the scheduler's number for it once that is known."""
+    """A job's folder, and its number at the scheduler as soon as that is known."""
 
     name: str
     folder: Path
     handle: str | None
-    points: tuple[tuple[RunKey, int | None], ...]  # with the task that is to take each; none of the autopilot's
+    points: tuple[tuple[RunKey, int | None], ...]  # each with its task; none for the autopilot
 
     @property
     def place(self) -> str:
-        """The job's folder, below the study's."""
+        """Return the job's folder, relative to the study's."""
         return f"{FOLDER}/{self.name}"
 
     @property
@@ -145,12 +142,12 @@ class SubmittedJob(NamedTuple):
 
 
 def create_name(study: str) -> str:
-    """Return a name for a job that no other has: it is what the scheduler knows it by, also before it told a number."""
+    """Return a unique name for a job, which identifies it at the scheduler before its number is known."""
     return f"{study}-{datetime.now(UTC):%m%d%H%M%S}-{secrets.token_hex(3)}"
 
 
 def write(study_folder: Path, job: Job) -> Path:
-    """Make a job's folder and write what it is to do."""
+    """Create a job's folder and write its definition."""
     folder = study_folder / FOLDER / job.name
     folder.mkdir(parents=True)
     store.write_json(folder / _JOB, job)
@@ -158,23 +155,23 @@ def write(study_folder: Path, job: Job) -> Path:
 
 
 def withdraw(folder: Path) -> None:
-    """Make of a job that was refused none of the study; its script stays for whoever looks why."""
+    """Remove a refused job from the study. Its script stays, to find the reason of the refusal."""
     for name in (_JOB, _HANDLE):
         (folder / name).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> Job:
-    """Return what a job is to do."""
+    """Return the definition of a job."""
     return store.read_value(folder / _JOB, Job)
 
 
 def read_launcher_name(folder: Path) -> str:
-    """Return the name of the launcher that a job was submitted by."""
+    """Return the name of the launcher that submitted a job."""
     return store.read_value(folder / _JOB, _JobHeader).points[0].circumstance.launcher.name
 
 
 def write_handle(folder: Path, handle: str) -> None:
-    """Keep the scheduler's number. Should we die before, the job is still found by its name."""
+    """Write the scheduler's number of a job. Without it, the job is still found by its name."""
     store.write_atomically(folder / _HANDLE, handle.encode())
 
 
@@ -193,19 +190,19 @@ def list_submitted(study_folder: Path) -> tuple[list[SubmittedJob], list[store.U
 
 
 def _read_submitted(folder: Path, unreadable: list[store.Unreadable]) -> SubmittedJob | None:
-    """Return a job; without its points where they cannot be read, which is told to `unreadable`."""
+    """Return a job, without its points if they cannot be read; such files are added to `unreadable`."""
     handle = _read_handle(folder / _HANDLE, unreadable)
     try:
         return SubmittedJob(folder.name, folder, handle, _read_keys(folder))
     except store.Unreadable as error:
         unreadable.append(error)
     except (FileNotFoundError, NotADirectoryError):
-        pass  # the autopilot's own; or its submitter died before it had submitted anything
+        pass  # a job of the autopilot; or the submitting process died before it submitted
     return SubmittedJob(folder.name, folder, handle, ()) if handle else None
 
 
 def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
-    """Return the scheduler's number; None before it is known, and where it cannot be read."""
+    """Return the scheduler's number; None if it is unknown or cannot be read."""
     try:
         return files.read_regular(path).decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -215,18 +212,16 @@ def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
         return None
 
 
-@functools.lru_cache(maxsize=100_000)  # written once and never changed
+@functools.lru_cache(maxsize=100_000)  # a job is written once and never changed
 def _read_keys(folder: Path) -> tuple[tuple[RunKey, int | None], ...]:
     job = store.read_value(folder / _JOB, _JobHeader)
-    keys = (
-        RunKey(requested.config_id, requested.circumstance.machine.name, requested.circumstance.repeat)
-        for requested in job.points
-    )
+    around = ((point.config_id, point.circumstance) for point in job.points)
+    keys = (RunKey(config_id, place.machine.name, place.repeat) for config_id, place in around)
     return tuple((key, task if job.mode == "array" else None) for task, key in enumerate(keys))
 
 
 def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
-    """Note that nodes are ours from now on; return the file, to be given to `end`."""
+    """Note the begin of an allocation; return the file for `end_allocation`."""
     task = "" if allocation.task is None else f"-{allocation.task}"
     path = folder / f"allocation{task}.{allocation.restart}.json"
     store.write_atomically(path, json.dumps(allocation._asdict()).encode())
@@ -234,35 +229,38 @@ def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
 
 
 def find_latest_restart(folder: Path, task: int | None) -> int:
-    """Return the number of the last start of a job, or of a task of it; -1 before the first. Reads no file: a job may
-    have thousands of tasks."""
+    """Return the number of the last start of a job, or of a task of it; -1 before the first.
+
+    Reads names alone: a job may have thousands of tasks.
+    """
     prefix = "allocation" if task is None else f"allocation-{task}"
     numbers = (path.name.removeprefix(f"{prefix}.").removesuffix(".json") for path in folder.glob(f"{prefix}.*.json"))
     return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def end_allocation(path: Path, ended_at: float) -> None:
-    """Note that the nodes were given back, once."""
+    """Note the end of an allocation, unless it is noted already."""
+    # The job itself and a later `status` may both note the end: the first one counts.
     noted = _ALLOCATION.validate_json(path.read_bytes())
     if noted.ended_at is None:
         store.write_atomically(path, json.dumps(noted._replace(ended_at=ended_at)._asdict()).encode())
 
 
 def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
-    """Yield every stretch of time in which a job had nodes."""
+    """Yield every period in which a job had nodes, with its file."""
     for path in sorted(folder.glob("allocation*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield path, _ALLOCATION.validate_json(files.read_regular(path))
 
 
 def write_end(folder: Path, end: JobEnd) -> None:
-    """Keep how a job, or a task of one, ended that left points without an attempt."""
+    """Write the end of a job, or of a task, that left points without an attempt."""
     task = "" if end.task is None else f"-{end.task}"
     store.write_atomically(folder / f"ended{task}.json", json.dumps(end._asdict()).encode())
 
 
 def list_ends(folder: Path) -> Iterator[JobEnd]:
-    """Yield how a job, or its tasks, ended that left points without an attempt."""
+    """Yield the written ends of a job or of its tasks."""
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
@@ -274,20 +272,20 @@ _ONLY_THE_END = re.compile(
     r"exit code \d|: Killed$|: Terminated$|Terminated StepId|CANCELLED|Terminating (job step|StepId)|job step aborted",
     re.IGNORECASE,
 )
-"""What the scheduler has said already: that something ended, and not why."""
+"""Log lines that say that a process ended, and not why: the scheduler reports the same."""
 
 
 def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
-    """Return the last lines of a text file; OSError for what is none."""
+    """Return the last lines of a text file, with tokens masked; OSError for anything but a regular file."""
     with open(path, "rb", buffering=0, opener=open_regular) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - size_bytes))
         lines = mask_tokens(file.read()).decode(errors="replace").splitlines()
-    return lines[1:] if size > size_bytes else lines  # the first may be torn
+    return lines[1:] if size > size_bytes else lines  # the first may be cut
 
 
 def find_last_line(path: Path | None) -> str:
-    """Return the last line of a log that tells more than that something ended; empty where there is none."""
+    """Return the last line of a log that says more than that a process ended; empty if there is none."""
     try:
         lines = [line.strip() for line in read_end(path)] if path else []
     except OSError:
@@ -301,7 +299,7 @@ EXCLUDED = "excluded"
 
 
 class Exclusion(Frozen):
-    """A node that is not fit to measure on, and the runs that showed it."""
+    """A node that is unfit for measurements, and the runs that show it."""
 
     host: str
     reason: str
@@ -310,13 +308,13 @@ class Exclusion(Frozen):
 
 
 def write_exclusion(study_folder: Path, found: Exclusion) -> None:
-    """Put a node on the study's list."""
+    """Add a node to the study's list of excluded nodes."""
     (study_folder / EXCLUDED).mkdir(exist_ok=True)
     store.write_json(study_folder / EXCLUDED / f"{found.host}.json", found)
 
 
 def read_exclusions(study_folder: Path) -> list[Exclusion]:
-    """Return the study's list; to use a node again, remove its file."""
+    """Return the excluded nodes of a study; to use a node again, remove its file."""
     found = []
     for path in sorted((study_folder / EXCLUDED).glob("*.json")):
         try:

@@ -1,15 +1,17 @@
-"""One attempt at a point here: started when no other local run of this user measures, followed, and seen to its end."""
+"""One attempt at a point on this machine: wait for other local runs, start a supervisor, follow the run to its end."""
 
 import contextlib
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,83 +20,87 @@ from typing import IO, Any, NamedTuple
 from bench import launchers
 from bench.core import store
 from bench.core.files import get_cache_folder
-from bench.core.formatting import duration
+from bench.core.formatting import format_duration
+from bench.core.processes import build_module_command
 from bench.core.record import Outcome, RunRecord
-from bench.core.scheduling import Work
-from bench.core.spec import MeasureSpec
+from bench.core.scheduling import LaunchPlan, Work
+from bench.core.spec import MeasureSpec, RunSpec
 from bench.core.terminal import Progress
 from bench.runtime.outcome import build_heartbeat
+from bench.runtime.process import set_parent_death_signal
 from bench.sweep import snapshot
 from bench.sweep.definition import RequestedRun
 from bench.sweep.snapshot import find_rival_attempt
 
 _LOCK_POLL_S = 0.3
+_POLL_S = 0.1
+_NEARLY = 0.99  # share shown for a run that has reached its longest expected time and still goes on
 
 
 @contextlib.contextmanager
 def alone(follow: Callable[[str], None]) -> Iterator[None]:
-    """Hold this machine's lock inside the block, after whoever has it now. `follow` hears what is waited for; standard
-    error too, once. The system takes the lock back from a process that dies. Where no file can be locked, there is no
-    lock."""
+    """Hold this machine's lock inside the block.
+
+    While another process holds the lock, `follow` is called with a text about it; standard error gets the text once.
+    The kernel releases the lock of a process that dies. If the lock file cannot be opened, there is no lock.
+    """
     try:
-        file = _opened(path(os.environ))
+        lock = path(os.environ)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+")
     except OSError as error:
-        print(f"zeroscale: other local runs are not waited for: {error}", file=sys.stderr)
+        print(f"zeroscale: no lock against other local runs: {error}", file=sys.stderr)
         yield
         return
     with file:
         _wait(file, follow)
+        # The file is opened for appending: after truncation, it holds this process alone.
         file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "command": " ".join(sys.argv)[:200], "since": time.time()}))
+        file.write(json.dumps({"pid": os.getpid(), "since": time.time()}))
         file.flush()
         yield
         file.truncate(0)
 
 
 def path(variables: Mapping[str, str]) -> Path:
-    """Return the file that is locked: this host's, in the folder of the user's session or, without one, of its caches,
-    which several hosts may share."""
+    """Return the lock file of this host, in the folder of the user's session or else in the user's cache folder.
+
+    Several hosts may share the cache folder, so the file has the host's name.
+    """
     session = Path(variables.get("XDG_RUNTIME_DIR", ""))
     folder = session / "zeroscale" if session.is_absolute() and session.is_dir() else get_cache_folder(variables)
     return folder / f"local-{socket.gethostname()}.lock"
 
 
-def _opened(lock: Path) -> IO[str]:
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    return os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+")
-
-
 def _wait(file: IO[str], follow: Callable[[str], None]) -> None:
-    said = False
+    """Take the lock as soon as it is free."""
+    printed = False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            waiting = f"waiting for {_holder(file)}, which measures on this machine; launcher.lock=false does not wait"
+            waiting = f"{_describe_holder(file)}; waiting. To start anyway: launcher.lock=false"
         follow(waiting)
-        if not said:
+        if not printed:
             print(f"zeroscale: {waiting}", file=sys.stderr, flush=True)
-            said = True
+            printed = True
         time.sleep(_LOCK_POLL_S)
 
 
-def _holder(file: IO[str]) -> str:
-    """Return who has the lock, as far as it has said so."""
+def _describe_holder(file: IO[str]) -> str:
+    """Describe the run that holds the lock; its process writes the file a moment after it takes the lock."""
     try:
         file.seek(0)
         holder = json.loads(file.read())
         since_s = time.time() - float(holder["since"])
-        return f"process {int(holder['pid'])} ({holder['command']}), since {since_s:.0f} s ago"
+        return f"Another zeroscale run (pid {int(holder['pid'])}) has been measuring for {since_s:.0f} s"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another run"
-
-
-_NEARLY = 0.99  # of a run that has taken as long as it may, and goes on
+        return "Another zeroscale run is measuring"
 
 
 class AttemptWatch:
-    """Looks at one attempt again and again. A run says at which step it is, and its protocol how long it may go on."""
+    """Progress of one attempt: its step from the heartbeat, its longest time from the protocol."""
 
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:
         self._folder, self._protocol = folder, protocol
@@ -102,7 +108,7 @@ class AttemptWatch:
         self._share: float | None = None
 
     def look(self) -> Progress:
-        """Return what the attempt is doing, and what is left of the longest that it may take."""
+        """Return the phase of the attempt and the time left at most."""
         beat = snapshot.read_heartbeat(self._folder)
         if not beat or not beat.ranks:
             return Progress("starting")
@@ -112,21 +118,19 @@ class AttemptWatch:
         return self.of_step(behind.step, time.monotonic(), behind.phase)
 
     def of_step(self, step: int, now_s: float, phase: str) -> Progress:
-        """Return how far a run is whose slowest rank is at `step`: at most all of its warm-up and of its window."""
+        """Return the progress of a run whose slowest rank is at `step`, of the longest warm-up and window allowed."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
         if step == at:
             return Progress(what)
         step_s = (now_s - since_s) / (step - at)
         protocol = self._protocol
+        # A window lasts until it has its least steps and its seconds, and at most `max_s`.
         window_s = min(protocol.max_s, max(protocol.min_steps * step_s, protocol.window_s))
         most_s = max(protocol.warmup_steps * step_s, protocol.gpu_warmup_s) + window_s
         left_s = max(0.0, most_s - step * step_s)
         self._share = min(1 - left_s / most_s, _NEARLY)
-        return Progress(what, self._share, f"at most {duration(left_s)} left")
-
-
-_POLL_S = 0.1
+        return Progress(what, self._share, f"at most {format_duration(left_s)} left")
 
 
 class MeasuredRun(NamedTuple):
@@ -136,13 +140,79 @@ class MeasuredRun(NamedTuple):
     record: RunRecord
 
 
+class SweepSupervisor:
+    """One supervisor process for all attempts of a local sweep, started by the first of them.
+
+    Its ranks are forked from a process that imports torch and the engines once: an attempt costs little besides its
+    steps. Has the methods `submit`, `poll` and `cancel` of a launcher.
+    """
+
+    def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
+        """`device` is "cpu" or "cuda"; the imports are those that `specs` need."""
+        # One spec for each set of imports: a sweep may have thousands of points.
+        needed = {(spec.engine.backend, spec.model.family, spec.devices_per_node): spec for spec in specs}
+        self._setup = {
+            "device": device,
+            "specs": [spec.model_dump(mode="json", by_alias=True) for spec in needed.values()],
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, follow: Callable[[Progress], None]) -> bool:
+        """Start the process unless it runs; return whether it is ready, after its imports."""
+        if self._process and self._process.poll() is None:
+            return True
+        self._process = subprocess.Popen(
+            build_module_command("bench.runtime", "--series"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches it through this process alone
+            preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
+        )
+        self._send(self._setup)
+        while not self.poll(self._process):
+            follow(Progress("importing"))
+            time.sleep(_POLL_S)
+        return self._process.poll() is None
+
+    def submit(self, launch: LaunchPlan) -> "subprocess.Popen[bytes]":
+        """Start the attempt whose folder is `launch.folder`."""
+        assert self._process
+        self._send(str(launch.folder))
+        return self._process
+
+    def poll(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Return whether the supervisor is done with the last order, or has died."""
+        assert process.stdout
+        if not select.select([process.stdout], [], [], 0)[0]:
+            return False
+        if not os.read(process.stdout.fileno(), 1):  # the end of its output
+            process.wait()
+        return True
+
+    def cancel(self, process: "subprocess.Popen[bytes]") -> None:
+        """Ask the attempt to end; it leaves a record `cancelled`."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """End the process, between two attempts."""
+        if self._process:
+            self._process.terminate()
+            self._process.communicate()
+
+    def _send(self, order: object) -> None:
+        assert self._process and self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has died, as `poll` then reports
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+
 def run_attempt(
     requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
-    """Run one attempt to its end, after whoever measures here now; return its folder and its record. `follow` is
-    called with its progress.
+    """Run one attempt to its end as soon as no other local run measures; return its folder and its record.
 
-    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
+    `follow` is called with its progress. Ctrl-C ends the attempt with a record `cancelled`, and is then raised again.
     """
     with take_turn(requested, follow):
         return make_attempt(requested, study_folder, follow, new_repeat=new_repeat)
@@ -150,22 +220,21 @@ def run_attempt(
 
 def take_turn(requested: RequestedRun, follow: Callable[[Progress], None]) -> AbstractContextManager[None]:
     """Return a context in which no other local run of this user measures, if its launcher has a `lock`."""
-
-    def wait(text: str) -> None:
-        follow(Progress(text))
-
-    return alone(wait) if waits(requested) else contextlib.nullcontext()
+    return alone(lambda text: follow(Progress(text))) if waits(requested) else contextlib.nullcontext()
 
 
 def waits(requested: RequestedRun) -> bool:
-    """Whether a run waits for its turn."""
+    """Return whether a run waits until no other local run measures."""
     return bool(requested.circumstance.launcher.get("lock"))
 
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Yield a list of the Ctrl-C that came meanwhile. An attempt that is claimed, and whose supervisor is not watched
-    yet, would stay without a record. In a thread, which hears none, it stays empty."""
+    """Collect Ctrl-C signals in the list that is given.
+
+    An attempt that is claimed and has no supervisor yet would otherwise stay without a record. Only the main thread
+    receives signals: in another one the list stays empty.
+    """
     deferred: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield deferred
@@ -178,33 +247,42 @@ def defer_interrupts() -> Iterator[list[int]]:
 
 
 def make_attempt(
-    requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
+    requested: RequestedRun,
+    study_folder: Path,
+    follow: Callable[[Progress], None],
+    supervisor: SweepSupervisor | None = None,
+    *,
+    new_repeat: bool = False,
 ) -> MeasuredRun:
-    """Run one attempt to its end. One that somebody else began a moment earlier is left to them."""
-    update: dict[str, Any] = {"started_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    if requested.control:
-        update["launcher"] = requested.circumstance.launcher | {"control": True}
-    circumstance = requested.circumstance.model_copy(update=update)
+    """Run one attempt to its end, by `supervisor` if that is given and its process can start.
+
+    If another process began an attempt at this point a moment earlier, this attempt ends `cancelled`.
+    """
+    # Before the claim: imports may take longer than an attempt without a heartbeat counts as alive.
+    forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     options = dict(requested.circumstance.launcher)
     launcher = launchers.load_starting(str(options.pop("name")))
+    starter = supervisor if supervisor and forked else launcher
     claim = build_heartbeat("claimed")
     with defer_interrupts() as deferred:
         try:
+            circumstance = _build_circumstance(requested, forked=forked)
             claimed = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=again, claim=claim)
         except OSError as error:
             raise store.build_unwritable_error(study_folder, error) from error
         folder = claimed.folder
+        # Without the lock, two processes may claim attempts at one point. The earlier claim runs.
         if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
-            reason = "another process was faster by a moment"
+            reason = "another process began this point a moment earlier"
             left = MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
             if deferred:
                 raise KeyboardInterrupt
             return left
         work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
-        handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
+        handle = starter.submit(launcher.plan(work, launcher.Options.model_validate(options)))
     interrupted, watch = False, AttemptWatch(folder, requested.spec.measure)
-    while not launcher.poll(handle):
+    while not starter.poll(handle):
         try:
             if deferred:
                 deferred.clear()
@@ -213,12 +291,24 @@ def make_attempt(
             follow(watch.look())
         except KeyboardInterrupt:
             if not interrupted:
-                print("zeroscale: ending the run in good order …", file=sys.stderr)
+                print("zeroscale: ending the run, with a record …", file=sys.stderr)
+            # The loop goes on until the supervisor has ended the ranks and written the record.
             interrupted = True
-            launcher.cancel(handle)
+            starter.cancel(handle)
     if interrupted:
-        reason = "interrupted before its supervisor had begun"  # or else there is a record already
+        reason = "interrupted before its supervisor had begun"  # without effect if there is a record already
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
         raise KeyboardInterrupt
-    reason = "its supervisor died and left no record; run.log may tell more"
+    reason = "its supervisor died and left no record; run.log may say more"
     return MeasuredRun(folder, store.finalize(folder, Outcome(kind="error", reason=reason)))
+
+
+def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
+    """Return the circumstances of an attempt that starts now; the launcher's `started` is as in a packed job."""
+    launcher = dict(requested.circumstance.launcher)
+    if requested.control:
+        launcher["control"] = True
+    if forked:
+        launcher["started"] = "forked"
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    return requested.circumstance.model_copy(update={"started_at": started_at, "launcher": launcher})

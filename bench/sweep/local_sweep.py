@@ -1,4 +1,4 @@
-"""Go through the points of a sweep on this machine, one after the other."""
+"""Measure the points of a sweep on this machine, one after the other."""
 
 import statistics
 import time
@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.core import store
-from bench.core.formatting import describe_point, describe_result, duration
-from bench.core.record import Outcome, OutcomeKind
+from bench.core.formatting import describe_point, describe_result, format_duration
+from bench.core.quantities import derive_quantities, is_busy
+from bench.core.record import Outcome, OutcomeKind, RunRecord
+from bench.core.spec import RunSpec
 from bench.core.terminal import Progress
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.sweep import definition, local_attempt, lost
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRepeat, RequestedRun, RunKey, SweepDefinition, Trial
+from bench.sweep.local_attempt import SweepSupervisor
 from bench.sweep.policy import (
     AddTrial,
     Decision,
@@ -34,33 +37,53 @@ from bench.sweep.policy import (
 from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import TrialReader, find_rival_attempt
 
-TextCallback = Callable[[str], None]
-Follow = Callable[[Progress], None]
-
 
 class LocalSearch(NamedTuple):
-    """What adds trials to a sweep under way."""
+    """The search that adds trials to a sweep under way."""
 
     sweep: SweepDefinition
     proposer: Proposer
 
 
 class SweepResult(NamedTuple):
-    """How the points of a sweep ended."""
+    """Outcomes of the points of a sweep."""
 
     folder: Path
-    outcomes: Counter[str]  # those that had their answer before too
+    outcomes: Counter[str]  # of all points, answers from before this call included
     skipped: int  # points that had their answer before
     unanswered: int = 0  # points that another process measures, and runs that were paused
 
     @property
     def good(self) -> bool:
-        """Whether everything that was asked for has an answer, and ended `ok`."""
+        """Return whether every point has an answer and every answer is `ok`."""
         return set(self.outcomes) == {"ok"} and not self.unanswered
 
 
+class BestSoFar:
+    """The fastest configuration of a sweep, for points that differ in engine and micro-batch alone."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, tuple[float, RunRecord]] = {}  # samples per second, by what the points share
+
+    def add(self, record: RunRecord) -> str:
+        """Take in one run; return the best of its like in words, empty while there is none to compare with.
+
+        Runs on a busy machine do not count.
+        """
+        found, observed = derive_quantities(record), record.observations
+        rate = found.get("samples_per_s") if found else None
+        shared = record.spec.model_dump_json(exclude={"engine", "batch"})
+        before = self._best.get(shared)
+        if rate and observed and observed.steps and not is_busy(observed, observed.steps.window_s):
+            self._best[shared] = max(before or (rate, record), (rate, record), key=lambda one: one[0])
+        if before is None:
+            return ""
+        best_rate, best = self._best[shared]
+        return f"best so far: {best.spec.engine.name} micro {best.spec.batch.micro}, {best_rate:,.4g} samples/s"
+
+
 class LocalSweep:
-    """A sweep under way: carries out what the policy decides, and shows how long the rest may take."""
+    """A sweep under way: carries out the decisions of `policy`, and shows the time left."""
 
     def __init__(
         self,
@@ -68,13 +91,17 @@ class LocalSweep:
         repeats: list[RequestedRepeat],
         *,
         retry: bool,
-        tell: TextCallback,
-        follow: Follow,
+        tell: Callable[[str], None],
+        follow: Callable[[Progress], None],
+        describe: Callable[[RunRecord], str] = describe_result,
         search: LocalSearch | None = None,
     ) -> None:
-        """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
-        point that ends, `follow` how far the one under way is. `search` asks for further points."""
-        self.folder, self._tell, self._follow, self._search = folder, tell, follow, search
+        """`retry` allows points whose attempts are used up to run again.
+
+        `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe`
+        returns a run's result in one line. `search` adds further points.
+        """
+        self.folder, self._tell, self._follow, self._describe, self._search = folder, tell, follow, describe, search
         attempts = search.sweep.rules.budget.attempts if search else 0
         self._trials = TrialReader(folder, self._read_attempts, attempts)
         self._repeats = {one.key: one for one in repeats}
@@ -88,34 +115,40 @@ class LocalSweep:
         )
         self._corrections_by_neighbours = MeasuredCorrections((one.point for one in repeats), tried)
         self._control: RequestedRun | None = None
+        self._supervisor: SweepSupervisor | None = None
         self._passed: list[Decision] = []
+        self._best = BestSoFar()
         self.kinds: list[str] = []
         self.seconds: list[float] = []
         self._skipped = self._unanswered = 0
 
     def run(self) -> SweepResult:
-        """Measure what has no answer yet; return how everything that was asked for ended."""
+        """Measure the points without an answer; return the outcomes of all."""
         plan, number = self._plan(), 0
-        while decision := next_step(plan, self.snapshot()):
-            match decision:
-                case AddTrial():
-                    plan = self._add_trial(plan, decision)
-                    continue
-                case StartRun(run):
-                    if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
-                        continue  # others have been at it, so it is decided anew
-                    number += 1
-                case RecordWithoutRun(run, outcome):
-                    self._conclude(run, outcome)
-                case SkipRun():
-                    self._skip(decision)
-                case PostponeRun():
-                    self._unanswered += 1
-            self._passed.append(decision)
+        try:
+            while decision := next_step(plan, self.snapshot()):
+                match decision:
+                    case AddTrial():
+                        plan = self._add_trial(plan, decision)
+                        continue
+                    case StartRun(run):
+                        if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
+                            continue  # another process has been at it: decide anew
+                        number += 1
+                    case RecordWithoutRun(run, outcome):
+                        self._conclude(run, outcome)
+                    case SkipRun():
+                        self._skip(decision)
+                    case PostponeRun():
+                        self._unanswered += 1
+                self._passed.append(decision)
+        finally:
+            if self._supervisor:
+                self._supervisor.close()
         return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered)
 
     def _plan(self) -> SweepPlan:
-        """Count what has its answer already; return the rest, with the control point of its first."""
+        """Count the points that have their answer already; return the rest, with the control point of the first."""
         everything, snapshot = SweepPlan(self.runs), self.snapshot()
         left: list[PlannedRun] = []
         for run in self.runs:
@@ -123,6 +156,7 @@ class LocalSweep:
                 self._skip(leave)
             else:
                 left.append(run)
+        # A local sweep has no allocations: the control point of the first shape serves for all.
         sweep = self._repeats[left[0].key].sweep if left else None
         if sweep and sweep.controls:
             self._control = sweep.requested(sweep.controls[0], 0, control=True)
@@ -130,8 +164,11 @@ class LocalSweep:
         return SweepPlan(left, control, proposer=self._search.proposer if self._search else None)
 
     def _add_trial(self, plan: SweepPlan, added: AddTrial) -> SweepPlan:
-        """Return the plan with a trial that was proposed; without it where another worker asked first for a trial of
-        this number, which the next proposal knows then."""
+        """Return the plan with a trial that was proposed.
+
+        If another process has written a trial of this number first, the plan stays as it is: the next proposal takes
+        that trial into account.
+        """
         assert self._search
         if not definition.write_trial(self.folder, Trial(number=added.number, **added.proposal._asdict())):
             return plan
@@ -142,30 +179,30 @@ class LocalSweep:
         return plan._replace(runs=[*plan.runs, _plan_repeat(one, None, retry=False)])
 
     def snapshot(self) -> Snapshot:
-        """Return what the folder shows now, and what this sweep has gone through."""
-        correction = self._corrections_by_neighbours.correction
+        """Return the state of the folder now, and the decisions of this sweep so far."""
         return Snapshot(
             self._read_attempts,
-            correction,
+            self._corrections_by_neighbours.correction,
             busy=self._find_rival,
             passed=self._passed,
             results=self._trials.read_results,
         )
 
     def _find_rival(self, key: RunKey) -> str:
-        """Return who else measures a point now; empty for nobody, and where everybody waits for their turn."""
+        """Return why a point is not free: another process measures it now. Empty if it is free, or if local runs wait
+        for each other anyway."""
         if local_attempt.waits(self._repeats[key].request()):
             return ""
         return "is under way in another process" if find_rival_attempt(self.folder / key.config_id, key) else ""
 
     def _request(self, run: PlannedRun) -> RequestedRun:
-        """Return the attempt that is to be made at a run."""
+        """Return the attempt to be made at a run."""
         if run.role == "control" and self._control:
             return self._control
         return self._repeats[run.key].request()
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Record that a point need not run."""
+        """Record a point that need not run."""
         lost.write_outcome(self.folder, self._request(run), outcome)
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
@@ -173,7 +210,7 @@ class LocalSweep:
         self._tell(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
 
     def _skip(self, leave: SkipRun) -> None:
-        """Count a point by the answer that it has already, or say who has it."""
+        """Count a point by the answer that it has already, or print why it is skipped without an answer."""
         if leave.attempt:
             self._count(leave.attempt.outcome, leave.attempt.paused_s)
             self._skipped += 1
@@ -182,51 +219,67 @@ class LocalSweep:
             self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
 
     def _count(self, kind: OutcomeKind | None, paused_s: float) -> None:
-        """Count how a point ended. The times of a run that was paused are no answer."""
+        """Count an outcome. A run that was paused has no valid times, and is no answer."""
         self.kinds.append(str(kind))
         self._unanswered += kind == "ok" and paused_s > 0
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
-        """Return the attempts at a configuration, read again only after another."""
+        """Return the attempts at a configuration; read again only after another attempt."""
         if config_id not in self._attempts:
             self._attempts[config_id] = store.list_attempts(self.folder / config_id)
         return self._attempts[config_id]
 
     def _left(self, runs: int, since_s: float) -> str:
-        """Return how long this run and so many more may take, by those before; empty where there were none."""
+        """Return the time left for the current run, begun `since_s` ago, and `runs` more; empty before the first."""
         if not self.seconds:
             return ""
         each_s = statistics.median(self.seconds)
-        return f"about {duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+        return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+
+    def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
+        """Return the supervisor of all attempts. None for a launcher that starts its own supervisors."""
+        if requested.circumstance.launcher.get("name") != "local":
+            return None
+        if self._supervisor is None:
+            device = requested.circumstance.machine.device or find_device_kind()
+            specs = [RunSpec.model_validate(one.point.spec) for one in self._repeats.values()]
+            self._supervisor = SweepSupervisor(device, [requested.spec, *specs])
+        return self._supervisor
 
     def _measure(self, plan: SweepPlan, decision: StartRun, number: int, count: int) -> bool:
-        """Measure a run when its turn comes; return whether it was still to be measured then."""
+        """Measure a run as soon as no other local run measures; return False if it need no longer be measured then."""
         requested, begin = self._request(decision.run), time.monotonic()
-        line = describe_point(requested.spec, requested.config_id)
+        repeat = "control" if requested.control else f"repeat {requested.circumstance.repeat}"
+        subject = f"[{number}/{count}] {describe_point(requested.spec, requested.config_id)}  {repeat}"
 
         def follow(run: Progress) -> None:
             done, more = number - 1 + (run.share or 0.0), count - number
             left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
-            self._follow(Progress(f"[{number}/{count}] {run.what}  {line}", done / count, left))
+            self._follow(Progress(run.what, done / count, left, subject))
 
         with local_attempt.take_turn(requested, follow):
-            self._attempts.pop(requested.config_id, None)  # others may have measured it meanwhile
+            self._attempts.pop(requested.config_id, None)  # another process may have measured it meanwhile
             if next_run(plan, self.snapshot()) != decision:
                 return False
-            begin = time.monotonic()
-            _, record = local_attempt.make_attempt(requested, self.folder, follow)
+            begin = time.monotonic()  # without the wait for the lock, for the estimate of the time left
+            follow(Progress("starting"))
+            supervisor = self._find_supervisor(requested)
+            _, record = local_attempt.make_attempt(requested, self.folder, follow, supervisor)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
         self._count(record.outcome.kind, record.outcome.paused_s)
-        what = "control" if requested.control else f"repeat {record.circumstance.repeat}"
-        self._tell(f"[{number}/{count}] {line}  {what}\n    {describe_result(record)}")
+        lines = [subject, self._describe(record), self._best.add(record)]
+        self._tell("\n    ".join(filter(None, lines)))
         return True
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment. That
-    of a trial holds wherever its search is gone on with, for its proposer has gone on from it."""
+    """Return one repeat of one point as `policy` sees it.
+
+    An answer holds on this machine in this environment. The answer of a trial holds in any environment: the search has
+    gone on from it.
+    """
     environment = None
     if one.sweep.search is None:
         device = one.sweep.machines[one.key.machine].device or find_device_kind()

@@ -1,5 +1,4 @@
-"""Records without a run, for attempts that ended without leaving one and for points that need not run, and what is due
-after that."""
+"""Write records for attempts that ended without one and for points that need not run; find the points to start."""
 
 import contextlib
 import time
@@ -32,7 +31,7 @@ from bench.sweep.status import JobTask, PointStatus, StudyState, find_failed_sta
 
 
 class LeftBehind(NamedTuple):
-    """What an attempt left behind instead of a record: that it was interrupted, and where it last was."""
+    """Files of an attempt without a record: a note of its interruption, and its last heartbeat."""
 
     interrupted: dict[str, Any] | None
     heartbeat: dict[str, Any] | None
@@ -41,37 +40,37 @@ class LeftBehind(NamedTuple):
     def read(cls, folder: Path) -> "LeftBehind":
         return cls(_read_json(folder / store.INTERRUPTED), _read_json(folder / store.HEARTBEAT))
 
+    def list_evidence(self) -> dict[str, Any]:
+        """Return the files that exist, by their names in a record."""
+        found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
+        return {name: plain for name, plain in found.items() if plain}
+
 
 def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
-    """Decide how an attempt ended whose job has ended, or has been put back into the queue (`restarted`).
+    """Return the outcome of an attempt whose job has ended, or has been put back into the queue (`restarted`).
 
-    `ending` is how the scheduler says that the job ended; None where it no longer knows.
+    `ending` is the job's last state at the scheduler; None if the scheduler no longer knows the job.
     """
     kind, reason = _decide_kind(left_behind, ending, restarted)
     evidence: dict[str, Any] = {}
     if ending:
         evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
-        if ending.exit:
-            evidence["scheduler"]["exit"] = ending.exit
-    if left_behind.interrupted:
-        evidence["interrupted"] = left_behind.interrupted
-    if left_behind.heartbeat:
-        evidence["last_heartbeat"] = left_behind.heartbeat
-    return Outcome(kind=kind, reason=reason, evidence=evidence)
+        evidence["scheduler"] |= {"exit": ending.exit} if ending.exit else {}
+    return Outcome(kind=kind, reason=reason, evidence=evidence | left_behind.list_evidence())
 
 
 def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
-    """Decide how an attempt ended that no scheduler started, and whose supervisor is gone."""
+    """Return the outcome of an attempt without a scheduler whose supervisor has died."""
     interrupted, heartbeat = left_behind
-    evidence = {name: value for name, value in (("interrupted", interrupted), ("last_heartbeat", heartbeat)) if value}
+    evidence = left_behind.list_evidence()
     if interrupted:
         by = interrupted.get("signal", "a signal")
         return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=evidence)
     who, at = "", ""
     if heartbeat:
         who = f", process {heartbeat.get('supervisor')} on {heartbeat.get('host')},"
-        at = f"; it was last heard of at {heartbeat.get('at')}"
-    reason = f"its supervisor{who} died and left no record{at}; run.log may tell more"
+        at = f"; its last heartbeat was at {heartbeat.get('at')}"
+    reason = f"its supervisor{who} died and left no record{at}; run.log may say more"
     return Outcome(kind="error", reason=reason, evidence=evidence)
 
 
@@ -79,34 +78,31 @@ def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bo
     if restarted:
         if left_behind.interrupted:
             return "preempted", "the job was asked to end and put back into the queue"
-        return "node_failure", "the job was put back into the queue with no time to say a word, as when a node fails"
+        return "node_failure", "the job was put back into the queue without a warning, as when a node fails"
     if ending and ending.outcome not in (None, "error"):
         return ending.outcome, ending.why
     if left_behind.interrupted and _is_warned(left_behind.interrupted):
-        return "timeout", "the scheduler gave warning that the time of its job was over"
+        return "timeout", "the scheduler warned that the time limit of its job was reached"
+    ended = f"the job ended as {ending.state}" + (f" ({ending.exit})" if ending.exit else "") if ending else ""
     if left_behind.interrupted and ending and ending.outcome:
         name = left_behind.interrupted.get("signal", "a signal")
-        return "error", f"{_describe_ending(ending)}, and {name} ended the rest of it; its log may tell more"
+        return "error", f"{ended}, and {name} ended the rest of it; its log may say more"
     if left_behind.interrupted:
         by = left_behind.interrupted.get("signal", "a signal")
-        return "cancelled", f"interrupted by {by}, and the scheduler does not say why"
+        return "cancelled", f"interrupted by {by}; the scheduler gives no reason"
     if ending:
-        return "error", f"{_describe_ending(ending)} and left no record; its log may tell more"
+        return "error", f"{ended} and left no record; its log may say more"
     return "error", "no record, and the scheduler no longer knows the job"
 
 
-def _describe_ending(ending: JobState) -> str:
-    return f"the job ended as {ending.state}" + (f" ({ending.exit})" if ending.exit else "")
-
-
 def _is_warned(interrupted: dict[str, Any]) -> bool:
-    """Whether a run was asked to end when its job's time was almost over. The warning may come a minute early."""
+    """Return whether a run was interrupted close to its job's time limit. The warning may come a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return what a file says; None where it is not there or says nothing that can be read."""
+    """Return the JSON object in a file; None if there is none that can be read."""
     try:
         plain = pydantic_core.from_json(files.read_regular(path), allow_inf_nan=False)
     except (OSError, ValueError):
@@ -120,25 +116,27 @@ def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome)
     store.finalize(attempt.folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
 
 
-_NEVER_BEGAN = "its supervisor never began: the command that was about to start it was ended"
+_NEVER_BEGAN = "its supervisor never began: the command that was to start it was ended first"
 
 
 def finalize_lost(view: StudyState) -> int:
-    """Give every attempt that ended without a record the one it should have left; return how many."""
+    """Write a record for every attempt that ended without one; return their number."""
     concluded = 0
+    # Claims without a description cannot get a record: nothing is known about them but their folder.
     for folder in view.seen.nobodys:
         store.drop_claim(folder)
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
         if (outcome := _decide_lost_outcome(attempt, view.queue)) is not None:
-            with contextlib.suppress(store.Unreadable):  # somebody has just written a bad one; the next look names it
+            with contextlib.suppress(store.Unreadable):  # another process wrote a bad record just now
                 store.finalize(attempt.attempt.folder, outcome)
                 concluded += 1
     for job in view.seen.jobs:
         for path, allocation in jobs.list_allocations(job.folder):
             state = view.queue.get((job.name, allocation.task))
             restarted = state is not None and (state.restarts or 0) > allocation.restart
+            # A job that was killed could not note its end: its last written file bounds it.
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
-                # hidden ones are about to be renamed, and may be gone
+                # hidden files are temporary: they are about to be renamed
                 written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
                 last_write = max(file.stat().st_mtime for file in written)
                 known = state.ended_at if state and not restarted else None
@@ -147,8 +145,10 @@ def finalize_lost(view: StudyState) -> int:
 
 
 def keep_ends(view: StudyState) -> bool:
-    """Keep how jobs ended that left points without an attempt, before the scheduler forgets it; return whether any was
-    new."""
+    """Write the ends of jobs that left points without an attempt, before the scheduler forgets them.
+
+    Return whether any end was new.
+    """
     new, started = False, view.seen.list_started_jobs()
     for job in view.seen.jobs:
         begun: dict[int | None, list[bool]] = {}
@@ -184,32 +184,27 @@ def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, beg
 
 
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
-    """Return how an attempt without a record ended, or None while it may still go on."""
+    """Return the outcome of an attempt without a record; None while it may still go on."""
     left_behind = LeftBehind.read(attempt.attempt.folder)
-    if not attempt.job:
-        return _decide_lost_here(attempt, left_behind)
+    if not attempt.job and attempt.dead_here:
+        return reconcile_local_outcome(left_behind)
+    if not attempt.job:  # the process that claimed it may have ended before it started a supervisor
+        is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
+        return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
     state = queue.get((attempt.job, attempt.task))
     if state is None:
         return None if attempt.fresh else reconcile_outcome(left_behind, None, restarted=False)
     restarted = (state.restarts or 0) > attempt.restart
     if state.live:
-        # A job counts as put back before its processes are asked to end: they may still have something to say.
+        # A job counts as requeued before its processes get their signal: they may still write a note.
         silent = attempt.fresh and not left_behind.interrupted
         return reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
-    return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)  # of a later start
-
-
-def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: LeftBehind) -> Outcome | None:
-    """Return how an attempt outside of any queue ended: its supervisor is gone, or whoever claimed it was ended before
-    there was one, and left nothing that could say more."""
-    if attempt.dead_here:
-        return reconcile_local_outcome(left_behind)
-    is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
-    return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
+    # After a restart, the state is that of a later start, and says nothing about this attempt.
+    return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)
 
 
 def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:
-    """Record which points need not run; return how many of each outcome."""
+    """Write the records of points that need not run; return the number of each outcome."""
     count: Counter[str] = Counter()
     for point_status, decision in _decide_all(view, corrections):
         if isinstance(decision, RecordWithoutRun):
@@ -221,15 +216,15 @@ def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrection
 
 
 class PendingPoints(NamedTuple):
-    """The points to be started, in order, and why none of them may be now; empty if they may."""
+    """Points to start, in order, and the reason why none may start now; empty if they may."""
 
     statuses: list[PointStatus]
     why_not_now: str
 
 
 def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
-    """Return the points to be started: those that wait, those that a second run shall confirm, and those that were
-    called infeasible before measured neighbours took that back."""
+    """Return the points to start: waiting ones, those that need a second run as confirmation, and those whose
+    prediction `infeasible` was revoked by measured neighbours."""
     decided = [
         (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)
     ]
@@ -238,7 +233,7 @@ def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingP
 
 
 def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
-    """Return what the policy decides about every point of a study as it stands."""
+    """Return the decision of `policy` for every point of a study."""
     kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
     runs = [
         build_planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.statuses

@@ -1,8 +1,8 @@
-"""What a sweep runs next: decided here alone, for local runs, packed allocations and submission. Pure.
+"""Decide what a sweep runs next, for local runs, packed allocations and submission. No side effects.
 
-A local run and an allocation go through their plan once, one decision at a time (`next_run`); submission takes all
-decisions that can be taken now (`list_decisions`). Both come from `decide`, and nothing here reads, writes or asks the
-time: the caller shows what there is (`Snapshot`) and carries out what is decided.
+A local run and an allocation go through their plan once, one decision at a time (`next_run`). Submission takes all
+decisions that are possible now (`list_decisions`). Both come from `decide`. Nothing here reads, writes or asks for the
+time: the caller passes the state (`Snapshot`) and carries out the decision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,38 +25,38 @@ from bench.sweep.pruning import (
 )
 
 NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
-"""Outcomes without a run: `pruned` by what other runs show, `infeasible` by a prediction."""
+"""Outcomes without a run: `pruned` follows from other runs, `infeasible` from a prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
-"""So many times the attempts allowed end a point, where the failures were not its own fault."""
+"""A point ends after this multiple of its allowed attempts, also if the failures had external causes."""
 
 
 class PlannedRun(NamedTuple):
-    """One repeat of one point that is to have an answer."""
+    """One repeat of one point that needs an answer."""
 
     key: RunKey
-    kin: Siblings | None = None  # None: other runs say nothing about it
+    kin: Siblings | None = None  # None: other runs never prune it
     prune: bool = True  # whether a record without a run is an answer
-    attempts: int | None = None  # that it may have; None: any number
+    attempts: int | None = None  # allowed; None: any number
     limit_min: float = 0.0  # time of one attempt
-    environment_id: str | None = None  # answers from other classes of environment do not count; None: all do
-    point: SweepPoint | None = None  # with `machine`: its prediction is to be looked at
+    environment_id: str | None = None  # answers from other environments do not count; None: all count
+    point: SweepPoint | None = None  # with `machine`, so that its prediction counts
     machine: Machine | None = None
-    reopened: bool = False  # it has an answer, and is to run all the same
+    reopened: bool = False  # it runs although it has an answer
     role: Literal["point", "confirm", "control"] = "point"
 
 
 class TrialResult(NamedTuple):
-    """A trial of a search, and what came of it."""
+    """A trial of a search with its outcome."""
 
     trial: Trial
-    outcome: OutcomeKind | None = None  # None: it has no answer yet
-    quantities: RunQuantities | None = None  # of a run that ended well
-    node_hours: float = 0.0  # of all attempts, as far as they say
-    environment_id: str | None = None  # in which it has its answer
+    outcome: OutcomeKind | None = None  # None: no answer yet
+    quantities: RunQuantities | None = None  # of a run that ended `ok`
+    node_hours: float = 0.0  # of all attempts with known times
+    environment_id: str | None = None  # of its answer
 
 
 class Proposal(NamedTuple):
-    """A point that a search asks for next."""
+    """The next point of a search."""
 
     point: SweepPoint
     values: dict[str, Any]
@@ -65,54 +65,56 @@ class Proposal(NamedTuple):
 
 
 class Proposer(Protocol):
-    """What adds runs to a plan. Pure: the same results, the same proposal."""
+    """Adds runs to a plan. No side effects: the same results give the same proposal."""
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return what is to be tried next; None where the search is at its end."""
+        """Return the next trial; None at the end of the search."""
         ...
 
 
 class SweepPlan(NamedTuple):
-    """What is to be gone through, in order."""
+    """Runs in the order to go through them."""
 
     runs: Sequence[PlannedRun]
-    control: PlannedRun | None = None  # run first and last, so that a drift of the machine shows
-    confirm_answered: bool = False  # whether answers of earlier passes are to be confirmed too, not only those of this
-    node_hours: float | None = None  # that may be spent; None: no limit
-    proposer: Proposer | None = None  # adds runs once all are gone through
+    control: PlannedRun | None = None  # runs first and last, to show a drift of the machine
+    confirm_answered: bool = False  # confirm answers of earlier passes, too
+    node_hours: float | None = None  # budget; None: no limit
+    proposer: Proposer | None = None  # adds runs at the end of the others
 
 
 class StartRun(NamedTuple):
-    """Run it now."""
+    """Start this run now."""
 
     run: PlannedRun
 
 
 class RecordWithoutRun(NamedTuple):
-    """Record this outcome: it need not run."""
+    """Record this outcome without a run."""
 
     run: PlannedRun
     outcome: Outcome
 
 
 class PostponeRun(NamedTuple):
-    """It is to run, but not now."""
+    """Run it later."""
 
     run: PlannedRun
     why: str
 
 
 class SkipRun(NamedTuple):
-    """It is not to run: it has an answer, somebody has it now, or its attempts are used up."""
+    """Do not run it: it has an answer, another process runs it now, or its attempts are used up."""
 
     run: PlannedRun
     why: str
-    attempt: RunAttempt | None = None  # that says so
+    attempt: RunAttempt | None = None  # the reason, if one attempt is
 
 
 class AddTrial(NamedTuple):
-    """Write this down as the trial with this number, and add its run to the plan; a trial of this number that is there
-    by then was not known when this was proposed."""
+    """Write this as the trial with this number, and add its run to the plan.
+
+    If a trial of this number exists by then, the proposal did not take it into account, and is dropped.
+    """
 
     proposal: Proposal
     number: int
@@ -122,14 +124,14 @@ Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
 
 
 class Snapshot(NamedTuple):
-    """What folder, scheduler and clock show at one moment."""
+    """State of folder, scheduler and clock at one moment."""
 
     tried: Tried
     correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # of predictions, by measured neighbours
-    busy: Callable[[RunKey], str] = lambda key: ""  # who has a point now, in words; empty: nobody
-    submitted: Mapping[RunKey, int] = {}  # number of jobs that have had a point …
-    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # … and how those ended that failed before any attempt, in words
-    left_s: float | None = None  # of the allocation; None: it has no end
+    busy: Callable[[RunKey], str] = lambda key: ""  # why a point is not free now; empty if it is
+    submitted: Mapping[RunKey, int] = {}  # number of jobs with this point so far
+    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # ends of those that failed before any attempt, in words
+    left_s: float | None = None  # until the end of the allocation; None: no end
     spent_node_hours: float = 0.0
     passed: Sequence[Decision] = ()  # of this pass, oldest first
     results: Callable[[], Sequence[TrialResult]] = lambda: ()  # of a search's trials, in order
@@ -143,7 +145,7 @@ def build_planned_run(
     attempts: int | None,
     environment_id: str | None = None,
 ) -> PlannedRun:
-    """Return one repeat of a sweep's point, its prediction to be looked at."""
+    """Return one repeat of a sweep's point whose prediction counts."""
     return PlannedRun(
         key,
         kin,
@@ -159,8 +161,8 @@ def build_planned_run(
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     """Return the next decision of a pass; None at its end.
 
-    The control point comes first and last. A point that has just run out of memory for the first time runs once more,
-    where that can save larger ones. A run that does not fit the time left waits, and a shorter one may still fit.
+    The control point comes first and last. A point that has just run out of memory for the first time runs once more
+    if that can save larger ones. A run that does not fit the time left is postponed; a shorter one may still fit.
     """
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None
@@ -169,6 +171,7 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     last = passed[-1] if passed else None
     if isinstance(last, StartRun) and last.run.role == "point" and _is_unconfirmed(last.run, snapshot):
         return _start_or_postpone(last.run._replace(role="confirm"), plan, snapshot)
+    # Runs of the control point and confirmations are extra decisions: they do not advance the position.
     position = sum(decision.run.role == "point" for decision in passed)
     if position < len(plan.runs):
         return decide(plan.runs[position], plan, snapshot)
@@ -178,7 +181,7 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
 
 
 def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
-    """Return the next decision of a pass or, once all runs are gone through, what the plan's proposer adds."""
+    """Return the next decision of a pass or, after its last run, the addition of the plan's proposer."""
     if decision := next_run(plan, snapshot):
         return decision
     if plan.proposer is None:
@@ -189,12 +192,12 @@ def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None
 
 
 def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
-    """Return what is to be done about every run of a plan, in its order; the control point is its jobs' affair."""
+    """Return the decision for every run of a plan, in its order. Jobs add the control point themselves."""
     return [decide(run, plan, snapshot) for run in plan.runs]
 
 
 def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
-    """Return what is to be done about one run of a plan."""
+    """Return the decision for one run of a plan."""
     if skip := find_skip(run, plan, snapshot):
         return skip
     if run.prune and not _is_to_reopen(run, plan, snapshot, _list_recorded(run, snapshot)):
@@ -208,7 +211,7 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
 
 
 def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun | None:
-    """Return why nothing is to be done about a run; None if something is."""
+    """Return why a run is skipped; None if it is not."""
     done = _list_recorded(run, snapshot)
     confirm = _is_to_reopen(run, plan, snapshot, done)
     if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
@@ -223,9 +226,11 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
-    """Return the attempt that answers a point for good: a real run before one that needed none, and never one with an
-    injected fault. A run that was paused has no valid times, and runs again."""
-    accept = FINAL if prune else FINAL - NEVER_RAN  # where everything is to be measured, real runs alone
+    """Return the attempt that is a point's final answer: a real run before a record without a run.
+
+    A run with an injected fault is no answer, nor is a run that was paused: its times are not valid.
+    """
+    accept = FINAL if prune else FINAL - NEVER_RAN
     answers = [
         attempt
         for attempt in done
@@ -237,10 +242,12 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
 def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
-    """Return why a point may have no further attempt; empty if it may. Preemption, cancellation, a node that failed, a
-    full disk, a pause and an injected fault are not its fault, but have an end too; what never ran was no attempt. A
-    job that failed before it began an attempt (`failed_starts`) counts as one: what it failed of is the same the next
-    time."""
+    """Return why a point gets no further attempt; empty if it does.
+
+    `limit` counts failures of the point's own. Preemption, cancellation, a failed node, a full disk, a pause and an
+    injected fault have external causes; these end a point after `TOTAL_ATTEMPTS_FACTOR` times as many attempts. A job
+    that failed before it began an attempt (`failed_starts`) counts as an own failure: it would fail again.
+    """
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
         last = f"paused for {done[-1].paused_s:g} s" if done[-1].outcome == "ok" else done[-1].reason
@@ -249,11 +256,13 @@ def explain_given_up(
         jobs = f"{len(failed_starts)} job{'s' if len(failed_starts) > 1 else ''} before any attempt"
         return f"failed {len(own)} times, and {jobs}; the last: {failed_starts[-1]}"
     if submitted >= TOTAL_ATTEMPTS_FACTOR * limit:
-        return f"{submitted} jobs had it, and none of them came to an answer"
+        return f"{submitted} jobs had this point, and none led to an answer"
     return ""
 
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
+    """Return whether an attempt failed for a cause that lies in the point itself."""
+    # Keep in step with the causes named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
 
@@ -265,21 +274,21 @@ def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:
 
 
 def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt]) -> RunAttempt | None:
-    """Return the attempt that answers a run in its environment, but no prediction that neighbours have taken back."""
+    """Return the final answer of a run in its environment, except a prediction that neighbours have revoked."""
     in_environment = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
     valid = [a for a in in_environment if a.outcome != "infeasible" or not _is_prediction_revoked(run, snapshot)]
     return find_answer(valid, prune=run.prune)
 
 
 def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
-    """Whether a point that a prediction called infeasible is to run after all."""
+    """Return whether a point that a prediction called infeasible has to run after all."""
     if run.point is None or run.machine is None:
         return False
     return not is_far_out_of_memory(run.point.forecast, run.machine, snapshot.correction(run.point))
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:
-    """Whether a run has an answer from an earlier pass that is to be confirmed."""
+    """Return whether a run has an answer from an earlier pass that needs a second run as confirmation."""
     if not plan.confirm_answered or run.reopened or not any(attempt.outcome == "oom" for attempt in done):
         return False
     final = _find_final(run, snapshot, done)
@@ -291,7 +300,7 @@ def _is_unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
 
 
 def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> StartRun | PostponeRun:
-    """Start a run unless money or time is short; the time of the last control point is not for others."""
+    """Start a run if budget and time suffice; the time of the last control point is reserved."""
     spent = snapshot.spent_node_hours
     if plan.node_hours is not None and spent >= plan.node_hours:
         return PostponeRun(run, f"{spent:.1f} of {plan.node_hours:g} node-hours are spent")
@@ -299,6 +308,6 @@ def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> 
         kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
         left_s = snapshot.left_s - 60 * kept_min
         if 60 * run.limit_min > left_s:
-            left = f"{left_s / 60:.1f} min are left"
-            return PostponeRun(run, f"may take {run.limit_min:g} min, and {left}: it waits for another job")
+            why = f"may take {run.limit_min:g} min, and {left_s / 60:.1f} min are left: it waits for another job"
+            return PostponeRun(run, why)
     return StartRun(run)

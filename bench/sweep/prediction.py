@@ -1,4 +1,4 @@
-"""What is predicted of points before they run: memory, and how long a step takes."""
+"""Predictions for points before they run: memory and step time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import NamedTuple
 from bench.config import compose
 from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
-from bench.core.engine_costs import PlayedPass
+from bench.core.engine_costs import SimulatedPass
 from bench.core.errors import NoPrediction, UserError
-from bench.core.spec import Batch, Device
+from bench.core.spec import Device
 from bench.core.study import Study
 from bench.predict.memory import (
     HostMemory,
@@ -23,14 +23,12 @@ from bench.predict.memory import (
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
 from bench.sweep import inputs
+from bench.sweep.advise.remedies import NO_REMEDY, list_remedies
 from bench.sweep.inputs import GivenOverrides, find_study
-
-_MOST_NODES = 1024
-"""Up to which more nodes are tried for a point that does not fit."""
 
 
 class Prediction(NamedTuple):
-    """What is predicted of one point; where something is None, why it is unknown stands beside it."""
+    """Prediction for one point; next to each None is the reason why the value is unknown."""
 
     point: StudyPoint
     device: Device
@@ -38,25 +36,22 @@ class Prediction(NamedTuple):
     memory_unknown: str
     time: StepTime | None
     time_unknown: str
-    rehearsed_s: float | None = None  # that a step computes by a rehearsal
+    rehearsed_s: float | None = None  # computing time of a step by a rehearsal
     software: Software = USUAL
+    config_dir: Path | None = None  # folder of the user's own group files
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into a device; None: perhaps, or one of both is unknown."""
+        """Return whether it fits into a device; None: perhaps, or unknown."""
         room = self.point.composed.machine.memory_bytes
         return self.memory.fits(room) if self.memory and room is not None else None
 
     @property
     def by_class(self) -> bool:
-        """Whether the interval of its time is that of a class of software: nothing was calibrated or rehearsed."""
+        """Return whether the interval of its time is that of a software class, without calibration or rehearsal."""
         found = self.point.composed.machine.calibration
-        return (
-            self.time is not None
-            and self.device == "cuda"
-            and self.rehearsed_s is None
-            and not (found and found.matmul)
-        )
+        known = self.rehearsed_s is not None or bool(found and found.matmul)
+        return self.time is not None and self.device == "cuda" and not known
 
     def describe_fit(self) -> str:
         """Return in words whether it fits."""
@@ -65,10 +60,10 @@ class Prediction(NamedTuple):
         return {True: "fits", False: "does not fit", None: "may fit"}[self.fits]
 
     def host(self) -> HostMemory | None:
-        """Return what a node's host needs, where something is kept there."""
+        """Return the memory needed on a node's host; None without offload."""
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
-    def list_passes(self) -> Sequence[PlayedPass]:
+    def list_passes(self) -> Sequence[SimulatedPass]:
         """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
         composed = self.point.composed
         if self.time is None:
@@ -76,32 +71,20 @@ class Prediction(NamedTuple):
         return predict_passes(composed.spec, composed.machine, self.device, self.rehearsed_s, software=self.software)
 
     def largest_micro_batch(self) -> LargestMicroBatch | None:
-        """Return the largest micro-batch that fits; None where the size of a device is unknown. It costs as much as
-        thirty predictions."""
+        """Return the largest micro-batch that fits; None if the device's memory is unknown.
+
+        It costs as much as thirty predictions.
+        """
         room = self.point.composed.machine.memory_bytes
         return find_largest_micro_batch(self.point.composed.spec, room, self.device) if room else None
 
     def describe_remedy(self) -> str:
         """Return in words what would fit in place of a point that does not; empty for every other point. It costs as
-        much as forty predictions."""
-        composed = self.point.composed
+        much as fifty predictions."""
         if self.fits is not False:
             return ""
-        micro = self.largest_micro_batch()
-        if micro and micro.perhaps:
-            return f"batch.micro={micro.surely or micro.perhaps} {'fits' if micro.surely else 'may fit'}"
-        spec, nodes = composed.spec, composed.spec.nodes
-        while (nodes := 2 * nodes) <= _MOST_NODES:
-            wider = spec.model_copy(update={"nodes": nodes})
-            total = wider.batch.micro * wider.accumulation * wider.data_parallel
-            batch = Batch(micro=wider.batch.micro, accumulation=wider.accumulation, global_=total)
-            wider = wider.model_copy(update={"batch": batch})
-            fits = predict_memory(wider, self.device, composed.machine.memory_bytes).fits(
-                composed.machine.memory_bytes or 0
-            )
-            if fits is not False:
-                return f"no micro-batch fits; nodes={nodes} {'fits' if fits else 'may fit'}"
-        return f"no micro-batch fits, on up to {_MOST_NODES:,} nodes; divide the states or the layers among more ranks"
+        remedies = list_remedies(self.point.composed, self.point.overrides, self.config_dir, self.device)
+        return "; ".join(remedies) or NO_REMEDY
 
 
 def predict_points(
@@ -114,7 +97,7 @@ def predict_points(
     rehearsed_s: float | None,
     software: str | None = None,
 ) -> list[Prediction]:
-    """Return what is predicted of every point that is asked for; `software` may stand among the overrides, too."""
+    """Return the prediction for every point; `software` may be an override, too."""
     composed, given = find_study(study, overrides, config_dir, "predict")
     named = [str(value) for key, values in given if key == "software" for value in values]
     named += [] if software is None else [software]
@@ -123,26 +106,30 @@ def predict_points(
     chosen = find_software(named[0]) if named else USUAL
     given = [(key, values) for key, values in given if key != "software"]
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
-    return [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
+    found = [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
+    return [one._replace(config_dir=config_dir) for one in found]
 
 
 def _predict_point(
     point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None, software: Software
 ) -> Prediction:
     spec, machine, device = point.composed.spec, point.composed.machine, inputs.find_predicted_device(point.composed)
+    # Memory first: no time is predicted for a point that does not fit.
+    room = machine.memory_bytes
     try:
-        needed = predict_memory(spec, device, machine.memory_bytes)
+        needed = predict_memory(spec, device, room)
     except NoPrediction as unknown:
         return Prediction(point, device, None, str(unknown), None, str(unknown))
-    room = machine.memory_bytes
+    time, unknown_time = None, ""
     if room is not None and needed.fits(room) is False:
         least = f"needs at least {format_gigabytes(needed.device[0])} GB of {format_gigabytes(room)}"
-        return Prediction(point, device, needed, "", None, f"does not fit: {least}", rehearsed_s, software)
-    try:
-        time = predict_step_time(
-            spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s,
-            software=software,
-        )  # fmt: skip
-    except UserError as lacking:  # a number that the machine's file has not
-        return Prediction(point, device, needed, "", None, str(lacking), rehearsed_s, software)
-    return Prediction(point, device, needed, "", time, "", rehearsed_s, software)
+        unknown_time = f"does not fit: {least}"
+    else:
+        try:
+            time = predict_step_time(
+                spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s,
+                software=software,
+            )  # fmt: skip
+        except UserError as lacking:  # the machine's file lacks a number
+            unknown_time = str(lacking)
+    return Prediction(point, device, needed, "", time, unknown_time, rehearsed_s, software)

@@ -1,5 +1,7 @@
-"""Points that need not run: where one ran out of memory, those that can only need more, and points that are predicted
-far out of memory. Pure, and open to audit."""
+"""Points that need not run: a smaller micro-batch ran out of memory, or a prediction is far above the device's memory.
+
+No side effects; each decision has its evidence.
+"""
 
 import functools
 import hashlib
@@ -22,22 +24,22 @@ if TYPE_CHECKING:
     from bench.sweep.definition import RunKey
 
 CONFIRMED = 2
-"""So many runs out of memory, and no other answer, before anything is concluded from them."""
+"""Runs out of memory, without any other answer, before larger micro-batches are skipped."""
 
 Tried = Callable[[str], Sequence[RunAttempt]]
-"""The attempts at a configuration, by its config_id."""
+"""Returns the attempts at a configuration, by its config_id."""
 
 
 class Sibling(Frozen):
-    """A configuration that differs from others of its family in the micro-batch alone (and so in the global batch)."""
+    """A configuration of a family, whose members differ in the micro-batch alone (and so in the global batch)."""
 
     config_id: str
     micro: int
-    repeats: tuple[int, ...]  # that were asked for
+    repeats: tuple[int, ...]  # requested
 
 
 class Siblings(Frozen):
-    """A configuration on a machine, and those of its family that were asked for too, the smallest first."""
+    """A configuration on a machine, and the requested ones of its family, the smallest first."""
 
     machine: str
     itself: Sibling
@@ -46,7 +48,7 @@ class Siblings(Frozen):
 
 
 def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[tuple[str, str], Siblings]:
-    """Return the kin of every configuration on every machine, from what is wanted and its spec in plain types."""
+    """Return the family of every configuration on every machine, from requested runs and their plain specs."""
     repeats: dict[tuple[str, str], list[int]] = {}
     specs: dict[tuple[str, str], Mapping[str, Any]] = {}
     for key, spec in wanted:
@@ -71,7 +73,7 @@ def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[
 
 
 def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
-    """Return why a point need not run, or None."""
+    """Return the outcome of a point that need not run because of smaller micro-batches; None if it has to run."""
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
@@ -81,8 +83,10 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
 
 
 def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | None:
-    """Return the run that shows that a configuration does not fit a machine: every repeat asked ran out of memory, and
-    at least two runs did."""
+    """Return a run that proves that a configuration does not fit a machine; None if none does.
+
+    Every requested repeat must have run out of memory, and at least `CONFIRMED` runs.
+    """
     on_machine = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
     out = [attempt for attempt in on_machine if attempt.outcome == "oom"]
     contrary = any(attempt.outcome in ("ok", "invalid") for attempt in on_machine)
@@ -91,7 +95,7 @@ def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | N
 
 
 def is_to_confirm(kin: Siblings, tried: Tried) -> bool:
-    """Whether a point that ran out of memory is to run once more, so that larger ones need not run at all."""
+    """Return whether a point that ran out of memory runs once more, so that larger ones need not run at all."""
     kinds = _list_outcomes(kin.itself, kin.machine, tried)
     is_first = kinds.count("oom") == 1 and set(kinds) == {"oom"} and len(set(kin.itself.repeats)) == 1
     return is_first and not all(_list_outcomes(larger, kin.machine, tried) for larger in kin.larger)
@@ -102,10 +106,10 @@ def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
 
 
 def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
-    """Whether a point is surely out of memory.
+    """Return whether a point is predicted to exceed its device's memory by a wide margin.
 
-    Measured neighbours may take that back, or add points beyond the edge; what fits by the low estimate alone is never
-    far out. Where the device's memory is not known, nothing is.
+    The correction by measured neighbours may change that in both directions. A point whose uncorrected low estimate
+    fits, or whose device's memory is unknown, is never far out.
     """
     room, there = forecast.room if forecast else None, machine.memory_bytes
     if room is None or there is None or room.low_bytes <= there:
@@ -116,7 +120,7 @@ def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction
 def find_infeasible_outcome(
     plain_spec: dict[str, Any], forecast: Forecast | None, machine: Machine, correction: Correction
 ) -> Outcome | None:
-    """Return why a point need not run, with the whole prediction as evidence, or None."""
+    """Return the outcome of a point that is far out of memory, with its prediction as evidence; None for another."""
     if not is_far_out_of_memory(forecast, machine, correction):
         return None
     assert forecast and forecast.room and machine.memory_bytes
@@ -129,7 +133,7 @@ def find_infeasible_outcome(
 def _build_evidence(
     plain_spec: dict[str, Any], room: MemoryForecast, machine: Machine, correction: Correction
 ) -> dict[str, Any]:
-    """Return the prediction by phase and term, and by which formulas; the phases are as predicted, uncorrected."""
+    """Return the prediction by phase and term, uncorrected, and the versions of the formulas."""
     spec = RunSpec.model_validate(plain_spec)
     needed = predict_memory(spec, "cpu" if machine.device == "cpu" else "cuda", machine.memory_bytes)
     return {
@@ -149,13 +153,9 @@ def _build_evidence(
 
 @functools.cache
 def read_formula_versions() -> dict[str, str]:
-    """Return what tells one version of the formulas from another: of the release, and of their text."""
-    packages = {package.__name__: _compute_digest(Path(package.__path__[0])) for package in (predict, engines)}
-    return {"zeroscale": metadata.version("zeroscale")} | packages
-
-
-def _compute_digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    """Return the release and a digest of the source of the formulas."""
+    versions = {"zeroscale": metadata.version("zeroscale")}
+    for package in (predict, engines):
+        text = b"".join(path.read_bytes() for path in sorted(Path(package.__path__[0]).rglob("*.py")))
+        versions[package.__name__] = hashlib.sha256(text).hexdigest()[:12]
+    return versions

@@ -1,5 +1,4 @@
-"""What the folder of a study shows: every attempt, those without a record a little closer, every job, and the trials of
-a search."""
+"""Read the folder of a study: attempts with and without a record, jobs, and the trials of a search."""
 
 import contextlib
 import os
@@ -21,22 +20,22 @@ from bench.sweep.definition import RunKey, SweepDefinition, Trial
 from bench.sweep.policy import TrialResult, explain_given_up, find_answer
 
 FRESH_S = 90.0
-"""A heartbeat is written every few seconds; a file system that stalls for a while must not look like a death."""
-_CLAIM_S = 3.0  # between claiming a folder and saying for what, on a slow file system
+"""Age of a heartbeat that still counts as alive. It is written every few seconds, but file systems stall."""
+_CLAIM_S = 3.0  # between the claim of a folder and its description, on a slow file system
 REPORT = "report"
-"""Folder of what the autopilot writes at its end."""
+"""Folder of the files that the autopilot writes at its end."""
 _NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, jobs.EXCLUDED, REPORT)
 
 
 class HeartbeatRank(BaseModel):
-    """What a heartbeat says of one rank."""
+    """One rank in a heartbeat."""
 
     phase: str = ""
     step: int = -1  # outside the loop
 
 
 class LastHeartbeat(BaseModel):
-    """What an attempt last said of itself; the rest of the file is for people."""
+    """The fields of a heartbeat file that programs use."""
 
     at: AwareDatetime
     host: str
@@ -46,9 +45,9 @@ class LastHeartbeat(BaseModel):
 
 
 class AttemptOrigin(BaseModel):
-    """By whom an attempt was started, from the launcher's options in its circumstances."""
+    """The job that started an attempt, from the launcher's options in its circumstances."""
 
-    job: str = ""  # empty for one that no scheduler started
+    job: str = ""  # empty without a scheduler
     task: int | None = None
     restart: int = 0
 
@@ -58,7 +57,7 @@ class UnfinishedAttempt(NamedTuple):
 
     key: RunKey
     attempt: store.RunAttempt
-    job: str  # empty for one that no scheduler started
+    job: str  # empty without a scheduler
     task: int | None
     restart: int
     heartbeat: LastHeartbeat | None
@@ -70,7 +69,7 @@ class UnfinishedAttempt(NamedTuple):
 
     @property
     def dead_here(self) -> bool:
-        """Whether its supervisor ran on this machine and is gone."""
+        """Return whether its supervisor ran on this machine and has ended."""
         if not self.heartbeat or self.heartbeat.host != os.uname().nodename:
             return False
         own, before = identify_process(os.getpid()), self.heartbeat.process
@@ -78,12 +77,11 @@ class UnfinishedAttempt(NamedTuple):
             return not Path(f"/proc/{self.heartbeat.supervisor}").exists()
         if before.boot_id != own.boot_id:
             return True
-        if before.namespace != own.namespace:  # its number means another process here
-            return False
-        return identify_process(self.heartbeat.supervisor) != before
+        # In another namespace, its pid belongs to another process.
+        return before.namespace == own.namespace and identify_process(self.heartbeat.supervisor) != before
 
     def doing(self) -> str:
-        """Return what it does, and how long ago it said so."""
+        """Return its phase in words, and the age of the heartbeat."""
         if not self.heartbeat or not self.heartbeat.ranks:
             return "starting"
         behind = min(self.heartbeat.ranks, key=lambda rank: rank.step)
@@ -99,8 +97,8 @@ class StudySnapshot(NamedTuple):
     open: dict[RunKey, list[UnfinishedAttempt]]
     jobs: list[jobs.SubmittedJob]
     ends: dict[tuple[str, int | None], jobs.JobEnd]  # of a job or task that left points without an attempt
-    unreadable: list[store.Unreadable]  # files that count as not there, and folders
-    nobodys: list[Path]  # folders of attempts that were claimed a while ago, and never described
+    unreadable: list[store.Unreadable]  # files and folders that are ignored
+    nobodys: list[Path]  # folders that were claimed a while ago, and never described
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
         """Return the attempts at a point that have a record, oldest first."""
@@ -108,17 +106,17 @@ class StudySnapshot(NamedTuple):
         return [a for a in tried if a.outcome and (a.repeat, a.machine) == (key.repeat, key.machine)]
 
     def list_started_jobs(self) -> set[str]:
-        """Return the names of the jobs that have begun any attempt, at the control point too."""
+        """Return the names of the jobs that have begun any attempt, also at the control point."""
         unfinished = (attempt.job for attempts in self.open.values() for attempt in attempts)
         return {*unfinished, *(attempt.job for attempts in self.tried.values() for attempt in attempts)}
 
     def has_attempt(self, key: RunKey, job: str) -> bool:
-        """Whether a job has begun an attempt at a point, whatever became of it."""
+        """Return whether a job has begun an attempt at a point, whatever its outcome."""
         return any(a.job == job for a in (*self.of(key), *self.open.get(key, ())))
 
 
 def read_snapshot(folder: Path) -> StudySnapshot:
-    """Look at everything in a study's folder once."""
+    """Read a study's folder once."""
     submitted, unreadable = jobs.list_submitted(folder)
     ends = {(job.name, end.task): end for job in submitted for end in jobs.list_ends(job.folder)}
     seen = StudySnapshot(folder, {}, {}, submitted, ends, unreadable, [])
@@ -128,6 +126,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
                 seen.tried[entry.name] = store.list_attempts(Path(entry.path))
             except OSError as error:
                 seen.unreadable.append(store.Unreadable(Path(entry.path), error.strerror or str(error)))
+    # After the listing of all records: an attempt that ends meanwhile then counts as unfinished, not as missing.
     for config_id, attempts in seen.tried.items():
         for attempt in attempts:
             if attempt.outcome is None:
@@ -136,7 +135,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
 
 
 def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
-    """Add an attempt without a record that can be read."""
+    """Add an attempt that has no record, or none that can be read."""
     if attempt.unreadable:
         seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
         return
@@ -146,7 +145,7 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
         last = attempt.folder / store.HEARTBEAT
         if found.heartbeat is None and last.exists():
             seen.unreadable.append(store.Unreadable(last, "not a heartbeat"))
-    except FileNotFoundError:  # it was claimed just now, or by a process that was killed then
+    except FileNotFoundError:  # claimed just now, or by a process that was killed right after
         with contextlib.suppress(OSError):
             if time.time() - attempt.folder.stat().st_mtime > FRESH_S:
                 seen.nobodys.append(attempt.folder)
@@ -155,8 +154,7 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
 
 
 def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
-    """Return what an attempt without a record says of itself; None for one that was only just claimed, or that cannot
-    be read."""
+    """Return the description of an attempt without a record; None if it is not written yet, or cannot be read."""
     if attempt.unreadable:
         return None
     with contextlib.suppress(FileNotFoundError, store.Unreadable):
@@ -165,8 +163,10 @@ def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAtte
 
 
 def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt:
-    """Return what an attempt without a record says of itself; FileNotFoundError or Unreadable where its record could
-    not be concluded from that."""
+    """Return the description of an attempt without a record.
+
+    FileNotFoundError or Unreadable if it does not suffice to write the record.
+    """
     path = attempt.folder / store.CIRCUMSTANCE
     circumstance = store.read_value(path, Circumstance)
     store.read_value(attempt.folder / store.SPEC, RunSpec)
@@ -181,7 +181,7 @@ def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAtt
 
 
 def read_heartbeat(folder: Path) -> LastHeartbeat | None:
-    """Return what an attempt last said of itself; None where it has said nothing that can be read."""
+    """Return the heartbeat of an attempt; None if there is none that can be read."""
     with contextlib.suppress(FileNotFoundError, store.Unreadable):
         return store.read_value(folder / store.HEARTBEAT, LastHeartbeat)
     return None
@@ -193,8 +193,10 @@ def find_rival_attempt(
     before: int | None = None,
     ours: Callable[[UnfinishedAttempt], bool] = lambda attempt: False,
 ) -> UnfinishedAttempt | None:
-    """Return another attempt at a point that is under way, none of `ours`; of those claimed `before` the one that the
-    caller has claimed if that is given."""
+    """Return another attempt at a point that is under way, and none of `ours`.
+
+    With `before`, the attempt number that the caller has claimed, only earlier attempts count.
+    """
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
             found = read_unfinished(key.config_id, attempt)
@@ -206,10 +208,12 @@ def find_rival_attempt(
 
 
 def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
-    """Return what an attempt says of itself whose folder somebody has just claimed: who claims a later one must not
-    take it for nobody's. None for one that stays silent, or that was left behind long ago."""
+    """Return the description of an attempt whose folder was claimed just now, as soon as it is written.
+
+    The claim counts before it is described. None if no description follows, or if the folder is old.
+    """
     until, found = time.monotonic() + _CLAIM_S, None
-    with contextlib.suppress(FileNotFoundError):  # it was given up
+    with contextlib.suppress(FileNotFoundError):  # the claim was dropped
         while found is None and time.monotonic() < until and time.time() - attempt.folder.stat().st_mtime < FRESH_S:
             time.sleep(_CLAIM_S / 30)
             found = read_unfinished(config_id, attempt)
@@ -217,7 +221,7 @@ def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> Unfinish
 
 
 def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
-    """Return the node-hours that jobs have had so far, failures included."""
+    """Return the node-hours of all jobs so far, failures included."""
     seconds = 0.0
     for job in submitted:
         for _, allocation in jobs.list_allocations(job.folder):
@@ -226,21 +230,21 @@ def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
 
 
 def read_trial_results(folder: Path, search: SweepDefinition) -> list[TrialResult]:
-    """Return every trial of the search in a folder, in order, with what came of it."""
+    """Return every trial of the search in a folder, in order, with its outcome."""
     attempts = search.rules.budget.attempts
     return TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id), attempts).read_results()
 
 
 class TrialReader:
-    """Reads each record once: a search looks at all of its trials before it asks for another."""
+    """Reads each record once: a search needs all of its trials for each proposal."""
 
     def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
-        """`tried` returns the attempts at a configuration, `attempts` is how often one may fail."""
+        """`tried` returns the attempts at a configuration; `attempts` is the number of failures allowed."""
         self._folder, self._tried, self._attempts = folder, tried, attempts
         self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
 
     def read_results(self) -> list[TrialResult]:
-        """Return every trial in order; those under way, or to be tried again, have no outcome yet."""
+        """Return every trial in order; a trial under way, or to be tried again, has no outcome yet."""
         return [self._read_result(trial) for trial in definition.read_trials(self._folder)]
 
     def _read_result(self, trial: Trial) -> TrialResult:
@@ -256,10 +260,8 @@ class TrialReader:
 
     def _read_record(self, attempt: RunAttempt) -> tuple[RunQuantities | None, float]:
         if attempt.folder not in self._records:
-            try:
+            self._records[attempt.folder] = None, 0.0
+            with contextlib.suppress(OSError, store.Unreadable):
                 record = store.read_record(attempt.folder / store.RECORD)
-                found = derive_quantities(record), compute_node_hours(record) or 0.0
-            except (OSError, store.Unreadable):
-                found = None, 0.0
-            self._records[attempt.folder] = found
+                self._records[attempt.folder] = derive_quantities(record), compute_node_hours(record) or 0.0
         return self._records[attempt.folder]

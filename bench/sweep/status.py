@@ -1,4 +1,4 @@
-"""Where every point of a sweep stands, from what the folder shows and what the scheduler says."""
+"""State of every point of a sweep, from its folder and its scheduler."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
-"""`unknown`: in a job, of which the scheduler was not asked or did not answer."""
+"""`unknown`: in a job, while the scheduler was not asked or did not answer."""
 
 JobTask = tuple[str, int | None]
-"""A job's name and task, as a scheduler knows it."""
+"""Name and task of a job at its scheduler."""
 
 
 class PointStatus(NamedTuple):
-    """One point: where it stands, and why."""
+    """State of one point, and its reason."""
 
     key: RunKey
     point: SweepPoint
@@ -33,8 +33,8 @@ class PointStatus(NamedTuple):
     outcome: str  # of the last attempt that has one
     why: str
     attempts: int
-    folder: str  # of the attempt that tells most
-    job: str = ""  # that is to take it, while a scheduler has it
+    folder: str  # of the attempt that decides the state
+    job: str = ""  # name of the job that has the point, while it is in the queue
     task: int | None = None  # of the job
 
     @property
@@ -49,15 +49,19 @@ def list_statuses(
     *,
     is_reached: bool = True,
 ) -> list[PointStatus]:
-    """Return where everything asked for stands, in the order in which it was asked; `is_reached` is whether the
-    scheduler answered, so that what is not in the `queue` is in no job."""
-    view = _StatusReader(wanted, seen, queue, is_reached=is_reached)
-    return [view.read_status(*one) for one in wanted.values()]
+    """Return the state of every requested run, in their order.
+
+    `is_reached`: the scheduler answered, so that a point outside of `queue` is in no job.
+    """
+    reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
+    return [reader.read_status(*one) for one in wanted.values()]
 
 
 def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
-    """Return how the jobs of each point ended that failed before they began any attempt, oldest first. Who asks for a
-    point again has mended what they failed of: only those since then count."""
+    """Return the ends of the jobs of each point that failed before any attempt, oldest first.
+
+    Only jobs since the latest `sweep` count: the user has removed the cause before asking again.
+    """
     found: dict[RunKey, list[str]] = {}
     for job in seen.jobs:
         for key, task in job.points:
@@ -70,7 +74,7 @@ def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnap
 
 
 class _StatusReader:
-    """The folder and the scheduler beside each other."""
+    """Combines the folder of a study with the state of its scheduler."""
 
     def __init__(
         self,
@@ -98,22 +102,17 @@ class _StatusReader:
         done, place = self._seen.of(key), self._places.get(key)
         state, explanation = self._state(key, sweep, done, place)
         last = find_answer(done, prune=sweep.rules.prune) or (done[-1] if done else None)
-        return PointStatus(
-            key,
-            point,
-            sweep,
-            state,
-            outcome=str(last.outcome) if last else "",
-            why=explanation or (last.reason if last else ""),
-            attempts=len(done),
-            folder=last.folder.relative_to(self._seen.folder).as_posix() if last else "",
-            job=place[0] if place else "",
-            task=place[1] if place else None,
-        )
+        job, task = place or ("", None)
+        status = PointStatus(key, point, sweep, state, "", explanation, len(done), "", job, task)
+        if last is None:
+            return status
+        folder = last.folder.relative_to(self._seen.folder).as_posix()
+        return status._replace(outcome=str(last.outcome), why=explanation or last.reason, folder=folder)
 
     def _state(
         self, key: RunKey, sweep: SweepDefinition, done: list[RunAttempt], place: JobTask | None
     ) -> tuple[State, str]:
+        # In this order: an answer decides, then a running attempt, then the queue, then the rules.
         if find_answer(done, prune=sweep.rules.prune):
             return "answered", ""
         for attempt in self._seen.open.get(key, ()):
@@ -130,10 +129,10 @@ class _StatusReader:
             return "given up", reason
         if ended := self._explain_last_job(key):
             return "waiting", ended
-        return "waiting", f"again after: {_explain_attempt(done[-1])}" if done else ""
+        return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
     def _alive(self, attempt: UnfinishedAttempt) -> bool:
-        """Whether an attempt without a record is under way: as its scheduler says, else by its last sign of life."""
+        """Return whether an attempt without a record is under way, by its scheduler or else by its heartbeat."""
         if attempt.dead_here:
             return False
         state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
@@ -142,15 +141,16 @@ class _StatusReader:
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
     def _explain_last_job(self, key: RunKey) -> str:
-        """Return how the last job of a point ended that came to no attempt at it; empty where there is no such job."""
+        """Return how the last job of a point ended, if that job made no attempt at it; else an empty text."""
         if key not in self._last:
             return ""
         job, task = self._last[key]
         if self._seen.has_attempt(key, job.name):
             return ""
+        # The written end comes first: the scheduler forgets a job after a while.
         if end := self._seen.ends.get((job.name, task)):
             return end.describe()
-        if state := self._queue.get((job.name, task)):  # which nobody could write down, on a full disk say
+        if state := self._queue.get((job.name, task)):  # its end was not written, for a full disk say
             exit_text = f" ({state.exit})" if state.exit else ""
             return f"job {state.number} {state.state}{exit_text}, no attempt at this point; see {job.place}"
         if self._is_reached and not any(jobs.list_allocations(job.folder)):
@@ -158,7 +158,7 @@ class _StatusReader:
         return ""
 
     def _explain_unknown(self, key: RunKey) -> str:
-        """Return which job a point is in as far as its folder says; empty where that has ended."""
+        """Return the job that a point is in by its folder alone; empty if that job has ended."""
         if key not in self._last:
             return ""
         job, task = self._last[key]
@@ -168,7 +168,7 @@ class _StatusReader:
 
 
 def describe_wait(state: JobState) -> str:
-    """Return why a job waits, and when its scheduler expects it to start, in a few words."""
+    """Return the reason why a job waits, and its expected start, in a few words."""
     reason = f" ({state.reason})" if state.reason else ""
     if state.stuck:
         return f"{state.state.lower()}{reason}: {state.stuck}"
@@ -184,17 +184,17 @@ def _explain_attempt(attempt: RunAttempt) -> str:
 
 
 class StudyState(NamedTuple):
-    """A study as its folder and the scheduler show it at one moment."""
+    """A study at one moment, by its folder and its scheduler."""
 
     folder: Path
     sweeps: list[SweepDefinition]
     seen: StudySnapshot
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
-    is_reached: bool = True  # whether the scheduler was asked, and answered
+    is_reached: bool = True  # the scheduler was asked, and answered
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
-        """Return where a job's output goes, or a task's; None before the scheduler has taken it."""
+        """Return the log file of a job or of a task; None before the scheduler has accepted it."""
         launcher = launchers.load_queueing(str(self.sweeps[-1].launcher["name"]))
         return launcher.find_log(job.folder, job.handle, task) if launcher and job.handle else None
 
@@ -204,12 +204,12 @@ class StudyState(NamedTuple):
         return [job for job in self.seen.jobs if any(self.is_live(job.name, task) for task in job.tasks)]
 
     def list_live(self) -> list[tuple[jobs.SubmittedJob, JobState]]:
-        """Return what the scheduler still has, every task by itself, oldest first."""
+        """Return the jobs that the scheduler still has, task by task, oldest first."""
         found = [(job, self.queue.get((job.name, task))) for job in self.seen.jobs for task in job.tasks]
         return [(job, state) for job, state in found if state and state.live]
 
     def kin(self) -> dict[tuple[str, str], Siblings]:
-        """Return who is related to whom, by config_id and machine."""
+        """Return the family of every point, by config_id and machine."""
         return find_siblings((point_status.key, point_status.point.spec) for point_status in self.statuses)
 
     def tried(self, config_id: str) -> list[RunAttempt]:
@@ -219,14 +219,16 @@ class StudyState(NamedTuple):
         return compute_spent_node_hours(self.seen.jobs)
 
     def is_live(self, name: str, task: int | None) -> bool:
-        """Whether the scheduler still has a job, or a task of it."""
+        """Return whether the scheduler still has a job, or a task of it."""
         state = self.queue.get((name, task))
         return state is not None and state.live
 
 
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:
-    """Look at a study's folder and ask its scheduler at once about every job that may go on, or `about_all` there ever
-    were, unless told not to; change nothing."""
+    """Return the state of a study; change nothing.
+
+    `ask` its scheduler about every job that may go on, or `about_all` jobs ever.
+    """
     sweeps = definition.read(folder)
     seen, wanted = read_snapshot(folder), definition.merge_sweeps(sweeps)
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
@@ -236,8 +238,10 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
 
 
 def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunKey, RequestedRepeat]) -> bool:
-    """Whether a job may still do something: any but one whose points have their final answers and whose allocations
-    have ended. A job that was put back into the queue has no allocation, and its points have records as well."""
+    """Return whether a job may still change something: one of its points lacks an answer, or an allocation goes on.
+
+    A job that was put back into the queue has points with records, and no allocation yet.
+    """
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True
     answered = all(

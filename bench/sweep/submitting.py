@@ -1,4 +1,4 @@
-"""Submit what is left, within what the cluster takes and the study may cost; chain the autopilot; cancel."""
+"""Submit the points that need an answer, within the limits of cluster and budget; chain the autopilot; cancel jobs."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from bench.core import store
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.plugins import QueueingLauncherPlugin
-from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerAway, SchedulingOptions, Work
+from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerUnavailable, SchedulingOptions, Work
 from bench.sweep import jobs
 from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint
@@ -25,56 +25,59 @@ from bench.sweep.status import PointStatus, StudyState, read_state
 
 _AUTOPILOT_MIN = 15
 PATIENCE_S = 30.0
-"""So long a scheduler that does not answer is waited for: one that restarts, or is busy, is back by then."""
+"""Seconds to wait for a scheduler that does not answer: one that restarts, or is busy, answers again by then."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
 _TOO_MANY = re.compile(
     r"job submit limit|MaxSubmit|accounting/QOS policy|job array (index|size)|queue full", re.IGNORECASE
 )
-"""Words with which a scheduler refuses more jobs, or a longer array, than it takes now."""
+"""Messages of a scheduler that refuses more jobs, or a longer array, than its limits allow now."""
 
 
 class SubmitResult(NamedTuple):
-    """What feeding the queue once did."""
+    """Result of one submission."""
 
-    submitted: list[tuple[Job, str]]  # with the scheduler's number
-    concluded: int  # attempts that got the record they had not left
+    submitted: list[tuple[Job, str]]  # with the number at the scheduler
+    concluded: int  # attempts that ended without a record, and got one now
     without_run: Mapping[str, int]  # points that need not run, by outcome
     left: list[PointStatus]  # still to be submitted
     why_left: str
-    autopilot: str | None  # the number of the job that goes on by itself
-    autopilot_refused: str = ""  # why there is none though it was asked for
-    queued: int = 0  # jobs in the queue now, those submitted included
+    autopilot: str | None  # number of the job that submits again later
+    autopilot_refused: str = ""  # why the requested autopilot was not submitted
+    queued: int = 0  # jobs in the queue now, the submitted ones included
     answered: bool = False  # whether every point has its answer
-    cut_short: str = ""  # why nobody knows what is left: the scheduler went away when it had taken some jobs
-    impossible: int = 0  # points among `left` that this cluster can never start
+    cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
+    impossible: int = 0  # points among `left` that exceed this cluster
 
     @property
     def complete(self) -> bool:
-        """Whether all that could be done now was done."""
+        """Return whether everything possible now was done."""
         return not self.autopilot_refused and not self.cut_short
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is under way, and nothing is left to be."""
+        """Return whether no job is under way, and no point is left."""
         return self.complete and not (self.submitted or self.queued or self.left)
 
     @property
     def good(self) -> bool:
-        """Whether it is complete, and every point that is left can still be submitted."""
+        """Return whether it is complete, and every point left can still be submitted."""
         return self.complete and not self.impossible
 
 
 def submit_pending(
     folder: Path, *, autopilot: bool, notify: str | None = None, patience_s: float = PATIENCE_S
 ) -> SubmitResult:
-    """Settle what has ended and submit what has no answer, as far as the limits allow; return at once, or after at most
-    `patience_s` where the scheduler does not answer. `notify` is the command that the autopilot calls at its end."""
+    """Write missing records and submit the points without an answer, within the limits.
+
+    Returns at once, or after at most `patience_s` seconds if the scheduler does not answer. `notify` is the command
+    that the autopilot calls at its end.
+    """
     until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
-    submitted: list[tuple[Job, str]] = []  # kept when the scheduler goes away in the midst of it
+    submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
     while True:
         try:
             return _submit_pending(folder, autopilot, notify, submitted)
-        except SchedulerAway as away:
+        except SchedulerUnavailable as away:
             if time.monotonic() + pause_s >= until:
                 if submitted:
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
@@ -88,7 +91,8 @@ def submit_pending(
 def _submit_pending(
     folder: Path, autopilot: bool, notify: str | None, submitted: list[tuple[Job, str]]
 ) -> SubmitResult:
-    """Go through all of it once; what is `submitted` is added to the list."""
+    """Submit once, and add each job to `submitted`."""
+    # Each step changes the folder for the next: missing records first, then points without a run, then jobs.
     view = read_state(folder)
     concluded, ended = finalize_lost(view), keep_ends(view)
     view = read_state(folder) if concluded or ended else view
@@ -97,36 +101,36 @@ def _submit_pending(
     without_run = write_outcomes_without_run(view, corrections)
     view = read_state(folder) if without_run else view
     statuses, why_left = find_pending(view, corrections)
-    left = extend_time_limits(statuses, view, corrections)
+    pending = extend_time_limits(statuses, view, corrections)
     submitter = JobSubmitter(view, autopilot=autopilot)
-    why_left = why_left or submitter.submit(left, submitted)
-    taken = {requested.key for job, _ in submitted for requested in job.points}
-    all_left = left
-    left = [point_status for point_status in all_left if point_status.key not in taken]
+    why_left = why_left or submitter.submit(pending, submitted)
+
+    def list_left() -> list[PointStatus]:
+        taken = {requested.key for job, _ in submitted for requested in job.points}
+        return [one for one in pending if one.key not in taken]
+
     pilot, refused = None, ""
     if autopilot:
         try:
-            pilot = submitter.submit_autopilot(submitted, waiting=bool(left), notify=notify)
-        except SchedulerAway:
+            pilot = submitter.submit_autopilot(submitted, waiting=bool(list_left()), notify=notify)
+        except SchedulerUnavailable:
             raise
-        except UserError as refusal:  # the rest is submitted all the same
+        except UserError as refusal:  # the other jobs stay submitted
             refused = str(refusal)
-        taken = {requested.key for job, _ in submitted for requested in job.points}
-        left = [point_status for point_status in all_left if point_status.key not in taken]
     answered = all(point_status.final for point_status in view.statuses)
     return SubmitResult(
-        submitted, concluded, without_run, left, why_left, pilot, refused, submitter.queued, answered,
+        submitted, concluded, without_run, list_left(), why_left, pilot, refused, submitter.queued, answered,
         impossible=submitter.impossible,
     )  # fmt: skip
 
 
 def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
-    """Return the launcher that a sweep is submitted by, and its options; UserError for one that does not queue."""
+    """Return the launcher of a sweep and its options; UserError for a launcher without a queue."""
     plain = dict(sweep.launcher)
     name = str(plain.pop("name"))
     launcher = launchers.load_queueing(name)
     if not launcher:
-        raise UserError(f"launcher={name}", "has no queue", "run the sweep here")
+        raise UserError(f"launcher={name}", "has no queue", "run the sweep on this machine")
     return launcher, launcher.Options.model_validate(plain)
 
 
@@ -138,7 +142,7 @@ def plan_job(
     after: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> LaunchPlan:
-    """Return how a job starts; pure, so that a dry run prints it."""
+    """Return how a job starts. No side effects: a dry run prints it."""
     work = Work(
         name=job.name,
         folder=folder,
@@ -170,14 +174,13 @@ class JobSubmitter:
 
     @property
     def queued(self) -> int:
-        """How many jobs with points are in the queue, those submitted just now included."""
+        """Return the number of jobs with points in the queue, the submitted ones included."""
         return len(self._handles)
 
     def submit(self, left: Sequence[PointStatus], submitted: list[tuple[Job, str]]) -> str:
-        """Submit points in order, adding the jobs to `submitted`; return why some points may have to wait."""
-        refused: dict[tuple[int, int], UserError] = {}  # by shape: no nodes may be left for one, and some for another
-        tasks = ((job.name, task) for job in self._view.live if job.points for task in job.tasks)
-        in_queue = sum(self._view.is_live(*task) for task in tasks)
+        """Submit points in order, adding the jobs to `submitted`; return why some points are left."""
+        refused: dict[tuple[int, int], UserError] = {}  # by shape: one may be refused, and another accepted
+        in_queue = sum(bool(job.points) for job, _ in self._view.list_live())
         places = None if self._max_queued is None else self._max_queued - in_queue
         waiting = deque(self._batch_jobs(left))
         while waiting:
@@ -196,26 +199,28 @@ class JobSubmitter:
             try:
                 submitted.append((job, self._submit(job)))
                 places = None if places is None else places - needs
-            except SchedulerAway:
+            except SchedulerUnavailable:
                 raise
             except UserError as refusal:
                 if job.mode == "array" and len(job.points) > 1 and _TOO_MANY.search(str(refusal)):
-                    waiting.extendleft(reversed(_halve(job)))  # some limits are known to the scheduler alone
+                    waiting.extendleft(reversed(_halve(job)))  # only the scheduler knows some limits
                 else:
                     refused[shape] = refusal
-        if refused and not self._handles:  # nothing is under way that could make room
+        if refused and not self._handles:  # no job is under way whose end could make room
             raise next(iter(refused.values()))
         return "; ".join(map(str, refused.values()))
 
     def _batch_jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs for points; an array is never longer than the queue has places for its tasks."""
+        """Return the jobs for points. The tasks of an array fit into the queue together."""
         longest = min((limit for limit in (self._cluster.max_array_size, self._max_queued) if limit), default=None)
         kin = self._view.kin() if left else None
         return JobBatcher(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
 
     def _find_limit(self, autopilot: bool) -> tuple[int | None, str]:
-        """Return how many jobs with points may be in the queue at a time, and whose rule that is. Where the cluster
-        counts, the autopilot's small job takes a place, and another one while it submits the next."""
+        """Return the number of jobs with points that may be in the queue, and the source of that limit.
+
+        The cluster counts the autopilot's small job too, and a second one while the first submits it.
+        """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs
         return min(
@@ -224,19 +229,21 @@ class JobSubmitter:
         )
 
     def _submit(self, job: Job) -> str:
+        # The folder is written first: a job that starts at once finds its points.
         folder = jobs.write(self._view.folder, job)
         throttle = self._options.throttle if job.mode != "array" else None
+        # An array has its own throttle. Other jobs wait for the end of the job `throttle` places earlier.
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
         self._handles.append(self._hand_over(folder, made))
         return self._handles[-1]
 
     def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
-        """Submit a job whose folder is written; return the scheduler's number. One that is refused is withdrawn."""
+        """Submit a job whose folder is written; return its number. A refused job is withdrawn."""
         try:
             handle = self._launcher.submit(made)
-        except SchedulerAway:
-            raise  # it may have taken the job
+        except SchedulerUnavailable:
+            raise  # it may have accepted the job
         except UserError:
             jobs.withdraw(folder)
             raise
@@ -246,15 +253,16 @@ class JobSubmitter:
     def submit_autopilot(
         self, submitted: list[tuple[Job, str]], *, waiting: bool, notify: str | None = None
     ) -> str | None:
-        """Submit the small job that goes on when jobs have ended, unless nothing is under way or one waits already.
+        """Submit the small job that submits again when jobs have ended; return its number.
 
-        While points wait for room in the queue it is to run as soon as the first job has ended, else after the last. If
-        the queue is full by a limit that only the scheduler knows, the last of the jobs just `submitted` make room.
+        None if no job is under way, or if such a job waits already. While points wait for room in the queue, it runs
+        after the first job, otherwise after the last. If the queue is full by a limit that only the scheduler knows,
+        the last of the jobs just `submitted` are cancelled.
         """
         while True:
             try:
                 return self._submit_autopilot(waiting=waiting, notify=notify)
-            except SchedulerAway:
+            except SchedulerUnavailable:
                 raise
             except UserError as refusal:
                 if not _TOO_MANY.search(str(refusal)) or len(submitted) < 2:
@@ -266,6 +274,7 @@ class JobSubmitter:
                 waiting = True
 
     def _submit_autopilot(self, *, waiting: bool, notify: str | None) -> str | None:
+        # The autopilot itself calls this from its own job, which does not count as waiting.
         own_job = self._launcher.context(os.environ) or JobContext()
         pilots = [job.name for job in self._view.live if not job.points and job.name != own_job.name]
         if pilots or not self._handles:
@@ -286,24 +295,24 @@ def _get_shape(job: Job) -> tuple[int, int]:
 
 
 def _halve(job: Job) -> list[Job]:
-    """Return two arrays of half the points each."""
+    """Return two arrays with half of the points each."""
     middle, study = len(job.points) // 2, job.points[0].circumstance.study
     halves = job.points[:middle], job.points[middle:]
     return [job.model_copy(update={"name": jobs.create_name(study), "points": points}) for points in halves]
 
 
 def _check_shape(job: Job, cluster: ClusterLimits) -> None:
-    """Raise UserError for a job that the cluster could never start, and would only keep in its queue."""
+    """Raise UserError for a job that the cluster could never start, and would keep in its queue."""
     if cluster.max_nodes is not None and job.nodes > cluster.max_nodes:
         most = format_count(cluster.max_nodes, "node")
-        rule = f"the partition gives a job {most} at the most"
-        raise UserError(f"nodes={job.nodes}", rule, "ask for fewer, or choose another partition")
+        rule = f"the partition gives a job at most {most}"
+        raise UserError(f"nodes={job.nodes}", rule, "request fewer, or choose another partition")
     if cluster.max_devices_per_node is not None and job.devices_per_node > cluster.max_devices_per_node:
         rule = "no node of the partition has the cores that launcher.cpus_per_device asks for"
-        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "ask for fewer cores or devices")
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "request fewer cores or devices")
     if cluster.max_gpus_per_node is not None and job.devices_per_node > cluster.max_gpus_per_node:
         rule = f"a node of the partition has {cluster.max_gpus_per_node} of the GPUs that launcher.gpus asks for"
-        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "ask for fewer, or choose another partition")
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "request fewer, or choose another partition")
 
 
 def cancel_jobs(folder: Path) -> list[str]:
@@ -311,25 +320,23 @@ def cancel_jobs(folder: Path) -> list[str]:
     view = read_state(folder, about_all=True)
     launcher = launchers.load_queueing(str(view.sweeps[-1].launcher["name"]))
     if not launcher:
-        raise UserError(str(folder), "its points are run by the command that was called", "press Ctrl-C there")
-    numbers = sorted(
-        {view.queue[job.name, task].handle for job in view.live for task in job.tasks if view.is_live(job.name, task)}
-    )
+        raise UserError(str(folder), "this sweep runs in the command that started it", "press Ctrl-C there")
+    numbers = sorted({state.handle for _, state in view.list_live()})
     if numbers:
         launcher.cancel_all(numbers)
     return numbers
 
 
-_BEGIN_AND_END_MIN = 2  # of an allocation
-_LIMIT_STEP_MIN = 5  # limits of points that share an array lie in one such stretch: each task may take the longest
+_BEGIN_AND_END_MIN = 2  # start and end of an allocation
+_LIMIT_STEP_MIN = 5  # an array's points differ less than this in their limits: every task gets the longest
 SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 
 class JobBatcher:
     """Divides points into jobs: one each, job arrays of equal resources, or packed allocations of one shape.
 
-    `options` are the launcher's; the cluster's limits are None where it has none. UserError for a point that can never
-    finish there.
+    `options` are the launcher's. A limit of the cluster is None if it has none. UserError for a point that can never
+    finish within the limits.
     """
 
     def __init__(
@@ -343,22 +350,24 @@ class JobBatcher:
         self._max_array_size, self._max_time_min = max_array_size, max_time_min
 
     def jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs for points, in their order. Pure, but for the jobs' names."""
+        """Return the jobs for points, in their order. No side effects; the names are random."""
         by_shape: dict[tuple[Any, ...], list[PointStatus]] = {}
         for point_status in left:
             by_shape.setdefault(self._compute_group_key(point_status), []).append(point_status)
         return [self._build_job(chunk) for members in by_shape.values() for chunk in self._split(members)]
 
     def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
-        """Return what points must agree in to share a job. Repeats of a point in one allocation, on the same nodes,
-        would tell less than as many in several."""
+        """Return the values in which points of one job agree.
+
+        Repeats of a point run in several allocations: on the same nodes they would show less of the spread.
+        """
         point, mode = point_status.point, self._options.mode
         limit = math.ceil((point.time_limit_min or 0) / _LIMIT_STEP_MIN) if mode == "array" else None
         repeat = point_status.key.repeat if mode == "packed" else None
         return point.nodes, point.devices_per_node, limit, repeat
 
     def _split(self, members: Sequence[PointStatus]) -> Iterator[list[PointStatus]]:
-        """Cut points of one shape into jobs; packed ones so that all of their points can finish in the job's time."""
+        """Divide points of one shape into jobs. All points of a packed job can finish within its time limit."""
         mode, array = self._options.mode, self._max_array_size or len(members)
         longest_min = min(self._options.job_max_min, self._max_time_min or math.inf)
         chunk: list[PointStatus] = []
@@ -372,7 +381,7 @@ class JobBatcher:
         yield chunk
 
     def _compute_time_limit_min(self, members: Sequence[PointStatus]) -> int:
-        """Return the time limit of a job: its points' limits one after the other, and the control point's twice."""
+        """Return the time limit of a job: the sum of its points' limits, and twice that of the control point."""
         first, limits = members[0], [point_status.point.time_limit_min or 0 for point_status in members]
         points = sum(limits) if self._options.mode == "packed" else max(limits)
         control = self._find_control(first)
@@ -381,7 +390,7 @@ class JobBatcher:
         return math.ceil(limits_min + warning_min) + _BEGIN_AND_END_MIN
 
     def _find_control(self, point_status: PointStatus) -> SweepPoint | None:
-        """Return the control point; only who runs a sequence of points can put one before and after it."""
+        """Return the control point; only packed jobs run one, before and after their points."""
         shape = point_status.point.nodes, point_status.point.devices_per_node
         return point_status.sweep.control(*shape) if self._options.mode == "packed" else None
 
@@ -390,8 +399,8 @@ class JobBatcher:
         sweep, point, control = first.sweep, first.point, self._find_control(first)
         minutes = self._compute_time_limit_min(members)
         if self._max_time_min is not None and minutes > self._max_time_min:
-            rule = f"{point.config_id} may take a job of {minutes} min, and the partition allows {self._max_time_min}"
-            raise UserError(f"launcher.time_limit_min={point.time_limit_min:.3g}", rule, "give it less time")
+            rule = f"{point.config_id} may need a job of {minutes} min, and the partition allows {self._max_time_min}"
+            raise UserError(f"launcher.time_limit_min={point.time_limit_min:.3g}", rule, "set a shorter time limit")
         return Job(
             name=create_name(sweep.study),
             mode=self._options.mode,

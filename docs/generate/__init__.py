@@ -1,11 +1,11 @@
-"""The pages of docs/reference, written from the code that they describe.
+"""Pages of docs/reference, generated from the code that they describe.
 
-pages     every page by name, as text
-verbs     what the command takes, read off its parsers
-fields    what a value holds: keys with type, default and meaning, read off its class and the comments beside its fields
-tree      the rooms of the packages, by their docstrings
-notebooks the notebooks as pages of the site, run when it is made; not written by `make reference`
-readings  what reading shows: columns, quantities, flags, figures, outcomes, records, the Python face
+pages      every page by name, as text.
+verbs      the arguments of the command, from its parsers.
+fields     the keys of the config and the record, with type, default and meaning, from their classes and comments.
+tree       the packages and modules, from their docstrings.
+notebooks  the notebooks as pages, run when the site is built; not written by `make reference`.
+readings   columns, metrics, figures, outcomes, flags and the Python interface.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ _NOTE = "<!-- Written by `make reference` from the code: edit that, not this pag
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every generated page by its file's name."""
+    """Return the text of every generated page by file name."""
     written = {
         "verbs.md": verbs.page(),
         "config.md": fields.config_page(),

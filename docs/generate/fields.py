@@ -1,4 +1,4 @@
-"""What a value holds: its keys with type, default and meaning, read off its class and its comments."""
+"""Pages of the config and the record: keys with type, default and meaning, from classes and their comments."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench.config.decode import PLUGIN_GROUPS
 from bench.config.reference.config import (
     GROUPS,
-    PLUGIN_GROUPS,
     ConfigKey,
     KeySection,
     list_group_files,
@@ -25,15 +25,15 @@ from docs.generate.markdown import code, plain, table
 
 _HEAD = (
     "# Config keys\n\n"
-    "A key is given as `KEY=VALUE` on the command line, or in a file of your own folder: `--config-dir`. *Default* "
-    "is what a key is where neither the command line nor a group's file says it; what the files that ship say is "
-    "in brackets. A number in a type is a bound."
+    "Set a key as `KEY=VALUE` on the command line, or in a file of your own folder: `--config-dir`. *Default* is the "
+    "value if neither the command line nor a group's file sets the key; the values in the shipped files are in "
+    "brackets. A number in a type is a bound."
 )
 _CLASSES: dict[str, type[BaseModel]] = {"model": ModelSpec, "engine": EngineSpec, "data": DataSpec, "machine": Machine}
 
 
 def config_page() -> str:
-    """Return every key that a run, a sweep or a study can be given."""
+    """Return the page of all keys of runs, sweeps and studies."""
     sections: dict[str, list[KeySection]] = {}
     for section in list_sections():
         sections.setdefault(section.group, []).append(section)
@@ -73,7 +73,7 @@ def _table(found: Iterable[ConfigKey]) -> str:
 
 
 def record_page() -> str:
-    """Return what `record.json` holds, value by value."""
+    """Return the page of the fields of `record.json`, by class."""
     found: dict[type[BaseModel], None] = {}
 
     def walk(kind: type[BaseModel]) -> None:
@@ -103,7 +103,7 @@ def _doc(kind: type[BaseModel]) -> str:
 
 
 def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield every class of values that an annotation names, however deep."""
+    """Yield every pydantic class that an annotation contains, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in getattr(annotation, "__args__", ()):

@@ -11,18 +11,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Return a text as code; nothing for nothing."""
+    """Return a text as code; empty for an empty text."""
     return f"`{text}`" if text else ""
 
 
 def plain(text: str) -> str:
-    """Return a text whose signs mean themselves; what it puts in backquotes stays code."""
+    """Return a text with Markdown signs escaped, except in backquoted code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<*\[])", r"\\\1", part) for part in parts)
 
 
 def prose(docstring: str) -> str:
-    """Return a docstring whose indented lines are commands."""
+    """Return a docstring as Markdown, with its indented blocks as console commands."""
     blocks = []
     for block in docstring.strip().split("\n\n"):
         lines = block.splitlines()

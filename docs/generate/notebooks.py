@@ -1,4 +1,4 @@
-"""The notebooks of analysis/notebooks as pages of the site: run on recorded runs, with what their cells gave out."""
+"""The notebooks of analysis/notebooks as pages of the site: run on recorded runs, with their outputs."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "scaling_study": {"RUNS": "testbed"},
     "comparing_machines": {"RUNS": "testbed", "MACHINES": ("testbed_400mbit", "testbed_100mbit")},
 }
-"""The parameters of each notebook: which recorded runs it shows."""
+"""The parameters of each notebook, with the recorded runs that it shows."""
 
 _PATIENCE_S = 250  # a notebook takes seconds on an idle machine
 
 
 def write_pages(folder: Path) -> None:
-    """Run every notebook and write it as a page into `folder`, its pictures beside it."""
+    """Run every notebook and write it as a page into `folder`, with its pictures."""
     for name, parameters in RUNS.items():
         runs = RECORDED / parameters["RUNS"]
         notebook = run_notebook(name, folder, {**parameters, "RUNS": str(runs)})
@@ -30,7 +30,7 @@ def write_pages(folder: Path) -> None:
 
 
 def run_notebook(name: str, folder: Path, parameters: Mapping[str, Any]) -> Any:
-    """Return a notebook with the outputs of its cells, run in `folder` with other parameters than its own."""
+    """Return a notebook with outputs, run in `folder` with these parameters in place of its own."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -64,8 +64,10 @@ def _list_blocks(name: str, notebook: Any, runs: str, folder: Path) -> Iterator[
                 pictures += 1
                 picture = f"{name}_{pictures}.png"
                 (folder / picture).write_bytes(base64.b64decode(data["image/png"]))
-                yield f"![What the cell above draws]({picture})"
+                yield f"![Output of the cell above]({picture})"
             elif "text/html" in data:
-                yield f'```{{raw}} html\n<div style="overflow-x: auto">{data["text/html"]}</div>\n```'
+                # pandas asks for borders of its own, which would stand next to those of the theme
+                shown = data["text/html"].replace('<table border="1" class="dataframe">', '<table class="docutils">')
+                yield f'```{{raw}} html\n<div style="overflow-x: auto">{shown}</div>\n```'
             elif text := data.get("text/plain") or (output.get("name") == "stdout" and output.text):
                 yield f"```text\n{text.rstrip()}\n```"

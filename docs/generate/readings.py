@@ -1,4 +1,4 @@
-"""What reading shows: columns, quantities, flags, figures, outcomes, and the Python face."""
+"""Pages of the analysis: columns, metrics, figures, outcomes, flags, and the Python interface."""
 
 import importlib
 import importlib.util
@@ -8,9 +8,8 @@ from typing import get_args
 
 from analysis.columns import list_all_columns
 from analysis.figures import list_figures
-from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
+from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES
 from analysis.metrics import load_metrics
-from analysis.outcomes import OUTCOMES
 from bench.core.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
 
@@ -19,7 +18,7 @@ FACES = ("zeroscale", "analysis", "bench.api")
 
 
 def columns_page() -> str:
-    """Return the columns of the run table, and the figures of a report."""
+    """Return the page of the run table's columns and a report's figures."""
     derived = load_metrics()
     facts = [c for name, c in list_all_columns().items() if name not in derived]
     quantities = [c for name, c in list_all_columns().items() if name in derived]
@@ -28,9 +27,9 @@ def columns_page() -> str:
             "# Columns, quantities and figures\n\n"
             "The run table has one row per run: `zeroscale table`, a report's tables, and `analysis.load`. Unknown "
             "is empty, never 0.",
-            "## Facts\n\nRead off the record.",
+            "## Facts\n\nRead from the record.",
             table(("column", "meaning", "unit"), [(code(c.name), plain(c.meaning), plain(c.unit)) for c in facts]),
-            "## Quantities\n\nDerived, by `analysis/metrics`.",
+            "## Quantities\n\nDerived in `analysis/metrics`.",
             table(
                 ("column", "meaning", "unit", "better is"),
                 [
@@ -38,14 +37,14 @@ def columns_page() -> str:
                     for c in quantities
                 ],
             ),
-            "## Figures\n\nOf every report where there is something to show.",
+            "## Figures\n\nIn every report with data for them.",
             table(("figure", "title"), [(code(one.name), plain(one.title)) for one in list_figures()]),
         ]
     )
 
 
 def outcomes_page() -> str:
-    """Return outcomes and flags."""
+    """Return the page of outcomes, flags and notes."""
     kinds = get_args(OutcomeKind)
     if set(kinds) != set(OUTCOMES):
         raise SystemExit(f"outcomes without a meaning, or no outcomes: {sorted(set(kinds) ^ set(OUTCOMES))}")
@@ -56,20 +55,20 @@ def outcomes_page() -> str:
     return "\n\n".join(
         [
             "# Outcomes and flags",
-            "## Outcomes\n\nHow a run ended; a failure is a row of the table like any other. What running again "
-            "would not change is final; every other outcome is tried again, as often as the study's budget says.",
-            table(("outcome", "means", "tried again"), rows),
-            f"## Flags\n\nWhat weakens a run's numbers, in the column `flags`. Runs with {never} are in no summary.",
+            "## Outcomes\n\nHow a run ended; a failure is a row of the table like any other. An outcome that another "
+            "attempt would not change is final. Every other outcome is retried within the study's budget.",
+            table(("outcome", "means", "retried"), rows),
+            f"## Flags\n\nDoubts about a run's numbers, in the column `flags`. Runs with {never} are in no summary.",
             table(("flag", "the run"), flags),
-            "## Notes\n\nHow wide or how well known the interval of its step time is, in the column `notes`: no doubt "
-            "about the number.",
+            "## Notes\n\nWidth and reliability of the interval of a run's step time, in the column `notes`. They do "
+            "not concern the number itself.",
             table(("note", "the run"), notes),
         ]
     )
 
 
 def python_page() -> str:
-    """Return the public functions and classes of the modules for scripts and notebooks."""
+    """Return the page of public functions and classes of the modules for scripts and notebooks."""
     parts = ["# From Python"]
     for name in FACES:
         if importlib.util.find_spec(name) is None:
@@ -81,7 +80,7 @@ def python_page() -> str:
 
 
 def _faces(module: object) -> list[object]:
-    """Return the functions and classes that a module offers and that are its own, or of a module below it."""
+    """Return the public functions and classes of a module that are defined in it or below it."""
     named = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     found = [getattr(module, name) for name in named]
     kinds = [one for one in found if inspect.isfunction(one) or inspect.isclass(one)]
@@ -98,7 +97,7 @@ def _class(module: str, described: object) -> str:
 def _function(module: str, function: object) -> str:
     name = function.__name__  # type: ignore[attr-defined]
     signature = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
-    signature = re.sub(r"<function (\w+) at 0x\w+>", r"\1", signature)  # where it lies differs from run to run
+    signature = re.sub(r"<function (\w+) at 0x\w+>", r"\1", signature)  # the address differs between runs
     signature = (
         re.sub(r"PosixPath\(([^)]*)\)", r"\1", signature).replace("pathlib.", "").replace("collections.abc.", "")
     )

@@ -1,4 +1,4 @@
-"""Where things stand: every room of the packages, and what its docstring says that it is."""
+"""Page of the tree: the packages and modules with the first sentence of their docstrings."""
 
 import ast
 import re
@@ -13,9 +13,9 @@ PACKAGES = ("bench", "analysis")
 def page() -> str:
     """Return the page of both packages."""
     head = (
-        "# The tree\n\nThe folders and files of both packages, one level deep, with the first sentence of what each "
-        "says of itself. `bench` goes from a spec to a record, `analysis` from records to answers; who may import whom "
-        "is written in `pyproject.toml`, and `make lint` checks it."
+        "# The tree\n\nThe folders and files of both packages, one level deep, with the first sentence of their "
+        "docstrings. `bench` goes from a spec to a record, `analysis` from records to answers. `pyproject.toml` has "
+        "the rules for imports, which `make lint` checks."
     )
     return "\n\n".join([head, *(_package(name) for name in PACKAGES)])
 
@@ -25,7 +25,7 @@ def _package(name: str) -> str:
     files = sorted(path for path in (_ROOT / name).glob("*.py") if not path.name.startswith("__"))
     rows = [(code(f"{folder.name}/"), _said(folder / "__init__.py")) for folder in folders]
     rows += [(code(file.name), _said(file)) for file in files]
-    return f"## {name}\n\n{table(('room', 'is'), rows)}"
+    return f"## {name}\n\n{table(('module', 'content'), rows)}"
 
 
 def _said(file: Path) -> str:

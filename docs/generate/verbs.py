@@ -1,4 +1,4 @@
-"""What every verb of the command takes, read off its parser."""
+"""Page of the verbs: the arguments of every verb, from its parser."""
 
 import argparse
 import importlib
@@ -12,11 +12,10 @@ def page() -> str:
     """Return the page of all verbs."""
     listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(verb.summary)) for name, verb in VERBS.items()])
     head = (
-        "# Verbs\n\n`zeroscale VERB --help` says the same in a terminal. `KEY=VALUE` is a key of "
+        "# Verbs\n\n`zeroscale VERB --help` prints the same in a terminal. `KEY=VALUE` is a key of "
         "[the config](config.md). Before or after any verb, `-v` shows the traceback of an error; "
-        "`zeroscale --version` tells the versions.\n\n"
-        "The exit code is 0 only where what was asked for happened, 1 where it did not, 2 for what cannot be "
-        "asked for, 130 after Ctrl-C."
+        "`zeroscale --version` prints the versions.\n\n"
+        "The exit code is 0 on success, 1 on failure, 2 for an invalid command, and 130 after Ctrl-C."
     )
     return "\n\n".join([head, listed, *(_verb(name) for name in VERBS)])
 
@@ -31,13 +30,13 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 def _verb(name: str) -> str:
     built = parser(name)
-    rows = [(code(_written(action)), plain(_meaning(action))) for action in built._actions]
+    rows = [(code(_format_syntax(action)), plain(_meaning(action))) for action in built._actions]
     text = [f"## {name}", prose(inspect.cleandoc(built.description or ""))]
     return "\n\n".join([*text, *([table(("argument", "meaning"), rows)] if rows else [])])
 
 
-def _written(action: argparse.Action) -> str:
-    """Return an argument as it is written on the command line."""
+def _format_syntax(action: argparse.Action) -> str:
+    """Return an argument in the syntax of the command line."""
     value = "" if action.nargs == 0 else _value(action)
     return " ".join(part for part in (action.option_strings[0] if action.option_strings else "", value) if part)
 
@@ -51,6 +50,6 @@ def _value(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action) -> str:
-    """Return its help, defaults filled in; folders as they are written on this and any other system."""
+    """Return the help text of an argument, with its defaults."""
     choices = action.choices and ", ".join(map(str, action.choices))
     return (action.help or "") % {**vars(action), "choices": choices}

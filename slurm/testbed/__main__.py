@@ -1,7 +1,7 @@
 """A real Slurm cluster of several nodes on one machine, as root: `sudo python slurm/testbed up`, and `down`.
 
-Every node is a network namespace with its own address, host name and shaped link, so that a sweep can be tried before
-there is a cluster, and a cluster's mishaps can be had on demand.
+Every node is a network namespace with its own address, host name and shaped link. A sweep can be tried on it before
+there is a cluster, and a cluster's failures can be produced on demand.
 """
 
 import argparse
@@ -15,25 +15,24 @@ from types import FrameType
 
 import commands
 import daemons
-from errors import Problem, RefusedCommand
-from layout import Layout, check_folder, check_name, default_folder
+from layout import Layout, Problem, RefusedCommand, check_folder, check_name
 
 _WAIT_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 2 when refused, 1 when something went wrong on the way."""
-    args = _parser().parse_args(argv)
+    """Run one command; return its exit code: 2 if it was refused, 1 if it failed."""
+    args = _build_parser().parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
-    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{daemons.PATH}"  # `su` leaves /usr/sbin out
+        signal.signal(number, _exit)
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{daemons.PATH}"  # `su` leaves /usr/sbin out of it
     try:
         if os.geteuid() != 0:
-            raise RefusedCommand(
-                f"uid {os.geteuid()}", "a testbed makes network namespaces, which needs root", "use sudo"
-            )
+            rule = "a testbed makes network namespaces, which needs root"
+            raise RefusedCommand(f"uid {os.geteuid()}", rule, "use sudo")
         check_name(args.name)
-        args.dir = (args.dir or default_folder(args.name)).resolve()
+        # Not below /run, which many systems mount noexec: job scripts run from here.
+        args.dir = (args.dir or Path(f"/tmp/zeroscale-testbed-{args.name}")).resolve()
         check_folder(args.dir)
         code: int = args.run(args)
         return code
@@ -47,49 +46,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _leave(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)  # as an exception, so that a half-made testbed is taken down
+def _exit(number: int, _: FrameType | None) -> None:
+    # An exception, so that a half-made testbed is taken down.
+    sys.exit(128 + number)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "testbed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _build_parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("testbed", description=__doc__, formatter_class=raw)
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def verb(run: commands.Command, summary: str) -> argparse.ArgumentParser:
         sub = verbs.add_parser(run.__name__, help=summary, description=summary)
         sub.set_defaults(run=run)
-        sub.add_argument("--name", default="zs", help="of the testbed, and of all it makes (%(default)s)")
+        sub.add_argument("--name", default="zs", help="of the testbed, and of all that it makes (%(default)s)")
         sub.add_argument("--dir", type=Path, help="its folder (/tmp/zeroscale-testbed-NAME)")
         sub.add_argument("--wait", type=float, default=_WAIT_S, help="seconds to wait for Slurm (%(default)g)")
         return sub
 
-    _up_options(verb(commands.up, "bring a testbed up"))
-    verb(commands.down, "take it down with all that runs on it; also what is left of a broken one")
-    status = verb(commands.status, "controller, nodes and links")
-    status.add_argument("--json", action="store_true")
-    _link_options(verb(commands.link, "change the links of nodes: their rate, or pull and plug the cable"))
-    slurmd = verb(commands.slurmd, "stop a node's slurmd as a crash would, or all that runs there, or start it again")
-    slurmd.add_argument("node", metavar="NODE")
-    slurmd.add_argument("action", choices=("stop", "crash", "start"))
-    controller = verb(commands.controller, "stop the controller in good order, start it, or both")
-    controller.add_argument("action", choices=("stop", "start", "restart"))
-    inside = verb(commands.exec, "run a command on a node, or on the controller")
-    inside.add_argument("node", metavar="NODE")
-    inside.add_argument("words", nargs="+", metavar="COMMAND", help="after --")
-    return parser
-
-
-def _link_options(link: argparse.ArgumentParser) -> None:
-    link.add_argument("nodes", nargs="+", metavar="NODE", help="or `all`")
-    link.add_argument("--rate", help="such as 40mbit, or none")
-    link.add_argument("--burst", help="(that of `up`)")
-    link.add_argument("--down", action="store_const", const="down", dest="plug", help="pull the cable")
-    link.add_argument("--up", action="store_const", const="up", dest="plug", help="plug it in again")
-
-
-def _up_options(up: argparse.ArgumentParser) -> None:
+    up = verb(commands.up, "start a testbed")
     for option in fields(Layout):
         if help := option.metadata.get("help"):
             flag = f"--{option.name.replace('_', '-')}"
@@ -97,13 +72,26 @@ def _up_options(up: argparse.ArgumentParser) -> None:
                 up.add_argument(flag, action="store_true", help=help)
             else:
                 up.add_argument(flag, type=type(option.default), default=option.default, help=f"{help} (%(default)s)")
-    up.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="one more line for slurm.conf, to be as your site is",
-    )
+    help_text = "another line of slurm.conf, as in your site's file"
+    up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help=help_text)
+    verb(commands.down, "take a testbed down with all that runs on it, or the rest of a broken one")
+    status = verb(commands.status, "print controller, nodes and links")
+    status.add_argument("--json", action="store_true")
+    link = verb(commands.link, "change the links of nodes: their rate, or disconnect or connect their cables")
+    link.add_argument("nodes", nargs="+", metavar="NODE", help="or `all`")
+    link.add_argument("--rate", help="such as 40mbit, or none")
+    link.add_argument("--burst", help="(that of `up`)")
+    link.add_argument("--down", action="store_const", const="down", dest="plug", help="disconnect the cable")
+    link.add_argument("--up", action="store_const", const="up", dest="plug", help="connect it again")
+    slurmd = verb(commands.slurmd, "kill a node's slurmd as a crash would, or all that runs there, or start it again")
+    slurmd.add_argument("node", metavar="NODE")
+    slurmd.add_argument("action", choices=("stop", "crash", "start"))
+    controller = verb(commands.controller, "stop the controller in an orderly way, start it, or both")
+    controller.add_argument("action", choices=("stop", "start", "restart"))
+    inside = verb(commands.exec, "run a command on a node, or on the controller")
+    inside.add_argument("node", metavar="NODE")
+    inside.add_argument("words", nargs="+", metavar="COMMAND", help="after --")
+    return parser
 
 
 if __name__ == "__main__":

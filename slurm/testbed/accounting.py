@@ -1,6 +1,6 @@
-"""Accounting of a testbed: a database and a slurmdbd of its own, with an account and two qualities of service.
+"""Accounting of a testbed: its own database and slurmdbd, with an account and two qualities of service.
 
-Both are processes in the controller's namespace, and all that they write lies in the testbed's folder.
+Both are processes in the controller's namespace, and write into the testbed's folder only.
 """
 
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 from string import Template
 
 import daemons
-from errors import Problem
+from layout import Problem
 from ledger import Ledger
 
-PROGRAMS = {  # which Debian package has the program
+PROGRAMS = {  # Debian package of each program
     "slurmdbd": "slurmdbd",
     "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",
@@ -24,14 +24,14 @@ URGENT = "urgent"
 _TEMPLATE = Path(__file__).with_name("slurmdbd.conf.in")
 _START_S = 60.0
 _UNSYNCED = ("--debug-no-sync", "--innodb-flush-method=nosync")
-"""A testbed does not outlive its machine, so no table has to; waiting for the disk takes most of the time."""
+"""Tables need not survive the machine, and waiting for the disk would take most of the time."""
 
 
 def start_accounting(ledger: Ledger) -> None:
-    """Start the database and slurmdbd, and make what jobs can name: before slurmctld, which asks for all of it."""
+    """Start the database and slurmdbd, with the accounts and QOS of jobs. Call it before slurmctld starts."""
     _make_database(ledger)
     socket_file = ledger.folder / "database" / "socket"
-    # Without tables of rights: whoever reaches the loopback of this namespace is root here.
+    # Without grant tables: only root can reach the loopback interface of this namespace.
     open_to_all = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--socket={socket_file}"]
     small = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", *_UNSYNCED]
     files = [f"--pid-file={ledger.folder}/mariadbd.pid", f"--datadir={ledger.folder}/database"]
@@ -45,24 +45,17 @@ def start_accounting(ledger: Ledger) -> None:
 
 
 def _make_database(ledger: Ledger) -> None:
-    """Write an empty database with the tables of its own that stored procedures need."""
+    """Make an empty database with the system tables that stored procedures need."""
     folder = ledger.folder / "database"
     folder.mkdir(mode=0o700)
-    command = [
-        "mariadb-install-db",
-        "--no-defaults",
-        "--user=root",
-        f"--datadir={folder}",
-        "--skip-test-db",
-        *_UNSYNCED,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    options = ["--no-defaults", "--user=root", f"--datadir={folder}", "--skip-test-db", *_UNSYNCED]
+    done = subprocess.run(["mariadb-install-db", *options], capture_output=True, text=True)
     if done.returncode:
         raise Problem("mariadb-install-db", f"exit code {done.returncode}", detail=done.stdout + done.stderr)
 
 
 def _answers(socket_file: Path) -> bool:
-    """Whether the database listens; a file that is there may be of one that has not begun to."""
+    """Return whether the database listens; its socket file exists before it does."""
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(socket_file)) == 0
 
@@ -71,8 +64,10 @@ def _write_configuration(ledger: Ledger) -> None:
     layout = ledger.layout
     values = {"folder": ledger.folder, "controller": layout.controller}
     text = Template(_TEMPLATE.read_text()).substitute(values, controller_address=layout.address(layout.controller))
-    path = ledger.folder / "slurmdbd.conf"  # beside slurm.conf, where Slurm looks for it
-    path.touch(0o600)  # slurmdbd reads no other
+    # Next to slurm.conf, where Slurm looks for it.
+    path = ledger.folder / "slurmdbd.conf"
+    # slurmdbd refuses other permissions.
+    path.touch(0o600)
     path.write_text(text)
 
 
@@ -82,8 +77,10 @@ def _is_listening(ledger: Ledger) -> bool:
 
 
 def _fill(ledger: Ledger) -> None:
-    """Make the cluster known, an account for whoever brings the testbed up, and two qualities of service of which the
-    urgent one puts jobs of the normal one back into the queue."""
+    """Add the cluster, an account for the user who starts the testbed, and two qualities of service.
+
+    Jobs of the urgent QOS preempt those of the normal one.
+    """
     both = f"qos=normal,{URGENT}"
     users = ",".join(dict.fromkeys(["root", os.environ.get("SUDO_USER", "root")]))
     for words in (
@@ -95,5 +92,5 @@ def _fill(ledger: Ledger) -> None:
     ):
         done = daemons.call(ledger, ["sacctmgr", "--immediate", *words], _START_S)
         if done is None or done.returncode:
-            said = done.stdout + done.stderr if done else "no answer"
-            raise Problem(f"sacctmgr {' '.join(words)}", said.strip())
+            answer = done.stdout + done.stderr if done else "no answer"
+            raise Problem(f"sacctmgr {' '.join(words)}", answer.strip())

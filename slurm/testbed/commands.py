@@ -1,33 +1,63 @@
-"""The commands of a testbed, one function each: what was asked for in, exit code out."""
+"""The commands of a testbed, one function each: parsed arguments in, exit code out."""
 
+import dataclasses
 import json
 import os
+import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
+from string import Template
+from typing import Any
 
-import cluster
+import accounting
 import daemons
 import network
 import processes
-from errors import RefusedCommand
-from layout import Layout, check_shape
-from ledger import Ledger, locked, read
+from layout import Layout, RefusedCommand, check_shape
+from ledger import Ledger, create, locked, read
 
+Command = Callable[[Namespace], int]
 
-class Command(Protocol):
-    __name__: str
-
-    def __call__(self, args: Namespace) -> int: ...
+_HERE = Path(__file__).parent
+_PACKAGE = {  # Debian package of each program
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sinfo": "slurm-wlm",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "hostname": "hostname",
+}
 
 
 def up(args: Namespace) -> int:
-    layout = Layout(**{option.name: getattr(args, option.name) for option in fields(Layout)})
-    ledger = cluster.up(layout, args.dir, args.wait)
+    """Start a testbed and return when all its nodes are idle; after a failure it is taken down."""
+    layout = Layout(**{option.name: getattr(args, option.name) for option in dataclasses.fields(Layout)})
+    layout.check()
+    needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
+    if missing := sorted({package for program, package in needed.items() if not shutil.which(program)}):
+        install = f"apt-get update && apt-get install {' '.join(missing)}"
+        raise RefusedCommand(", ".join(missing), "not installed", install)
+    ledger = create(args.dir, layout)
+    with locked(args.dir):
+        try:
+            network.refuse_existing(layout)
+            network.build(ledger)
+            _write_configuration(ledger)
+            daemons.start_munge(ledger)
+            if layout.accounting:
+                accounting.start_accounting(ledger)
+            daemons.start_controller(ledger)
+            for node in layout.workers:
+                daemons.start_slurmd(ledger, node)
+            daemons.wait_until_idle(ledger, layout.workers, args.wait)
+        except BaseException:
+            _take_down(ledger)
+            raise
     shape = "not shaped" if layout.rate == "none" else f"{layout.rate} with a burst of {layout.burst}"
     print(
         f"testbed {layout.name}: nodes {' '.join(layout.workers)}, {layout.cpus} CPUs each, links {shape}. Try it:\n"
@@ -39,21 +69,75 @@ def up(args: Namespace) -> int:
 
 
 def down(args: Namespace) -> int:
+    """Take a testbed down, with the processes of its jobs."""
     if not args.dir.exists():
         print(f"testbed: nothing to take down in {args.dir}")
         return 0
     with _opened(args.dir) as ledger:
-        cluster.down(ledger)
+        _take_down(ledger)
     return 0
 
 
+def _take_down(ledger: Ledger) -> None:
+    """Remove everything on the ledger that still exists."""
+    for process in ledger.processes.values():
+        process.end()
+    for machine in ledger.namespaces:
+        processes.clear(machine)
+    network.demolish(ledger)
+    shutil.rmtree(ledger.folder)
+
+
+def _write_configuration(ledger: Ledger) -> None:
+    layout, folder = ledger.layout, ledger.folder
+    for name in ("log", "state", "spool"):
+        (folder / name).mkdir()
+    shutil.copy(_HERE / "cgroup.conf", folder)
+    nodes = "\n".join(
+        f"NodeName={node} NodeAddr={layout.address(node)} CPUs={layout.cpus} RealMemory={layout.memory_mb}"
+        for node in layout.workers
+    )
+    values = {**dataclasses.asdict(layout), "nodes": nodes, "conf": "\n".join(layout.conf), "folder": folder}
+    values |= {"controller": layout.controller, "controller_address": layout.address(layout.controller)}
+    lines = (_HERE / "slurm.conf.in").read_text().splitlines()
+    if layout.accounting:
+        more = (_HERE / "accounting.conf.in").read_text().splitlines()
+        lines = _drop_keys(lines, more) + more
+    text = "\n".join([*_drop_keys(lines, layout.conf), ""])
+    ledger.slurm_conf.write_text(Template(text).substitute(values))
+
+
+def _drop_keys(lines: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Return the lines whose key is not in `later`: Slurm's programs complain about a key that occurs twice."""
+    keys = {line.partition("=")[0].lower() for line in later}
+    return [line for line in lines if line.partition("=")[0].lower() not in keys]
+
+
 def status(args: Namespace) -> int:
-    """Print the state of the controller, nodes and links; exit code 1 when the controller does not answer."""
-    found = cluster.status(read(args.dir))
+    """Print the state of the controller, nodes and links; return 1 if the controller does not answer."""
+    ledger = read(args.dir)
+    layout, states, links = ledger.layout, daemons.read_node_states(ledger), network.read_links(ledger.layout)
+    found: dict[str, Any] = {
+        "name": layout.name,
+        "folder": str(ledger.folder),
+        "slurm_conf": str(ledger.slurm_conf),
+        "completion_log": str(ledger.log("jobcomp")),
+        "controller_up": bool(states),
+        "layout": dataclasses.asdict(layout),
+        "nodes": {
+            node: {
+                "address": layout.address(node),
+                "state": states.get(node),
+                "slurmd": daemons.is_running(ledger, f"slurmd.{node}"),
+                "link": links[node],
+            }
+            for node in layout.workers
+        },
+    }
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        print(f"testbed {found['name']} in {found['folder']}: controller {'up' if found['controller_up'] else 'DOWN'}")
+        print(f"testbed {found['name']} in {found['folder']}: controller {'up' if states else 'DOWN'}")
         print(f"{'node':8}{'address':16}{'state':14}{'slurmd':8}{'cable':8}rate")
         for name, node in found["nodes"].items():
             link = node["link"]
@@ -61,13 +145,14 @@ def status(args: Namespace) -> int:
             daemon, cable = "up" if node["slurmd"] else "DOWN", "in" if link["up"] else "OUT"
             print(f"{name:8}{node['address']:16}{node['state'] or '?':14}{daemon:8}{cable:8}{rate}")
         print(f"export SLURM_CONF={found['slurm_conf']}")
-    return 0 if found["controller_up"] else 1
+    return 0 if states else 1
 
 
 def link(args: Namespace) -> int:
+    """Change the rate of links, or disconnect or connect their cables."""
     with _opened(args.dir) as ledger:
         layout = ledger.layout
-        nodes = layout.workers if args.nodes == ["all"] else [_known(node, layout.workers) for node in args.nodes]
+        nodes = layout.workers if args.nodes == ["all"] else [_check_node(node, layout.workers) for node in args.nodes]
         burst = args.burst or layout.burst
         if not (args.rate or args.plug):
             raise RefusedCommand("link", "needs --rate, --down or --up")
@@ -81,18 +166,20 @@ def link(args: Namespace) -> int:
 
 
 def slurmd(args: Namespace) -> int:
+    """Start or kill a node's slurmd, or kill every process of the node (`crash`)."""
     with _opened(args.dir) as ledger:
-        _known(args.node, ledger.layout.workers)
+        _check_node(args.node, ledger.layout.workers)
         if args.action == "start":
             daemons.start_slurmd(ledger, args.node)
-        elif args.action == "stop":
-            daemons.stop_slurmd(ledger, args.node)
-        else:
+        elif args.action == "crash":
             processes.clear(args.node)
+        elif process := ledger.processes.get(f"slurmd.{args.node}"):
+            process.end()
     return 0
 
 
 def controller(args: Namespace) -> int:
+    """Stop the controller in an orderly way, start it, or both."""
     with _opened(args.dir) as ledger:
         if args.action != "start":
             daemons.stop_controller(ledger)
@@ -103,22 +190,24 @@ def controller(args: Namespace) -> int:
 
 
 def exec(args: Namespace) -> int:
-    """Become the command, so that its exit code and signals are its own."""
+    """Replace this process by a command on a node, so that its exit code and signals are the command's."""
     ledger = read(args.dir)
-    command = processes.inside(_known(args.node, ledger.layout.machines), args.words)
+    command = processes.inside(_check_node(args.node, ledger.layout.machines), args.words)
     sys.stdout.flush()
     os.execvpe(command[0], command, {**os.environ, "SLURM_CONF": str(ledger.slurm_conf)})
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[Ledger]:
-    """Yield a testbed's ledger with no other command changing it meanwhile."""
-    read(folder)  # refuses what is no testbed before it is locked
+    """Yield a testbed's ledger, locked against other commands."""
+    # Refuses a folder that is no testbed before it is locked.
+    read(folder)
     with locked(folder):
-        yield read(folder)  # as the command before us left it
+        # Again, since another command may have changed it before the lock.
+        yield read(folder)
 
 
-def _known(node: str, nodes: list[str]) -> str:
+def _check_node(node: str, nodes: list[str]) -> str:
     if node not in nodes:
         raise RefusedCommand(node, "no such node", f"choose from {', '.join(nodes)}")
     return node

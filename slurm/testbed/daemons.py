@@ -7,27 +7,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import processes
-from errors import Problem
+from layout import Problem
 from ledger import Ledger
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.25
-_ANSWER_S = 5.0  # sinfo itself would keep knocking at a dead controller for longer
+# sinfo by itself would retry for longer if the controller is dead.
+_ANSWER_S = 5.0
 _MUNGE_S = 10.0
-_ORDERLY_S = 10.0  # slurmctld saves the state of its jobs when asked to end
+# slurmctld saves the state of its jobs before it ends.
+_ORDERLY_S = 10.0
 _TAIL_LINES = 15
 
 
-def _environment(ledger: Ledger) -> dict[str, str]:
-    """Return what daemons get, and hand on to jobs; a relative SLURM_CONF would make every scontrol in a job hang."""
+def _build_environment(ledger: Ledger) -> dict[str, str]:
+    """Return the environment of daemons, which jobs inherit. With a relative SLURM_CONF a job's scontrol would hang."""
     return {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(ledger.slurm_conf)}
 
 
 def start_munge(ledger: Ledger) -> None:
-    """Start a munged of our own, with its own key and socket: it neither needs nor meets the system's.
+    """Start a munged with its own key and socket, independent of the system's.
 
-    As root, like all of Slurm here, and forced: munged would refuse to keep a key where --dir may well be, in a private
-    folder. Nothing but this testbed trusts that key.
+    It runs as root, like all of Slurm here, and with --force: munged refuses a key in a private folder, which --dir may
+    be. Only this testbed trusts that key.
     """
     folder = ledger.folder / "munge"
     folder.mkdir()
@@ -52,74 +54,67 @@ def start_slurmd(ledger: Ledger, node: str) -> None:
     start(ledger, f"slurmd.{node}", ["slurmd", "-D"], node)
 
 
-def stop_slurmd(ledger: Ledger, node: str) -> None:
-    """Kill a node's slurmd, as a crash would: jobs there go on, and nobody is told."""
-    if f"slurmd.{node}" in ledger.processes:
-        ledger.processes[f"slurmd.{node}"].end()
-
-
-def running(ledger: Ledger, daemon: str) -> bool:
+def is_running(ledger: Ledger, daemon: str) -> bool:
     return daemon in ledger.processes and ledger.processes[daemon].alive
 
 
 def start(ledger: Ledger, daemon: str, command: list[str], machine: str | None = None) -> None:
-    """Start a daemon on a machine, by default on the controller, unless it runs."""
-    if not running(ledger, daemon):
+    """Start a daemon on a machine, by default on the controller, unless it runs already."""
+    if not is_running(ledger, daemon):
         processes.start(
             processes.inside(machine or ledger.layout.controller, command),
-            _environment(ledger),
-            _output(ledger, daemon),
+            _build_environment(ledger),
+            _get_output(ledger, daemon),
             lambda process: ledger.record(daemon, process),
         )
 
 
-def node_states(ledger: Ledger) -> dict[str, str]:
-    """Return Slurm's word for each node, `idle` or `down*`; nothing where the controller does not answer."""
-    if not running(ledger, "slurmctld"):
+def read_node_states(ledger: Ledger) -> dict[str, str]:
+    """Return Slurm's word for each node, such as `idle` or `down*`; empty if the controller does not answer."""
+    if not is_running(ledger, "slurmctld"):
         return {}
     done = call(ledger, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
     return dict(line.split() for line in done.stdout.splitlines()) if done and done.returncode == 0 else {}
 
 
 def call(ledger: Ledger, command: list[str], limit_s: float = _ANSWER_S) -> subprocess.CompletedProcess[str] | None:
-    """Run one of Slurm's programs from this machine; None where it gets no answer."""
+    """Run one of Slurm's programs on this machine; None if it gets no answer within `limit_s`."""
     try:
-        return subprocess.run(command, env=_environment(ledger), capture_output=True, text=True, timeout=limit_s)
+        environment = _build_environment(ledger)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return None
 
 
 def wait_for_controller(ledger: Ledger, limit_s: float) -> None:
-    wait(ledger, ["slurmctld"], lambda: bool(node_states(ledger)), limit_s, "slurmctld does not answer")
+    wait(ledger, ["slurmctld"], lambda: bool(read_node_states(ledger)), limit_s, "slurmctld does not answer")
 
 
 def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> None:
-    def idle() -> bool:
-        states = node_states(ledger)
+    def are_idle() -> bool:
+        states = read_node_states(ledger)
         return all(states.get(node) == "idle" for node in nodes)
 
     watched = ["munged", "slurmctld", *(f"slurmd.{node}" for node in nodes)]
-    wait(ledger, watched, idle, limit_s, "not all nodes became idle")
+    wait(ledger, watched, are_idle, limit_s, "not all nodes became idle")
 
 
-def wait(ledger: Ledger, watched: Sequence[str], ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
-    """Poll until `ready`; raise `Problem` with the end of the logs when a watched daemon ended or the time is up."""
+def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
+    """Return once `is_ready`; raise `Problem` with the end of the logs if a watched daemon ends, or after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while True:
-        time.sleep(_POLL_S)  # before the first look: a daemon that cannot start ends at once
-        dead = [daemon for daemon in watched if not running(ledger, daemon)]
-        if not dead and ready():
+        # Before the first poll, since a daemon that cannot start ends at once.
+        time.sleep(_POLL_S)
+        dead = [daemon for daemon in watched if not is_running(ledger, daemon)]
+        if not dead and is_ready():
             return
         if dead or time.monotonic() > deadline:
-            what = f"{', '.join(dead)} ended" if dead else f"after {limit_s:g} s"
-            raise Problem(what, complaint, "the end of the log is above", detail=_tails(ledger, dead or watched))
+            event = f"{', '.join(dead)} ended" if dead else f"after {limit_s:g} s"
+            outputs = [path for daemon in dead or watched if (path := _get_output(ledger, daemon)).exists()]
+            tails = ("\n".join([f"--- {path}", *path.read_text().splitlines()[-_TAIL_LINES:]]) for path in outputs)
+            raise Problem(event, complaint, "the end of the log is above", detail="\n".join(tails))
 
 
-def _tails(ledger: Ledger, daemons: Sequence[str]) -> str:
-    outputs = [path for daemon in daemons if (path := _output(ledger, daemon)).exists()]
-    return "\n".join("\n".join([f"--- {path}", *path.read_text().splitlines()[-_TAIL_LINES:]]) for path in outputs)
-
-
-def _output(ledger: Ledger, daemon: str) -> Path:
-    """Return the file with all that a daemon said, also before it knew its log file."""
+def _get_output(ledger: Ledger, daemon: str) -> Path:
+    """Return the file of a daemon's output, also of that before it opens its log."""
     return ledger.folder / "log" / f"{daemon}.out"

@@ -1,6 +1,6 @@
-"""The ledger of a testbed: what it made, written down *before* it is made.
+"""The ledger of a testbed: everything that it makes, written *before* it is made.
 
-So a testbed can always be taken down, exactly and twice, whatever was killed on the way up.
+So a testbed can always be taken down completely, even if `up` or `down` was killed.
 """
 
 import dataclasses
@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from errors import RefusedCommand
-from layout import Layout
+from layout import Layout, RefusedCommand
 from processes import Process
 
 _FILE = "state.json"
@@ -22,12 +21,14 @@ _VERSION = 1
 
 
 def _boot_id() -> str:
-    """Return the name of this boot: what a testbed has besides files does not outlive it."""
+    """Return the id of this boot, at whose end all of a testbed but its files is gone."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(kw_only=True)
 class Ledger:
+    """Namespaces, interfaces, folders and processes of one testbed."""
+
     folder: Path
     layout: Layout
     boot: str = field(default_factory=_boot_id)
@@ -45,7 +46,7 @@ class Ledger:
 
     def save(self) -> None:
         state = {"version": _VERSION, **dataclasses.asdict(self)}
-        del state["folder"]  # where it lies
+        del state["folder"]  # the ledger's own place
         new = self.folder / f"{_FILE}.new"
         new.write_text(json.dumps(state, indent=1) + "\n")
         new.replace(self.folder / _FILE)
@@ -56,7 +57,7 @@ class Ledger:
 
 
 def create(folder: Path, layout: Layout) -> Ledger:
-    """Make the testbed's folder, which must not exist, with its ledger in it from the first moment."""
+    """Make the testbed's folder, which must not exist, together with its ledger."""
     staged = folder.with_name(f"{folder.name}.{os.getpid()}")
     staged.mkdir(parents=True, mode=0o755)
     Ledger(folder=staged, layout=layout).save()
@@ -64,16 +65,16 @@ def create(folder: Path, layout: Layout) -> Ledger:
         staged.rename(folder)
     except OSError:
         shutil.rmtree(staged)
-        raise RefusedCommand(
-            str(folder), "already exists", "take that testbed down, or choose another --name or --dir"
-        ) from None
+        remedy = "take that testbed down, or choose another --name or --dir"
+        raise RefusedCommand(str(folder), "already exists", remedy) from None
     return Ledger(folder=folder, layout=layout)
 
 
 def read(folder: Path) -> Ledger:
-    """Return a testbed's ledger; raises `RefusedCommand` where there is none, or one that root did not write."""
+    """Return a testbed's ledger; raise `RefusedCommand` if there is none, or if another user wrote it."""
     try:
-        owner = folder.stat().st_uid  # /tmp is everybody's: a stranger's ledger must not tell root what to kill
+        # /tmp is writable for all users, and root kills the processes on a ledger.
+        owner = folder.stat().st_uid
         state = json.loads((folder / _FILE).read_text())
     except FileNotFoundError:
         raise RefusedCommand(str(folder), "no testbed here", "start one with `up`") from None
@@ -83,14 +84,15 @@ def read(folder: Path) -> Ledger:
         raise RefusedCommand(str(folder), "was made by another version of this program", "use that one")
     processes = {name: Process(**process) for name, process in state.pop("processes").items()}
     ledger = Ledger(**{**state, "folder": folder, "layout": Layout(**state["layout"]), "processes": processes})
-    if ledger.boot != _boot_id():  # whatever has these names and pids now is not ours
+    # Other processes may have these ids now.
+    if ledger.boot != _boot_id():
         ledger.namespaces, ledger.interfaces, ledger.processes = [], [], {}
     return ledger
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other commands from changing the same testbed meanwhile; the kernel lets go when we die."""
+    """Lock a testbed against other commands; the kernel releases the lock when this process dies."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
 """The testbed's network: a switch in the controller's namespace, and one shaped cable to every node.
 
-The switch's port for node zs2 is called zs2, the node's own end eth0. Everything but one cable to this machine lives in
-namespaces, out of reach of its firewall.
+The switch's port for node zs2 is called zs2, the node's own end eth0. All but one cable to this machine is in
+namespaces, where this machine's firewall does not apply.
 """
 
 import json
@@ -10,15 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from errors import Problem, RefusedCommand
-from layout import Layout
+from layout import Layout, Problem, RefusedCommand
 from ledger import Ledger
 
+# Folders of iproute2: names of namespaces, and files that replace those of /etc in each of them.
 _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
 _UPLINK = "login"
-_LATENCY = "50ms"  # the longest a packet may wait for its turn: then it is dropped, and TCP slows down
+# After so long in the queue a packet is dropped, and TCP slows down.
+_LATENCY = "50ms"
 
 
 def _run(*command: str) -> str:
@@ -29,24 +30,25 @@ def _run(*command: str) -> str:
 
 
 def refuse_existing(layout: Layout) -> None:
-    """Raise `RefusedCommand` if anything that would be made is there already."""
+    """Raise `RefusedCommand` if a namespace, folder, interface or route of the testbed exists already."""
     used = [f"namespace {name}" for name in layout.machines if (_ROOT / name).exists()]
     used += [f"folder {_ETC / name}" for name in layout.machines if (_ETC / name).exists()]
     if Path("/sys/class/net", layout.login_interface).exists():
         used.append(f"interface {layout.login_interface}")
     if used:
-        raise RefusedCommand(", ".join(used), "already there, and not ours", "choose another --name")
-    for overlap in ("root", "match"):  # routes inside our subnet, and routes that our subnet is inside of
+        raise RefusedCommand(
+            ", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name"
+        )
+    # Routes inside the subnet, and routes around it.
+    for overlap in ("root", "match"):
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":
-                where = f"{route['dst']} on {route.get('dev')}"
-                raise RefusedCommand(
-                    f"--subnet {layout.subnet}", f"overlaps {where}", "choose another, such as 172.31.77.0/24"
-                )
+                rule = f"overlaps {route['dst']} on {route.get('dev')}"
+                raise RefusedCommand(f"--subnet {layout.subnet}", rule, "choose another, such as 172.31.77.0/24")
 
 
 def build(ledger: Ledger) -> None:
-    """Make the namespaces, the switch and the cables; what is made is on the ledger before."""
+    """Make the namespaces, the switch and the cables, after writing them into the ledger."""
     layout = ledger.layout
     ledger.namespaces = layout.machines
     ledger.interfaces = [layout.login_interface]
@@ -76,22 +78,23 @@ def _address(where: list[str], interface: str, address: str, layout: Layout) -> 
 
 
 def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
-    """Limit what a node sends, at its own end, and what it receives, at the switch's."""
+    """Limit the rate at which a node sends, at its own end, and receives, at the switch's end."""
     for namespace, interface in ((node, "eth0"), (layout.controller, node)):
         device = ("qdisc", "replace", "dev", interface, "root")
         if rate == "none":
-            _run("tc", "-n", namespace, *device, "pfifo")  # `del` would fail on a link that has no shape
+            # `del` would fail on a link without a shape.
+            _run("tc", "-n", namespace, *device, "pfifo")
         else:
             _run("tc", "-n", namespace, *device, "tbf", "rate", rate, "burst", burst, "latency", _LATENCY)
 
 
 def plug(layout: Layout, node: str, state: str) -> None:
-    """Set the switch's port `up` or `down`: to the node and its peers a cable pulled, with no error at either end."""
+    """Set the switch's port `up` or `down`. Like a disconnected cable, it causes no error at either end."""
     _run("ip", "-n", layout.controller, "link", "set", node, state)
 
 
-def links(layout: Layout) -> dict[str, dict[str, Any]]:
-    """Return each node's link as the kernel sees it: up, rate in Mbit/s and burst in bytes (None where unshaped)."""
+def read_links(layout: Layout) -> dict[str, dict[str, Any]]:
+    """Return the state of each node's link: up, rate in Mbit/s and burst in bytes (None if it is not shaped)."""
     switch = layout.controller
     ports = {port["ifname"]: port for port in json.loads(_run("ip", "-j", "-n", switch, "link", "show"))}
     shapes = {q["dev"]: q for q in json.loads(_run("tc", "-j", "-n", switch, "qdisc", "show")) if q["kind"] == "tbf"}
@@ -106,7 +109,7 @@ def links(layout: Layout) -> dict[str, dict[str, Any]]:
 
 
 def demolish(ledger: Ledger) -> None:
-    """Remove what is on the ledger and still there."""
+    """Remove everything on the ledger that still exists."""
     for interface in ledger.interfaces:
         if Path("/sys/class/net", interface).exists():
             _run("ip", "link", "delete", interface)
@@ -117,13 +120,9 @@ def demolish(ledger: Ledger) -> None:
         (Path(folder) / "hosts").unlink(missing_ok=True)
         if Path(folder).exists():
             Path(folder).rmdir()
-    _leave_no_roots()
-
-
-def _leave_no_roots() -> None:
-    """Remove the folders that iproute2 makes on first use and keeps for good, if nobody has anything in them."""
+    # iproute2 makes these folders on first use and never removes them.
     if _ROOT.is_dir() and not any(_ROOT.iterdir()):
-        subprocess.run(["umount", "--quiet", str(_ROOT)], stderr=subprocess.DEVNULL)  # it is bound over itself
+        subprocess.run(["umount", "--quiet", str(_ROOT)], stderr=subprocess.DEVNULL)  # it is a bind mount of itself
     for root in (_ROOT, _ETC):
-        with suppress(OSError):  # not empty, or not there
+        with suppress(OSError):  # not empty, or missing
             root.rmdir()

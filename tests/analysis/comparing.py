@@ -1,4 +1,4 @@
-"""Two sets of records compared, for the tests."""
+"""Comparisons of two sets of records, for the tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of t
 def against(
     folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any
 ) -> SetComparison:
-    """Compare records of A with records of B, each written to a folder of its own."""
+    """Compare records of A with records of B, written to two folders."""
     place = folder / str(len(list(folder.iterdir())))
     sides = [results.read([save(place / name, *records)]) for name, records in (("a", a), ("b", b))]
     return compare(*sides, ComparisonSetup(("a", "b"), parse_across(across), **more))
 
 
 def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
-    """Repeats whose median step times are `step_s` times these, each in a Slurm job if any are given."""
+    """Return repeats with median step times of `step_s` times each `scale`, in Slurm jobs if `jobs` are given."""
     around = [{"environment": {"slurm": {"SLURM_JOB_ID": str(job)}}} for job in jobs] or [{} for _ in scale]
     windows = [steps((step_s * by,) * 30) for by in scale]
     return [
@@ -35,6 +35,6 @@ def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (
 
 
 def only(compared: SetComparison) -> PairResult:
-    """Return the one line that there is."""
+    """Return the only line."""
     [(_, line)] = compared.lines
     return line

@@ -1,1 +1,2 @@
-"""Here so that the tests in the folders below find `records`: pytest puts a conftest's folder on the path."""
+"""Makes `records` importable for tests in the folders below, because pytest adds the folder of a conftest to the
+path."""

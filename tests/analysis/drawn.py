@@ -1,4 +1,4 @@
-"""What stands in a drawn figure, read off its axes."""
+"""Contents of a drawn figure, read from its axes."""
 
 from typing import Any
 
@@ -9,51 +9,51 @@ from matplotlib.lines import Line2D
 from analysis.drawing import INK, compose
 from analysis.results import Results
 
-POINT_ORDER = 3  # of markers of numbers; those of the strip below zero and of arrows lie in others
+POINT_ORDER = 3  # of markers of numbers; the strip below zero and arrows have other orders
 
 
 def draw(module: Any, found: Results) -> Figure:
-    """The figure of a module, as it is printed."""
+    """Return the figure of a module for print."""
     return compose(module.picture(found))
 
 
 def shows(module: Any, found: Results) -> bool:
-    """Whether a figure has something to show."""
+    """Return True for a figure that has something to show."""
     return bool(module.picture(found).panels)
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
-    """Where numbers are drawn."""
+    """Return the coordinates of the points with a number."""
     marked = [line for line in axes.lines if line.get_zorder() == POINT_ORDER]
     return sorted(point for line in marked for point in zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
 def joins(axes: Axes) -> list[Line2D]:
-    """The lines between points."""
+    """Return the lines between points."""
     return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != INK]
 
 
 def intervals(axes: Axes) -> list[tuple[float, float]]:
-    """The ends of the vertical bars, from left to right."""
+    """Return the ends of the vertical bars, from left to right."""
     segments = [segment for bar in axes.collections for segment in bar.get_segments()]
     return [tuple(sorted(segment[:, 1])) for segment in sorted(segments, key=lambda segment: segment[0, 0])]
 
 
 def places(axes: Axes) -> list[str]:
-    """What stands below the axis."""
+    """Return the labels below the axis."""
     return [label.get_text() for label in axes.get_xticklabels()]
 
 
 def strip(axes: Axes) -> list[Line2D]:
-    """The markers of the lines below zero, from above."""
+    """Return the markers of the strip below zero, from top to bottom."""
     return [line for line in axes.lines if line.get_marker() != "None" and line.get_ydata()[0] < 0]
 
 
 def reasons(axes: Axes) -> set[tuple[str, str]]:
-    """What the strip below zero says: text and place."""
+    """Return the texts of the strip below zero, with their places."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
-    single = axes.get_xlabel().split()[-1]  # of a single place the axis has the names of series
+    single = axes.get_xlabel().split()[-1]  # with a single place the axis has the names of the series
     names = [single] if single.isdigit() else places(axes)
     return {(text.get_text(), names[round(text.get_position()[0])]) for text in axes.texts}
 
@@ -63,7 +63,7 @@ def legend(figure: Figure) -> list[str]:
 
 
 def titles(figure: Figure) -> list[str]:
-    """The titles in one line each."""
+    """Return each title on one line."""
     return [axes.get_title(loc="left").replace("\n", " · ") for axes in figure.axes]
 
 

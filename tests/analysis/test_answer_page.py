@@ -1,9 +1,10 @@
-"""The pages of `zeroscale predict` and `zeroscale advise`: bars that add up, cost against time, the Pareto front."""
+"""Pages of `zeroscale predict` and `zeroscale advise`: bars that add up, cost against time, the Pareto front."""
 
 import functools
 import json
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from analysis.answer_page import (
     choose_keys,
     draw_bars,
     draw_costs,
-    find_front,
     list_points,
     render_advice_page,
     select_drawn,
@@ -27,6 +27,7 @@ from analysis.answer_page import (
 from bench import api
 from bench.cli import main
 from bench.cli.advice_text import build_text
+from bench.predict.advice import find_front
 from bench.sweep.advise.search import Answer
 
 ONE = "model=mt5_xl engine=zero2 nodes=2 devices_per_node=8 machine=a100_80"
@@ -41,13 +42,13 @@ Ask = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Ask for advice where no runs are kept; the same question is answered once."""
+    """Ask for advice without recorded runs; the answer of a question is cached."""
     nothing = tmp_path_factory.mktemp("runs")
     return functools.cache(lambda *words: api.advise(words, results=nothing))
 
 
 def parts(axes: Axes) -> list[tuple[float, float, str]]:
-    """Return where the parts of bars begin and end, with their colours."""
+    """Return begin and end of each part of the bars, with its colour."""
     return [(one.get_x(), one.get_x() + one.get_width(), to_hex(one.get_facecolor())) for one in axes.patches]
 
 
@@ -104,7 +105,7 @@ def test_the_page_holds_the_answer_the_exact_values_and_nothing_that_is_fetched(
         assert f"{phase.total:,}" in page
     for seconds in one.time.parts.values():
         assert f"{seconds:.6g}" in page
-    assert "Largest micro-batch: " in page and "No GPU run stands behind any of it yet." in page
+    assert "Largest micro-batch: " in page and "Not yet validated on a GPU." in page
     assert one.point.composed.machine.source.split(",")[0] in page
     assert page.count("<figure") == 2
     assert not re.search(r"<script src|(src|href)=\"(?!#)", page)
@@ -129,7 +130,7 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.
 
 
 def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
-    """Return the one line by which a path for the page is refused."""
+    """Return the one-line error for a path of the page."""
     capsys.readouterr()
     assert main(["predict", *ONE.split(), "--page", str(path)]) == 2
     line = capsys.readouterr().err
@@ -138,7 +139,7 @@ def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 
 def write(folder: Path, words: str) -> str:
-    """Call the verb; return its page."""
+    """Run the verb and return its page."""
     path = folder / "pages" / "prediction.html"
     assert main(["predict", *words.split(), "--page", str(path)]) == 0
     return path.read_text()
@@ -166,7 +167,7 @@ def test_cost_is_in_the_units_of_the_question(ask: Ask, words: list[str], cost: 
 
 def test_nothing_beats_what_is_on_the_front_and_something_beats_the_rest(ask: Ask) -> None:
     points, _ = list_points(ask(*TRAINING))
-    front = [point.at for point in find_front(points)]
+    front = [point.at for point in find_front(points, attrgetter("at"))]
     for point in points:
         better = [o for o in points if o.at != point.at and o.at[0] <= point.at[0] and o.at[1] <= point.at[1]]
         assert bool(better) == (point.at not in front), point.choice.spec
@@ -184,7 +185,7 @@ def test_of_each_engine_and_number_of_nodes_the_fastest_are_drawn_with_front_and
             for some in (points, shown)
         )
         assert own[:BEST] == times[:BEST]
-    front = find_front(shown)
+    front = find_front(shown, attrgetter("at"))
     axes = Canvas().subplots()
     draw_costs(shown, front, winner, units).picture.panels[0].draw(axes)
     lines = {line.get_gid(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines}

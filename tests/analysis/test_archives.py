@@ -1,4 +1,4 @@
-"""An archive of a results folder says what the folder says."""
+"""An archive of a results folder gives the same results as the folder."""
 
 import io
 import time
@@ -33,7 +33,7 @@ def packed(folder: Path, out: Path) -> Path:
 
 
 def answers(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What verbs print of a set, its own path left out."""
+    """Return the output of several verbs for a set, without its path."""
     asked = [("table", str(path), "--format", "csv"), ("claims", str(path)), ("compare", str(path), str(path))]
     return [f"{main(words)} {capsys.readouterr().out}".replace(str(path), "SET") for words in asked]
 
@@ -54,7 +54,7 @@ def test_records_of_an_archive_are_read_whole_with_every_ranks_steps(tmp_path: P
     ways = [path.relative_to(tmp_path) for path in store.find_records([tmp_path])]
     assert len(ways) == 60
     assert [RECORDED / way for way in ways] == list(store.find_records([RECORDED]))
-    for way in ways:  # records of version 1 are read with steps.parquet beside them
+    for way in ways:  # records of version 1 need steps.parquet next to them
         assert store.read_record(RECORDED / way) == store.read_record(tmp_path / way)
     assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
 
@@ -110,7 +110,7 @@ def test_a_later_read_opens_nothing_until_the_archive_changes(tmp_path: Path, mo
 
 
 def flipped(content: bytes) -> bytes:
-    """Spoil what is packed; the table of contents at the end stays."""
+    """Corrupt the packed data; the central directory at the end stays intact."""
     return content[:200] + bytes(byte ^ 0xFF for byte in content[200:260]) + content[260:]
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on claims: which sets of runs test a claim of the study, what they say of it; an analogue never does."""
+"""Verdicts on claims: which sets of runs test a claim of the study, and that an analogue never does."""
 
 import csv
 import io
@@ -24,14 +24,14 @@ DAY, NEXT_DAY = "2026-11-24T09:00:00+00:00", "2026-11-25T09:00:00+00:00"
 
 
 def window(seconds: float) -> Steps:
-    """Steps of so many seconds, enough of them for a window that is not short."""
+    """Return steps of this length, enough for a window that is not short."""
     return steps((seconds,) * max(30, math.ceil(61 / seconds)))
 
 
 def at(
     engine: str | dict[str, Any], nodes: int, seconds: float, model: tuple[str, int] = XXL, **more: Any
 ) -> list[RunRecord]:
-    """Three independent repeats, on GPUs, of a model that counts so many parameters; 1 % apart from each other."""
+    """Return three independent repeats on GPUs, 1 % apart, of a model with this parameter count."""
     name, count = model
     reserved = more.pop("reserved", ON_GPU)
     repeats, batch = more.pop("repeats", 3), {"micro": more.pop("micro", 2), "global": more.pop("samples", 16)}
@@ -57,7 +57,8 @@ def at(
 
 
 def stages(two: float, three: float, nodes: tuple[int, ...] = (1, 2, 4), **more: Any) -> list[RunRecord]:
-    """ZeRO-2 and ZeRO-3 in so many seconds per step on one node, and in proportion less on more."""
+    """Return runs of ZeRO-2 and ZeRO-3 with these seconds per step on one node, and proportionally less on more
+    nodes."""
     sides = (("zero2", two), ("zero3", three))
     return [record for n in nodes for engine, s in sides for record in at(engine, n, s / n, **more)]
 
@@ -111,7 +112,7 @@ def test_what_falls_short_in_one_respect_is_an_analogue_whatever_it_shows(falls_
 
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
 def test_the_study_of_the_paper_tests_its_first_claim(on_eight: float, verdict: str) -> None:
-    """Every point of one model and stage: a step takes a second, of the same 256 samples less on more nodes."""
+    """A step of 256 samples takes a second on one node, and proportionally less on more nodes."""
     points = [point.composed.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
     times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
     records = [
@@ -138,7 +139,7 @@ def test_two_repeats_are_an_analogue_too() -> None:
 
 
 def with_options(records: list[RunRecord], **options: Any) -> list[RunRecord]:
-    """The same runs of engines with these options."""
+    """Return the same runs with these engine options."""
     engine = records[0].spec.engine.model_copy(update={"options": options})
     of = records[0].spec.model_copy(update={"engine": engine})
     return [one.model_copy(update={"spec": of, "config_id": config_id(of)}) for one in records]
@@ -174,7 +175,7 @@ def test_a_stage_that_runs_out_of_memory_where_the_other_runs_is_part_of_the_ver
 
 @pytest.mark.parametrize(("at_four", "verdict"), [(0.8, "contradicted"), (2.4, "reproduced")])
 def test_what_a_stage_gains_by_a_micro_batch_that_only_it_fits_counts(at_four: float, verdict: str) -> None:
-    """ZeRO-2 takes 2 s and runs out of memory at micro 4, where ZeRO-3 takes 0.8 s, or 2.4 s, for as many samples."""
+    """ZeRO-2 takes 2 s and runs out of memory at micro 4. There ZeRO-3 takes 0.8 s or 2.4 s for as many samples."""
     records = [record for n in (1, 2) for record in stages(2.0, 2.2, nodes=(n,))]
     for n in (1, 2):
         records += at("zero3", n, at_four / n, micro=4)
@@ -183,7 +184,7 @@ def test_what_a_stage_gains_by_a_micro_batch_that_only_it_fits_counts(at_four: f
 
 
 def test_sides_that_ran_on_different_days_test_no_claim() -> None:
-    """Truly equal, and ZeRO-3 ran on a day on which the machine was 6 % slower."""
+    """Both are truly equal, but ZeRO-3 ran on a day when the machine was 6 % slower."""
     days = [one for n in (1, 2, 4) for one in at("zero2", n, 1.0 / n)]
     days += [one for n in (1, 2, 4) for one in at("zero3", n, 1.06 / n, started_at=NEXT_DAY)]
     entry = entries(*days)["C3"]
@@ -197,7 +198,7 @@ FAST, SLOW = ({"name": name, "inter_node_bytes_per_s": rate} for name, rate in (
 
 
 def layered(machine: dict[str, Any], sharded: float, layered_s: float) -> list[RunRecord]:
-    """Accumulation with sharded states and layer by layer, on two nodes of a machine."""
+    """Return runs of accumulation with sharded states and layer by layer, on two nodes of a machine."""
     kinds = (("fsdp", "fsdp", sharded), ("lga", "pipeline", layered_s))
     return [
         record
@@ -250,7 +251,7 @@ def test_doubtful_runs_and_failed_repeats_test_no_claim_and_that_is_said(on_two_
 def test_equality_decides_nothing_and_what_is_detected_counts_below_three_per_cent(
     three: tuple[float, ...], second: str, third: str
 ) -> None:
-    """ZeRO-3 takes so many times as long as ZeRO-2 on 1, 2 and 4 nodes; repeats differ by 0.01 %."""
+    """`three` are the times of ZeRO-3 over those of ZeRO-2 on 1, 2 and 4 nodes; repeats differ by 0.01 %."""
     of = entries(
         *(one for n, by in zip((1, 2, 4), three, strict=True) for one in stages(1.0, by, nodes=(n,), apart=0.0001))
     )
@@ -300,7 +301,7 @@ def test_machines_have_entries_of_their_own() -> None:
     assert [(entry.machine, entry.verdict) for entry in third] == [("cpu", "reproduced"), ("b", "reproduced")]
 
 
-# -- what is said in any case
+# -- entries of every set
 
 
 def test_every_claim_has_an_entry_even_where_nothing_was_compared() -> None:
@@ -353,7 +354,9 @@ def test_readers_are_told_the_rule(runs: Path, capsys: pytest.CaptureFixture[str
     for form in ("text", "md"):
         main(["claims", str(runs), "--format", form])
         told = capsys.readouterr().out
-        assert told.startswith("A set tests a claim of arXiv 2310.05350 only as that study did: an mT5 model")
+        assert told.startswith(
+            "A set of runs tests a claim of arXiv 2310.05350 only under that study's conditions: an mT5"
+        )
         assert told.count("not testable here") == 11
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the study's claims, on sets of runs whose answer is known beforehand."""
+"""Findings about the study's claims, for sets of runs with known answers."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ Runs = RunRecord | list[RunRecord]
 
 
 def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: int = 3, **more: Any) -> list[RunRecord]:
-    """Repeats of one rank per node whose steps take `seconds`, the first `jitter` less and the last as much more."""
+    """Return repeats with one rank per node and steps of `seconds`, from `jitter` less to `jitter` more."""
     around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
     of = spec(engine, ranks=1, nodes=nodes, **more)
     times = [seconds + jitter * (repeat - (repeats - 1) / 2) for repeat in range(repeats)]
@@ -28,7 +28,7 @@ def found(*records: Runs) -> list[ClaimFinding]:
 
 
 def told(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return verdict and counts by claim, of a set on one machine with one model."""
+    """Return verdict and counts by claim, for a set on one machine with one model."""
     of_set = found(*records)
     assert [finding.claim.id for finding in of_set] == ["C1", "C2", "C3"]
     return {finding.claim.id: (finding.verdict, dict(finding.counts)) for finding in of_set}
@@ -83,7 +83,7 @@ def test_the_third_claim_is_of_every_node_count() -> None:
     assert behind["C3"] == ("not as in the study", {"slower": 1, "faster": 1})
 
 
-# -- what is not known
+# -- unknown effects
 
 
 def test_where_nothing_was_compared_nothing_can_be_told() -> None:
@@ -113,7 +113,7 @@ def test_a_failure_that_was_made_good_for_does_not_count() -> None:
     assert told(early, at("zero1", 1, 1.0), again)["C1"] == ("not as in the study", {"faster": 1})
 
 
-# -- what may be compared
+# -- comparable configurations
 
 
 def test_machines_in_one_folder_are_kept_apart() -> None:
@@ -155,9 +155,9 @@ PRESET_3 = read_engine_preset("zero3")
     [
         (read_engine_preset("zero2"), PRESET_3, "zero3"),
         ({"offload_optimizer": {"device": "cpu"}}, {"offload_optimizer": {"device": "cpu"}}, "zero3"),
-        ({}, {"offload_optimizer": {"device": "cpu"}}, None),  # both know it
+        ({}, {"offload_optimizer": {"device": "cpu"}}, None),  # both engines have the option
         ({"reduce_bucket_size": 1}, {"reduce_bucket_size": 2}, None),
-        ({}, {"offload_param": {"device": "cpu"}}, None),  # stage 3 alone knows it, and its preset does without
+        ({}, {"offload_param": {"device": "cpu"}}, None),  # only stage 3 has the option, and its preset leaves it unset
         ({}, {"stage3_prefetch_bucket_size": 1}, "zero3 (stage3_prefetch_bucket_size=1)"),
     ],
     ids=str,
@@ -205,7 +205,7 @@ def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() 
 def layout(
     name: str, nodes: int, seconds: float, moved: int = 1, idle: float = 0.1, **parallel: int
 ) -> list[RunRecord]:
-    """Three repeats of 8 samples by ones; ranks move so many bytes in a step, and are idle for so much of it."""
+    """Return three repeats of 8 samples at micro 1, with these moved bytes and idle shares."""
     known = {"ddp": "ddp", "fsdp": "fsdp", "lga": "pipeline", "modular": "pipeline", "pipeline": "pipeline"}
     of = spec(
         {"name": name, "backend": known.get(name, "deepspeed")}, micro=1, ranks=1, nodes=nodes, parallel=parallel,
@@ -224,7 +224,7 @@ def layout(
 
 
 def verdicts(*records: Runs) -> dict[str, tuple[str, list[tuple[str, str, str]]]]:
-    """Return of every claim for which something was compared the verdict, and what became of its comparisons."""
+    """Return verdict and effects of every claim with comparisons."""
     return {
         finding.claim.id: (finding.verdict, [(*one.differ, one.effect) for one in finding.comparisons])
         for finding in found(*records)
@@ -243,7 +243,7 @@ def test_layered_accumulation_is_held_against_accumulation_with_sharded_states()
 
 
 def test_a_busy_run_tells_bytes_and_no_time() -> None:
-    """Background load changes how long a step takes, and not what it sends."""
+    """Background load changes the time of a step, but not the bytes it sends."""
     quiet, busy = layout("zero3", 2, 4.0, moved=80), layout("lga", 2, 1.0, moved=10)
     load = (NodeLoad(node=0, others_share=0.3),)
     first = busy[0].observations
@@ -264,7 +264,7 @@ def test_a_modular_pipeline_is_held_against_a_plain_one_of_as_many_stages_by_how
 
 def test_more_stages_with_as_many_micro_batches_are_compared_by_idle_time_on_any_number_of_nodes() -> None:
     two, four = layout("pipeline", 2, 1.0, idle=0.1, pipeline=2), layout("pipeline", 4, 0.6, idle=0.3, pipeline=4)
-    fewer = layout("pipeline", 4, 0.6, idle=0.2, pipeline=2)  # two copies of the model share the samples
+    fewer = layout("pipeline", 4, 0.6, idle=0.2, pipeline=2)  # data parallelism over two copies of the model
     assert verdicts(two, four, fewer)["F2"] == ("as in the study", [("pipeline 2", "pipeline 4", "more")])
 
 

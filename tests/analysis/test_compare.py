@@ -1,4 +1,4 @@
-"""Two result sets: what is compared with what, and what that says."""
+"""Comparison of two result sets: pairs and their results."""
 
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,13 @@ def test_two_engines_of_one_set_are_compared_by_naming_them(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("across", "told"),
     [
-        ("engine", "--across engine: A holds both zero1 and zero2 of the same point; choose one for each side, as in "
+        ("engine", "--across engine: A holds both zero1 and zero2 of the same point; choose one for each side, e.g. "
                    "--across engine=zero1:zero2"),
         ("engine=zero1:zero3", "--across engine=zero1:zero3: B has none with engine zero3; choose from zero1, zero2"),
         ("contain", "--across contain: no such field; did you mean container?"),
         ("engin", "--across engin: no such field; did you mean engine?"),
         ("versions.troch", "--across versions.troch: no such field; did you mean versions.torch?"),
-        ("engine=ddp", "--across engine=ddp: not FIELD=A:B; write what it is in A and in B, as in engine=this:that"),
+        ("engine=ddp", "--across engine=ddp: not FIELD=A:B; give its values in A and in B, e.g. engine=this:that"),
     ],
 )  # fmt: skip
 def test_a_question_that_cannot_be_meant_is_answered_in_one_line(tmp_path: Path, across: str, told: str) -> None:
@@ -103,7 +103,7 @@ def test_what_tells_configurations_apart_is_in_their_names(tmp_path: Path) -> No
     ]
 
 
-# What it says
+# verdicts
 
 
 def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
     assert (line.status, line.runs) == ("slower", (5, 5))
     assert line.comparison and line.comparison.interval
     assert line.comparison.ratio == pytest.approx(1.1)
-    # The logarithms scatter by 0.0079 on each side, and Student's quantile of 8 is 2.306: 2.306 × 0.0079 × √(2/5)
+    # logarithms scatter by 0.0079 on each side; Student's quantile for 8 degrees of freedom is 2.306:
+    # 2.306 × 0.0079 × √(2/5)
     assert line.comparison.interval[:2] == pytest.approx((1.1 * 0.98854, 1.1 * 1.01160), rel=1e-4)
 
 
@@ -133,7 +134,7 @@ def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Pat
 
 
 def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> None:
-    """One of A ran alone in its allocation: the three that both shared are compared, here as in a curve or a claim."""
+    """One run of A was alone in its allocation, so only the three shared allocations are compared."""
     ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
     theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
     line = only(against(tmp_path, ours, theirs))
@@ -159,7 +160,7 @@ def test_of_many_pairs_one_that_seems_to_differ_may_do_so_by_chance(tmp_path: Pa
         for record in timed(bit * 1.005 if of.batch.micro == 2 else 0.1, (0.995, 1.0, 1.005), of=of)
     ]  # fmt: skip
     first, *_ = [line for _, line in against(tmp_path, ours, theirs).lines]
-    assert alone.comparison and first.comparison and alone.comparison.p == first.comparison.p < 0.05
+    assert alone.comparison and first.comparison and alone.comparison.p_value == first.comparison.p_value < 0.05
     assert (alone.status, first.status) == ("slower", "equal within 3 %")
 
 
@@ -169,7 +170,7 @@ def test_of_many_pairs_one_that_seems_to_differ_may_do_so_by_chance(tmp_path: Pa
         (run(), failed("oom", reason="rank 1"), "failed in B", "oom: rank 1"),
         (failed("oom", reason="rank 1"), run(), "failed in A", "oom: rank 1"),
         (failed("oom"), failed("error"), "failed in both", "A oom: why; B error: why"),
-        (run(), run(drill="rank=1 step=3 action=exit"), "failed in B", "a fault was planted in all runs"),
+        (run(), run(drill="rank=1 step=3 action=exit"), "failed in B", "all runs are drills, with an injected fault"),
     ],
 )
 def test_a_failure_is_a_result(tmp_path: Path, ours: RunRecord, theirs: RunRecord, status: str, why: str) -> None:

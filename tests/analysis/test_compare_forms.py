@@ -1,4 +1,4 @@
-"""A comparison as people and programs get it."""
+"""The output of a comparison, for people and for programs."""
 
 import csv
 import functools
@@ -16,12 +16,12 @@ from bench.cli import main
 NASTY = "<b>rank</b> | 1\x07 & `died`"
 
 
-named = functools.partial(spec, model={"name": "my_tiny"})  # a name that Markdown would take for more than text
+named = functools.partial(spec, model={"name": "my_tiny"})  # a name with Markdown markup
 
 
 @pytest.fixture
 def sides(tmp_path: Path) -> list[str]:
-    """One slower, one the same, one out of memory in B, one of another protocol, one only in A."""
+    """Five configurations: slower, equal, out of memory in B, with another protocol, and only in A."""
     windows = [steps((0.1 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     slower = [steps((0.12 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     same = [run(named("ddp"), repeat=n, steps=window) for n, window in enumerate(windows)]
@@ -41,7 +41,7 @@ OUTCOME = (
     "FAIL: gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. "
     "Left out: 1 out of memory, 1 without a partner. 1 slower, "
     "1 equal within 3 %, 1 not comparable, 1 only in A, 1 failed in B. "
-    "--across measure.min_steps would compare what is not comparable."
+    "To compare these as well: --across measure.min_steps."
 )
 
 
@@ -51,8 +51,27 @@ def test_text_ends_with_the_outcome_and_the_exit_code_says_so(
     code, text = told(capsys, *sides, "--gate", "3%")
     assert code == 1
     assert text.splitlines()[-1] == OUTCOME
+    assert "All: my_tiny · 2 ranks · micro 2." in text.splitlines()
+    [row] = [line for line in text.splitlines() if line.startswith("zero1")]
+    assert "slower: breaks the gate" in row and "+20.0 %" in row
+    assert max(map(len, text.splitlines()[2:-2])) <= 100, "the table fits 100 columns"
+
+
+def test_a_wide_table_has_all_columns_and_one_line_per_pair(
+    sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text = told(capsys, *sides, "--gate", "3%", "--wide")
     [row] = [line for line in text.splitlines() if line.startswith("my_tiny · 2 ranks · zero1")]
     assert "slower: breaks the gate" in row and "+20.0 %" in row and "3 + 3 runs" in row
+
+
+def test_a_difference_between_single_runs_is_indicative_and_has_no_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = (run(steps=steps((seconds,) * 30)) for seconds in (0.1, 0.15))
+    _, text = told(capsys, str(save(tmp_path / "a", ours)), str(save(tmp_path / "b", theirs)))
+    assert "+50 %, indicative" in text and "With fewer than 3 runs per side a change is indicative only" in text
+    assert "95 %" not in text
 
 
 def test_without_a_gate_nothing_is_broken(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +122,7 @@ def test_junit_fails_where_nothing_could_be_compared(tmp_path: Path, capsys: pyt
 def test_what_nobody_can_say_is_inconclusive_in_every_form_and_in_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One run a side tells nothing, however alike they are."""
+    """One run per side supports no verdict, even for equal runs."""
     sides = [str(save(tmp_path / side, run())) for side in "ab"]
     for form in ("text", "md", "json", "junit"):
         code, text = told(capsys, *sides, "--gate", "3%", "--format", form)
@@ -139,8 +158,8 @@ def test_a_file_is_written_and_the_outcome_told(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--gate", "3"], "--gate 3: not a percentage; write it as in 3%"),
-        (["--gate=-3%"], "--gate -3%: not a percentage; write it as in 3%"),
+        (["--gate", "3"], "--gate 3: not a percentage; write it like 3%"),
+        (["--gate=-3%"], "--gate -3%: not a percentage; write it like 3%"),
         (["--across", "engin"], "--across engin: no such field; did you mean engine?"),
         (["--out", "nowhere/file"], "--out nowhere/file: cannot be written (No such file or directory)"),
     ],

@@ -1,4 +1,4 @@
-"""What is kept of a folder is what a first read of it finds, whatever happened in between."""
+"""The cache of a folder equals a fresh read, whatever changed in between."""
 
 import json
 import os
@@ -23,7 +23,7 @@ kept_file = consolidated._build_cache_path
 
 @pytest.fixture(autouse=True)
 def _small_folders_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the rows of any folder, ten seconds after it was last changed, and nothing in the user's own cache."""
+    """Cache folders of any size, ten seconds after their last change, and not in the user's own cache."""
     clock = time.time_ns
     monkeypatch.setattr(consolidated, "LEAST", 1)
     monkeypatch.setattr(walk, "time_ns", lambda: clock() + 10**10)
@@ -32,7 +32,7 @@ def _small_folders_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the files that were read, of all reads so far."""
+    """Return the list of files that were read so far."""
     paths: list[str] = []
     read = consolidated.extract
 
@@ -48,7 +48,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Six runs: one whose loss is not the reference's, one that failed, one of an unknown place; a foreign file, and an
+    """Return a folder with six runs (one with a wrong loss, one failed, one of an unknown place), a foreign file and an
     attempt without a record."""
     wrong = run(spec("zero2"), steps=steps(loss=(99.0,) * 35))
     good = run(spec("ddp")), run(), run(repeat=1), wrong, failed("oom", spec("zero3"), torch=None)
@@ -61,7 +61,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def anew(folder: Path) -> Results:
-    """What a first read finds."""
+    """Return the result of a fresh read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consolidated, "LEAST", 10**9)
         patch.setattr(consolidated, "_load", lambda root: None)
@@ -121,7 +121,7 @@ def move_away(folder: Path) -> None:
 
 
 def change_in_disguise(folder: Path) -> None:
-    """Same name, same size, same time of the last writing."""
+    """Change a file but keep its name, size and modification time."""
     path = first_record(folder)
     before, content = path.stat(), path.read_bytes()
     path.write_bytes(content.replace(b'"seed": 0', b'"seed": 7'))
@@ -143,7 +143,7 @@ def mend(folder: Path) -> None:
 
 
 def nest(folder: Path) -> None:
-    """A results folder that somebody copied into an attempt."""
+    """Copy a results folder into an attempt."""
     attempt = first_record(folder).parent
     save(attempt / f"copy{len(list(attempt.iterdir()))}", run(spec(micro=32)))
 
@@ -187,7 +187,7 @@ def test_only_what_changed_is_read_again(runs: Path, opened: list[str]) -> None:
 def test_what_has_only_just_changed_is_not_trusted(
     runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one tick of its clock a file system tells no two changes apart."""
+    """A file system cannot distinguish two changes within one tick of its clock."""
     monkeypatch.setattr(walk, "time_ns", lambda: first_record(runs).stat().st_ctime_ns)
     results.read([runs])
     opened.clear()
@@ -241,7 +241,7 @@ def test_another_version_of_an_installed_metric_reads_every_record_again(
     results.read([runs])
     opened.clear()
     results.read([runs])
-    assert len(opened) == 1  # what is no record
+    assert len(opened) == 1  # the file that is no record
     metric.write_text("FACTOR = 2")
     results.read([runs])
     assert len(opened) == 8

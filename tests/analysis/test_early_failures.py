@@ -1,4 +1,4 @@
-"""Attempts that failed before their environment was known: what they say beside others, wherever rows are compared."""
+"""Attempts that failed before their environment was known, in all code that compares rows."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,8 @@ from comparing import against
 from records import failed, results, run, spec
 
 from analysis.claims.findings import find_findings
-from analysis.early_failures import assign_environments, drop_retried, may_be_same
-from analysis.questions import group_by_question
-from analysis.scaling.comparable import list_families
+from analysis.questions import assign_environments, drop_retried, group_by_question, may_be_same
+from analysis.scaling.curves import list_families
 from analysis.summary import Row
 
 
@@ -27,7 +26,7 @@ EARLY, OTHER, KNOWN, LATE = row("a", None), row("b", None), row("a", "env1", n=1
     ("rows", "left"),
     [
         ([EARLY, KNOWN], [KNOWN]),
-        ([EARLY, LATE], [LATE]),  # it was tried again, and failed of itself
+        ([EARLY, LATE], [LATE]),  # retried, and failed with a known environment
         ([EARLY, OTHER], [EARLY, OTHER]),
         ([OTHER, KNOWN], [OTHER, KNOWN]),
         ([EARLY, {**KNOWN, "machine": "there"}], [EARLY, {**KNOWN, "machine": "there"}]),
@@ -42,8 +41,8 @@ def test_it_says_nothing_beside_what_was_tried_again(rows: list[Row], left: list
 @pytest.mark.parametrize(
     ("rows", "environments"),
     [
-        ([OTHER, KNOWN], ["env1", "env1"]),  # those that know theirs first
-        ([OTHER, LATE, KNOWN], ["env2", "env1", "env1"]),  # rather in one with a number
+        ([OTHER, KNOWN], ["env1", "env1"]),  # rows with a known environment come first
+        ([OTHER, LATE, KNOWN], ["env2", "env1", "env1"]),  # preferably the environment of a row with a number
         ([EARLY, OTHER], [None, None]),
         ([OTHER, row("c", "env3", 1), KNOWN], ["env3", "env1", "env3"]),
     ],
@@ -59,11 +58,11 @@ def test_it_may_be_set_against_any_environment_and_others_against_their_own() ->
     assert may_be_same("env1", "env1") and not may_be_same("env1", "env2")
 
 
-# -- the same set, in every place that compares
+# -- the same set, in every part of the analysis
 
 
 def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
-    """Return the outcomes that each place sees of a set of runs of one engine on one and on two nodes."""
+    """Return the outcomes that each part of the analysis sees, for runs of one engine on one and two nodes."""
     records = [early, *others]
     of_set = results(*records)
     return {

@@ -1,4 +1,4 @@
-"""Records as runs of TensorBoard and MLflow, read back with the readers of these tools."""
+"""Export of records to TensorBoard and MLflow, read back with these tools."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ TO = ("tensorboard", "mlflow")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run that ended well, one that ran out of memory."""
+    """A run that ended ok and one that ran out of memory."""
     good = run(spec("zero1", nodes=2), steps=steps((0.1, 0.2, 0.3) * 10), repeat=2)
     return save(tmp_path / "runs", good, failed("oom", spec("zero3"), reason="no <b>room</b>"))
 
@@ -108,14 +108,14 @@ def test_a_run_that_mlflow_has_in_part_is_written_again(folder: Path, tmp_path: 
     export(folder, "mlflow", tmp_path)
     begun = of_mlflow(mlflow, tmp_path)["ok"]
     client = mlflow.MlflowClient(tmp_path.as_uri())
-    client.delete_tag(begun.info.run_id, "zeroscale.digest")  # the last thing that is written
+    client.delete_tag(begun.info.run_id, "zeroscale.digest")  # written last
     export(folder, "mlflow", tmp_path)
     again = of_mlflow(mlflow, tmp_path)["ok"]
     assert again.info.run_id != begun.info.run_id
     assert again.data.metrics == begun.data.metrics
 
 
-# -- what cannot be done
+# -- errors
 
 
 @pytest.mark.parametrize(("to", "module"), [("tensorboard", "tensorboardX"), ("mlflow", "mlflow")])

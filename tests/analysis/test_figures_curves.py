@@ -9,14 +9,14 @@ from records import MIB, failed, memory, results, run, scattered, spec, steps
 from analysis.drawing import COLOURS, MOST, WHOLE, curves
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
-from analysis.stats.intervals import rate_interval
+from analysis.stats.intervals import describe_window, rate_interval
 from bench.core.spec import RunSpec
 
 WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def sweep() -> Figure:
-    """ddp until memory ends it, zero1 with a hole; on 1 rank ddp only."""
+    """Return the figure of ddp up to out of memory, zero1 with a gap, and only ddp on 1 rank."""
     return draw(
         throughput,
         results(
@@ -60,13 +60,13 @@ def test_throughput_draws_intervals_and_hollow_points_without() -> None:
     assert (len(intervals(one)), len(intervals(two))) == (0, 4)
     (hollow,) = [line for line in one.lines if line.get_marker() == "o"]
     assert hollow.get_markerfacecolor() == "none"
-    interval = rate_interval(WINDOW, 400)
+    interval = rate_interval(describe_window(WINDOW).mean, WINDOW, 400)
     assert interval is not None
     assert intervals(two)[0] == pytest.approx(interval[:2])
 
 
 def test_what_compares_has_one_scale() -> None:
-    """Panels side by side are read against each other."""
+    """Panels next to each other are compared by eye."""
     records = [
         run(),
         run(spec(precision="bf16"), steps=steps((0.01,) * 30)),
@@ -119,13 +119,14 @@ def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> Non
     drawn = sweep()
     assert legend(drawn) == ["ddp", "zero1"]
     assert (
-        note(drawn)
-        == "Bars: interval (95 %, within the run). Hollow: none is known. Arrow: the interval ends beyond the axis."
+        note(drawn) == "Bars: interval (of one run's steps, indicative). Thin: of one run. Hollow: no interval. "
+        "Arrow: the interval ends beyond the axis."
     )
 
 
 def over_nodes() -> Figure:
-    """zero1 on 1, 2 and 4 nodes, out of memory on 2; zero2 on 1 and 2; another micro-batch on one node only."""
+    """Return runs of zero1 on 1, 2 and 4 nodes, out of memory on 2; zero2 on 1 and 2; another micro-batch on one
+    node."""
     return draw(
         step_time,
         results(
@@ -261,7 +262,7 @@ def test_too_many_curves_are_left_out_aloud() -> None:
 def test_a_panel_without_any_number_is_named_and_not_drawn() -> None:
     drawn = draw(throughput, results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]
-    assert note(drawn).endswith("Not drawn, since nothing has a number: tiny · 1 rank (OOM, hang).")
+    assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank (OOM, hang).")
 
 
 def test_models_that_stand_side_by_side_would_need_two_scales() -> None:
@@ -288,3 +289,9 @@ def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
     (axes,) = draw(throughput, results(busy, run())).axes
     assert reasons(axes) == {("busy", "2")}
     assert [text.get_alpha() for text in axes.texts] == [0.6]
+
+
+def test_rare_flags_of_points_are_counted_in_the_note() -> None:
+    unsteady = run(spec("zero1"), steps=steps(WINDOW, steady=False))
+    assert "Flagged points: 1 unsteady." in note(draw(throughput, results(run(spec("ddp")), unsteady)))
+    assert "Flagged" not in note(draw(throughput, results(run(spec("ddp")))))

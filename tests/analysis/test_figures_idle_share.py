@@ -1,4 +1,4 @@
-"""The bubble of a pipeline, measured and by its schedule: shares by hand, and what is drawn of them."""
+"""The bubble of a pipeline, measured and predicted: shares computed by hand, and their figure."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
 WIDTH = 256
-"""A block's matrices are 12 · 256 · 256 elements, the head's 2 · 256: stages of as many blocks are equal to 0.1 %."""
+"""A block has 12 · 256 · 256 matrix elements, the head 2 · 256. So stages with as many blocks are equal to 0.1 %."""
 ENGINES = {"1f1b": "pipeline", "gpipe": "pipeline", "interleaved": "interleaved", "breadth_first": "modular"}
 
 
 def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: int = 1, **more: Any) -> RunSpec:
-    """A pipeline without copies, of a small GPT whose stages are equal."""
+    """Return the spec of a pipeline without data parallelism, for a small GPT with equal stages."""
     shape = {"width": WIDTH, "layers": 8, "heads": 4, "inner": 4 * WIDTH, "vocab": 2, "positions": 8}
     return spec(
         {"name": ENGINES[schedule], "backend": "pipeline", "options": {"schedule": schedule}},
@@ -37,12 +37,12 @@ def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: in
 
 
 def ran(of: RunSpec, *idle_s: float) -> RunRecord:
-    """Its steps take 0.1 s."""
+    """Return a run with steps of 0.1 s."""
     return run(of, idle_s=idle_s or (0.02,) * of.world_size)
 
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
-    """What is drawn in one panel, by its label and whether it is predicted."""
+    """Return the curves of the only panel by label and whether they are predicted."""
     (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 
@@ -53,13 +53,13 @@ def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
 def test_equal_stages_are_idle_for_the_bubble_of_the_closed_form(
     ranks: int, micro_batches: int, schedule: str, stages: int, checkpointed: bool
 ) -> None:
-    """(P - 1) / (v m + P - 1) of a step, whatever a backward costs (arXiv 2104.04473, section 2.2)."""
+    """(P - 1) / (v m + P - 1) of a step, for any cost of the backward pass (arXiv 2104.04473, section 2.2)."""
     of = piped(micro_batches, schedule, ranks, stages, activation_checkpointing=checkpointed)
     assert predict_idle_share(of) == pytest.approx((ranks - 1) / (stages * micro_batches + ranks - 1), abs=2e-3)
 
 
 def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_its_stages() -> None:
-    """(P - 1) + (v - 1) (P - m) over v m of what is computed: 3 + 2 over 4."""
+    """The bubble is (P - 1) + (v - 1) (P - m) over v m of the computed time: 3 + 2 over 4."""
     assert predict_idle_share(piped(2, "breadth_first", 4, 2)) == pytest.approx(5 / 9, abs=2e-3)
 
 
@@ -93,7 +93,7 @@ def test_repeats_are_one_point_their_median() -> None:
 def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
     drawn = draw(idle_share, results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
     (axes,) = drawn.axes
-    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, part of a step")
+    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, share of a step")
     marked: dict[str, list[Line2D]] = {"none": [], "full": []}
     for line in axes.lines:
         if line.get_marker() == "o" or line.get_marker() == "s":
@@ -105,7 +105,7 @@ def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine(
     }
     assert [line.is_dashed() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
     assert legend(drawn) == ["pipeline"], "one name for both"
-    assert "Hollow, dashed: the engine's own schedule" in note(drawn)
+    assert "Hollow, dashed: a simulation of the engine's schedule" in note(drawn)
 
 
 def test_hovering_tells_both_shares() -> None:

@@ -4,12 +4,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, spec
 
+from analysis.drawing import choose_looks
 from analysis.figures import memory_by_stage
 from bench.core.spec import EngineSpec, RunSpec
 from bench.predict.memory import predict_memory as predicted
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
-"""Of the 402 parameters of a run in fp32, with AdamW."""
+"""Bytes of the 402 parameters of a run in fp32, with AdamW."""
 
 DIVIDED = {"reduce_bucket_size": 100, "overlap_comm": False}
 PARTITIONED = {
@@ -30,9 +31,12 @@ def replicated(micro: int = 2) -> RunSpec:
     return of.model_copy(update={"engine": of.engine.model_copy(update={"options": options})})
 
 
-def marks(axes: Axes, marker: str) -> dict[str, float]:
-    """What a marker stands for, by what stands below it."""
-    found = [line for line in axes.lines if line.get_marker() == marker]
+ORDER = {"peak": 4, "predicted": 3, "resting": 2}
+
+
+def marks(axes: Axes, kind: str) -> dict[str, float]:
+    """Return the numbers of a kind by the name below them; kinds differ in their order from back to front."""
+    found = [line for line in axes.lines if line.get_zorder() == ORDER[kind] and line.get_linestyle() == "None"]
     pairs = [pair for line in found for pair in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     return {places(axes)[int(x)]: y for x, y in pairs}
 
@@ -42,7 +46,7 @@ def bars(axes: Axes) -> dict[str, float]:
 
 
 def stages() -> Figure:
-    """All engines on 2 ranks; stage 3 out of memory. At micro-batch 4 there is less to see."""
+    """Return runs of all engines on 2 ranks, with stage 3 out of memory, and fewer at micro-batch 4."""
     small = {"memory": memory(2, peak=5 * 1024)}
     return draw(
         memory_by_stage,
@@ -65,22 +69,22 @@ def test_zero_s_arithmetic_stands_at_every_stage() -> None:
             "zero0": whole / unit,
             "zero1": (WEIGHTS + GRADIENTS + OPTIMIZER / 2) / unit,
             "zero2": (WEIGHTS + (GRADIENTS + OPTIMIZER) / 2) / unit,
-            "zero3": 400 * 16 / 2 / unit,  # never built: its published parameters
+            "zero3": 400 * 16 / 2 / unit,  # never built, so from its published parameters
         }
     )
 
 
 def test_what_was_measured_and_what_was_predicted_have_marks_of_their_own() -> None:
     (axes,) = stages().axes
-    assert marks(axes, "o") == pytest.approx(dict.fromkeys(("ddp", "zero0", "zero1", "zero2"), 1 + 5 / 1024))
+    assert marks(axes, "peak") == pytest.approx(dict.fromkeys(("ddp", "zero0", "zero1", "zero2"), 1 + 5 / 1024))
     expected = {f"zero{stage}": predicted(staged(stage), "cpu").peak / MIB for stage in range(4)}
     expected["ddp"] = predicted(replicated(), "cpu").peak / MIB
-    assert marks(axes, "_") == pytest.approx(expected)
+    assert marks(axes, "predicted") == pytest.approx(expected)
 
 
 def test_what_a_run_held_between_steps_stands_below_its_peak() -> None:
     (axes,) = draw(memory_by_stage, results(run(memory=memory(2, resident_bytes=6 * MIB)))).axes
-    assert (marks(axes, "D"), marks(axes, "o")) == ({"zero1": 6}, {"zero1": 11})
+    assert (marks(axes, "resting"), marks(axes, "peak")) == ({"zero1": 6}, {"zero1": 11})
 
 
 def test_a_run_out_of_memory_keeps_its_prediction_and_says_so() -> None:
@@ -101,7 +105,7 @@ def test_of_configurations_that_differ_in_an_option_the_one_with_most_memory_is_
         run(spec(optimizer={"eps": eps}), memory=memory(2, peak=peak * MIB)) for eps, peak in ((1e-6, 8), (1e-7, 5))
     ]
     (axes,) = draw(memory_by_stage, results(*twins)).axes
-    assert marks(axes, "o") == {"zero1": 9}, "the second rank holds 1 MiB more"
+    assert marks(axes, "peak") == {"zero1": 9}, "the second rank holds 1 MiB more"
 
 
 def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
@@ -110,25 +114,34 @@ def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
         "measured: peak allocated", "measured: between steps", "predicted: peak",
         "predicted: weights, gradients, optimizer (ZeRO, Table 1)",
     ]  # fmt: skip
-    assert "formulas and fitted to nothing" in note(drawn)
+    assert "formulas that are not fitted to measurements" in note(drawn)
     rehearsed = draw(memory_by_stage, results(run(evidence="rehearsed")))
     assert legend(rehearsed)[0] == "rehearsed: peak allocated"
 
 
 def test_a_model_of_an_unknown_family_is_drawn_without_its_prediction() -> None:
     (axes,) = draw(memory_by_stage, results(run(staged(1, model={"family": "unheard"})))).axes
-    assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 1)
+    assert (len(marks(axes, "peak")), len(marks(axes, "predicted")), len(bars(axes))) == (1, 0, 1)
 
 
 def test_an_engine_that_is_not_known_here_is_drawn_as_it_was_measured() -> None:
     foreign = spec("tomorrow").model_copy(update={"engine": EngineSpec(name="tomorrow", backend="tomorrow")})
     (axes,) = draw(memory_by_stage, results(run(foreign))).axes
-    assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 0)
+    assert (len(marks(axes, "peak")), len(marks(axes, "predicted")), len(bars(axes))) == (1, 0, 0)
 
 
 def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:
     cached = memory(2, peak_reserved_bytes=20 * MIB)
     of = staged(1, precision="bf16")
     (axes,) = draw(memory_by_stage, results(run(of, memory=cached))).axes
-    assert marks(axes, "_") == pytest.approx({"zero1": predicted(of, "cuda").peak / MIB})
+    assert marks(axes, "predicted") == pytest.approx({"zero1": predicted(of, "cuda").peak / MIB})
     assert predicted(of, "cuda").peak != predicted(of, "cpu").peak
+
+
+def test_an_engine_has_its_look_of_the_other_figures() -> None:
+    (axes,) = stages().axes
+    looks = choose_looks(["ddp", "zero0", "zero1", "zero2", "zero3"])
+    peaks = [line for line in axes.lines if line.get_zorder() == ORDER["peak"]]
+    assert {(line.get_marker(), line.get_color()) for line in peaks} == {
+        (look.marker, look.colour) for engine, look in looks.items() if engine != "zero3"
+    }

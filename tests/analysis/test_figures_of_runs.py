@@ -9,18 +9,18 @@ WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def ticks(axes: Axes, y: int, marker: str = "|") -> list[float]:
-    """Where ranks stand on a line."""
+    """Return the places of ranks on a line."""
     lines = [line for line in axes.lines if line.get_marker() == marker]
     return sorted(x for line in lines for x, at in zip(line.get_xdata(), line.get_ydata(), strict=True) if at == y)
 
 
 def names(axes: Axes) -> list[str]:
-    """What the lines are called."""
+    """Return the names of the lines."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 
 def numbers(axes: Axes) -> list[str]:
-    """What is written at ranks."""
+    """Return the texts at ranks."""
     return [text.get_text() for text in axes.texts if text.get_transform() == axes.transData]
 
 
@@ -40,7 +40,7 @@ def test_a_rank_that_the_others_wait_for_is_marked_with_its_number() -> None:
 
 
 def test_ranks_of_a_pipeline_stand_beside_the_median_of_their_part_of_the_layers() -> None:
-    """The second part takes five times as long and holds more, which makes none of its ranks slow."""
+    """The second part of the pipeline takes five times as long and holds more: that makes none of its ranks slow."""
     of = spec(ranks=4, parallel={"pipeline": 2})
     own, peaks = draw(rank_spread, results(run(of, outside_collectives_s=(0.1, 0.1, 0.4, 0.6)))).axes
     assert ticks(own, 0) == pytest.approx([0.8, 1, 1])
@@ -72,7 +72,7 @@ def test_runs_that_say_nothing_of_ranks_have_no_line() -> None:
 def test_too_many_lines_are_left_out_aloud() -> None:
     records = [run(spec(micro=micro), outside_collectives_s=(0.01, micro / 100)) for micro in range(1, 24)]
     drawn = draw(rank_spread, results(*records))
-    assert names(drawn.axes[0])[0].endswith("micro 23")
+    assert names(drawn.axes[0])[0].endswith("micro 23 [straggler]"), "a rare flag stands beside the name"
     assert len(names(drawn.axes[0])) == 20
     assert note(drawn).endswith("3 of 23 configurations left out, those with the smallest spread.")
 
@@ -113,7 +113,8 @@ def test_the_fastest_of_every_question_and_what_was_not_steady_are_shown() -> No
     records = [run(), run(spec("zero2"), steps=slow), run(spec("zero3"), steps=unsteady), run(spec(ranks=1))]
     drawn = draw(step_series, results(*records))
     assert titles(drawn) == [
-        "tiny · 2 ranks · zero1, micro 2", "tiny · 2 ranks · zero3, micro 2", "tiny · 1 rank · zero1, micro 2"
+        "tiny · 2 ranks · zero1, micro 2", "tiny · 2 ranks · zero3, micro 2 [unsteady]",
+        "tiny · 1 rank · zero1, micro 2",
     ]  # fmt: skip
     assert note(drawn).endswith("Shown: 3 of 4 timed runs.")
 

@@ -1,4 +1,4 @@
-"""What ranks of a pipeline did when, from a record: lanes as measured, and what their schedule makes of the same."""
+"""Timelines of a pipeline from a record: lanes as measured, and as simulated from the schedule."""
 
 import pytest
 from drawn import draw, shows
@@ -8,8 +8,8 @@ from test_figures_idle_share import piped
 from analysis.drawing.lanes import compute_busy, compute_idle
 from analysis.figures import pass_lanes
 from analysis.figures.pass_lanes import build_pair
-from bench.core.invariants import find_broken_rule
 from bench.core.record import RunRecord, TimedPass
+from bench.core.record_checks import find_broken_rule
 
 GPIPE = (
     (("forward", 0, 0, 0.0, 0.01), ("forward", 0, 1, 0.01, 0.02), ("backward", 0, 0, 0.06, 0.08),
@@ -17,7 +17,7 @@ GPIPE = (
     (("forward", 1, 0, 0.02, 0.03), ("forward", 1, 1, 0.03, 0.04), ("backward", 1, 0, 0.04, 0.06),
      ("backward", 1, 1, 0.07, 0.09)),
 )  # fmt: skip
-"""Of two ranks and two micro-batches: each is busy for 0.06 s of 0.11, as transfers and one gap take their time."""
+"""Passes of two ranks and two micro-batches. Each rank is busy for 0.06 s of 0.11; the rest are transfers and a gap."""
 
 
 def timed(**more: int) -> RunRecord:

@@ -6,11 +6,11 @@ from records import failed, results, run, scattered, spec, steps
 
 from analysis.figures import best_configurations, strong_scaling, weak_scaling
 from analysis.results import Results
-from analysis.stats.intervals import rate_interval
+from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
-    """Runs of equal work per device, by "on1", "on2" …: a step on twice the nodes does twice the work."""
+    """Return runs of equal work per device with these step times by node count ("on1", "on2" …)."""
     return [
         run(spec(engine, micro, nodes=int(on[2:])), steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for on, s in step_s.items()
@@ -45,7 +45,8 @@ def test_strong_efficiency_of_half_the_time_on_twice_the_nodes_is_one() -> None:
 def test_the_base_shows_its_own_interval_and_the_others_theirs() -> None:
     (axes,) = draw(weak_scaling, results(*weak(on1=0.1, on2=0.125))).axes
     base, other = intervals(axes)
-    rate = rate_interval(scattered(0.099, 0.1, 0.101), 1.0)
+    window = tuple(scattered(0.099, 0.1, 0.101))
+    rate = rate_interval(describe_window(window).mean, window, 1.0)
     assert rate is not None
     assert base == pytest.approx(rate[:2])
     assert other[0] < 0.8 < other[1]
@@ -77,7 +78,7 @@ def test_scaling_applies_from_two_measured_node_counts_on() -> None:
 
 
 def best() -> Results:
-    """Two engines that tie on one node; on two, zero2 is the faster one; on four there is no memory. Three repeats."""
+    """Two engines that tie on one node. On two, zero2 is faster; on four, both run out of memory. Three repeats."""
     thrice = [*weak(on1=0.1, on2=0.2), *weak(engine="zero2", on1=0.1, on2=0.125)]
     return results(
         *(
@@ -96,7 +97,7 @@ def cell(axes: Axes, column: int, line: int) -> list[str]:
 
 
 def line_names(axes: Axes) -> list[str]:
-    """What stands beside the cells."""
+    """Return the names next to the cells."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 

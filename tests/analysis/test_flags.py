@@ -97,9 +97,9 @@ def test_a_run_that_was_paused_is_flagged() -> None:
 @pytest.mark.parametrize(
     ("note", "step_s"),
     [
-        ("few", ALIKE),  # 240 steps, neighbours alike
+        ("few", ALIKE),  # 240 autocorrelated steps
         ("wide", SCATTERED),
-        ("wide", STEADY[:5]),  # no interval at all: there is none that could cover less
+        ("wide", STEADY[:5]),  # no interval at all, so no note `few`
     ],
 )
 def test_width_is_no_doubt_and_stands_in_notes(note: str, step_s: Sequence[float]) -> None:
@@ -109,13 +109,13 @@ def test_width_is_no_doubt_and_stands_in_notes(note: str, step_s: Sequence[float
 
 
 def test_a_window_that_ended_before_it_had_its_steps_is_short() -> None:
-    """Its study asked for more than 240 steps. In older records a window ended by time that was not narrow enough."""
+    """Its study requested more than 240 steps. In older records a window ended by time if its interval was too wide."""
     assert list_flags(run(steps=steps(STEADY, stopped="time"))) == ("short",)
     assert list_flags(run(spec(measure={"width": 0.02}), steps=steps(STEADY, stopped="time"))) == ()
 
 
 def with_longest(count: int, seconds: float) -> tuple[float, ...]:
-    """STEADY, a window of 120 s, in which some steps take so many seconds longer."""
+    """Return STEADY, a window of 120 s, with `count` steps longer by this many seconds."""
     return tuple(step + seconds * (number in range(100, 100 + count)) for number, step in enumerate(STEADY))
 
 

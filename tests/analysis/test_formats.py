@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from exact_csv import read_csv
 from records import failed, run, run_table, save, spec, steps
 
 from analysis import formats
@@ -17,7 +18,6 @@ from analysis.formats import (
     format_ratio_change,
     format_significant,
     format_size,
-    read_csv,
 )
 from analysis.table import list_rows
 from bench.cli import main
@@ -26,7 +26,7 @@ NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
 
 
 def table() -> pd.DataFrame:
-    """Values that programs mistake: an id like a number, a model called nan, text with every separator, long floats."""
+    """Values that programs misread: an id like a number, a model called nan, text with all separators, long floats."""
     odd = spec(model={"name": "nan"}, activation_checkpointing=True)
     return run_table(
         [
@@ -47,7 +47,7 @@ FOREIGN = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'quoted", "a\rb", "a
 
 
 def test_no_text_of_a_csv_is_a_formula_or_breaks_a_line(tmp_path: Path) -> None:
-    """A lone CR ends a line for some readers; a spreadsheet computes what begins with =, +, - or @."""
+    """Some readers end a line at a lone CR; spreadsheets evaluate text that begins with =, +, - or @."""
     frame = run_table([failed("oom", reason=reason) for reason in FOREIGN])
     text = formats.to_csv(frame)
     rows = list(csv.DictReader(io.StringIO(text, newline="")))

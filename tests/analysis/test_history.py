@@ -1,4 +1,4 @@
-"""Where configurations became slower or faster: by commit, by versions, by day."""
+"""History of configurations by commit, versions and day: changes, order and output."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ import pytest
 from records import failed, run, save, scattered, spec, steps
 
 from analysis import results
+from analysis.history import History, Origin, build_axis, build_history
 from analysis.history.output import render_page
-from analysis.history.series import History, Origin, build_axis, build_history
 from bench.cli import main
 from bench.core.record import RunRecord
 
@@ -20,7 +20,7 @@ COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
 def measured(
     number: int, seconds: float, repeat: int = 0, engine: str = "zero2", commit: str = "", torch: str = "2.13.0"
 ) -> RunRecord:
-    """A run of commit `number`, on a day of its own."""
+    """Return a run of commit `number`, each commit on another day."""
     environment = {"git": {"commit": commit or COMMITS[number], "dirty": False}}
     study = f"night{number}"
     of = run(
@@ -32,7 +32,8 @@ def measured(
 
 @pytest.fixture
 def slower(tmp_path: Path) -> Path:
-    """Twelve commits, three runs each: zero2 by 10 % slower from the seventh on, with a newer torch; zero3 as ever."""
+    """Twelve commits with three runs each. zero2 is 10 % slower from the seventh on, with a newer torch; zero3 is
+    steady."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(12):
@@ -87,7 +88,7 @@ def test_code_with_changes_is_a_place_of_its_own_after_its_commit() -> None:
 
 
 def test_rounds_of_two_comparisons_are_not_taken_for_the_same_repeat(tmp_path: Path) -> None:
-    """`zeroscale ab` numbers the rounds of every call from 0, in a folder of its own."""
+    """`zeroscale ab` numbers the rounds of every call from 0, each call in another folder."""
     one, other = measured(0, 0.1), measured(0, 0.2)
     for folder, record in (("ab-1", one), ("ab-2", other)):
         save(tmp_path / folder, record)
@@ -154,7 +155,7 @@ def test_order_is_that_of_the_checkout_around(
     ("records", "words", "told"),
     [
         ([], [], "no record below"),
-        ([run(torch=None)], [], "no run with a time is of a known commit; choose another --by"),
+        ([run(torch=None)], [], "no run with a time has a known commit; choose another --by"),
         ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "invalid choice: 'week'"),
         ([measured(0, 0.1)], ["--out", "/dev/null/x"], "cannot be written"),
     ],

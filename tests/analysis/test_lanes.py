@@ -1,4 +1,4 @@
-"""Lanes of a pipeline: what each rank does when, by hand, and what is drawn of it."""
+"""Timelines of a pipeline, computed by hand, and their drawing."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ PIPELINE = (
 
 
 def play(*, hop_s: float) -> list[Lane]:
-    """GPipe of two stages and two micro-batches: a forward takes 1 s, a backward 2."""
+    """Return GPipe with two stages and two micro-batches: a forward takes 1 s, a backward 2 s."""
     words = [*PIPELINE.split(), "engine.schedule=gpipe", "batch.accumulation=2"]
     spec = compose.compose_request(compose.parse_single(words)).spec
     said, network = engines.facts(spec).pipeline, models.build_network(spec.model)
@@ -45,10 +45,10 @@ COLOURS = {key.label: to_hex(key.style["facecolor"]) for key in KEYS}
 
 
 def boxes(axes: Axes, kind: str, row: int) -> list[tuple[float, float]]:
-    """Return from when to when spans are drawn in a row."""
+    """Return begin and end of the spans drawn in a row."""
     found = []
     for drawn in axes.patches:
-        corners = drawn.get_path().vertices.reshape(-1, 5, 2)  # each box ends where it began
+        corners = drawn.get_path().vertices.reshape(-1, 5, 2)  # the path of a box is closed
         if to_hex(drawn.get_facecolor()) == COLOURS[kind] and round(corners[0, :, 1].mean()) == row:
             found += [(box[:, 0].min(), box[:, 0].max()) for box in corners]
     return found

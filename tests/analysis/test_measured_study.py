@@ -1,4 +1,4 @@
-"""What a notebook needs: tables that say their units, and figures by name."""
+"""The face for notebooks: tables with units, figures by name, and the answer."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from records import run, save, spec
 
 import analysis
 from analysis.columns import list_all_columns
@@ -35,18 +36,18 @@ def test_importing_the_package_brings_no_table_and_no_drawing_library() -> None:
 
 
 def test_every_column_of_every_table_has_a_meaning(study: MeasuredStudy) -> None:
-    for frame in (study.table, study.summary, study.best, study.scaling):
+    for frame in (study.table, study.full.summary, study.full.best, study.scaling):
         meanings = frame.attrs["meanings"]
         assert [name for name in frame.columns if not meanings.get(name)] == []
         assert frame.attrs["units"].keys() == meanings.keys()
     assert study.table.attrs["units"]["step_s"] == "s"
-    assert study.best.attrs["units"]["tokens_per_s_low"] == "tokens/s"
+    assert study.full.best.attrs["units"]["tokens_per_s_low"] == "tokens/s"
     assert study.scaling.attrs["units"]["base_step_s_high"] == "s"
 
 
 def test_tables_say_the_same_as_without_a_study(study: MeasuredStudy) -> None:
     pd.testing.assert_frame_equal(study.table, study.results.table)
-    pd.testing.assert_frame_equal(study.summary, study.results.summary)
+    pd.testing.assert_frame_equal(study.full.summary, study.results.summary)
     assert set(study.best["standing"]) <= {
         "fastest",
         "equal within 3 %",
@@ -111,6 +112,42 @@ def test_a_figure_that_there_is_not_is_refused_in_one_line(study: MeasuredStudy)
         smoke.plot.strong_scaling()
 
 
-def test_a_study_says_how_many_runs_it_has(study: MeasuredStudy) -> None:
-    ok = int((study.table["outcome"] == "ok").sum())
-    assert repr(study) == f"<MeasuredStudy of {len(study.table)} runs, {ok} of them ok>"
+def test_a_study_shows_its_runs_and_their_flags(study: MeasuredStudy) -> None:
+    assert repr(study) == (
+        "<MeasuredStudy: 24 runs of 12 configurations, 24 ok; flags: 24 short, 24 unverified, 23 dirty, 1 unsteady>"
+    )
+
+
+def test_tables_show_their_main_columns_unless_all_are_asked_for(study: MeasuredStudy) -> None:
+    for short, full in ((study.summary, study.full.summary), (study.best, study.full.best)):
+        assert len(short.columns) <= 16 and "flags" in short
+        pd.testing.assert_frame_equal(short, full[short.columns])
+
+
+def test_trusted_runs_are_those_that_nothing_disturbed(tmp_path: Path) -> None:
+    load = ({"node": 0, "others_share": 0.3},)
+    quiet, busy, drill = run(spec("ddp")), run(spec("zero1"), load=load), run(spec("zero2"), drill="rank=1 step=3")
+    study = analysis.open_study(save(tmp_path, quiet, busy, drill))
+    assert study.trusted.table["engine"].tolist() == ["ddp"]
+    assert study.trusted.summary["step_s"].tolist() == [0.1]
+    assert study.trusted.results.record(0).spec.engine.name == "ddp"
+    assert "busy" in repr(study) and "busy" not in repr(study.trusted)
+
+
+def test_the_answer_is_text(study: MeasuredStudy) -> None:
+    assert (
+        study.answer().startswith("zero0 was fastest as measured in all 6 questions.")
+        and len(study.answer().splitlines()) <= 5
+    )
+
+
+def test_a_warning_counts_skipped_files_and_names_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, run())
+    for number in range(9):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "record.json").write_text("{}")
+    before = set(tmp_path.rglob("*"))
+    analysis.open_study(tmp_path)
+    assert "skipped as no record: 9 of 10 files" in caplog.text and "… and 6 more" in caplog.text
+    assert len(caplog.messages) == 5
+    assert set(tmp_path.rglob("*")) == before, "nothing is written into the folder"

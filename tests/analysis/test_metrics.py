@@ -1,4 +1,5 @@
-"""Quantities worked out by hand. A step of `spec()` is 4 samples on 2 ranks: 32 encoder and 8 decoder tokens."""
+"""Metrics compared with values computed by hand. A step of `spec()` is 4 samples on 2 ranks: 32 encoder and 8 decoder
+tokens."""
 
 import math
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from records import MIB, failed, machine, memory, results, run, run_table, save, spec, steps
 
-from analysis.prices import add_prices
+from analysis.metrics.cost import add_prices
 from analysis.table import list_rows
 from bench.cli import main
 from bench.core.errors import UserError
@@ -63,7 +64,7 @@ def test_memory_spreads_from_the_best_rank_to_the_worst() -> None:
 
 
 def test_the_wait_for_data_is_a_part_of_the_steps() -> None:
-    waits = (9.0,) * 5 + (0.01, 0.03) * 15  # those of the warm-up stay out
+    waits = (9.0,) * 5 + (0.01, 0.03) * 15  # the waits of the warm-up are excluded
     assert row(run(steps=steps((0.1,) * 30, data_wait_s=waits))).data_wait_share == pytest.approx(0.2)
 
 
@@ -73,7 +74,7 @@ def test_energy_is_of_all_devices_over_the_tokens_of_the_window() -> None:
 
 
 def test_energy_of_the_pauses_between_blocks_is_not_the_windows() -> None:
-    """300 J in five quarters of the window's seconds are 240 J in these; the other device told no seconds."""
+    """300 J over 1.25 times the window are 240 J over the window; the other device reported no duration."""
     window_s = sum(SECONDS.step_s[SECONDS.cut :])
     told = row(run(steps=SECONDS, energy_j=(300.0, 500.0), energy_s=(1.25 * window_s, None)))
     assert told.energy_j_per_million_tokens == pytest.approx((240 + 500) / (30 * 40) * 1e6)

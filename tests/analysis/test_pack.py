@@ -1,4 +1,4 @@
-"""The packed archive: unpacked elsewhere it gives the same numbers, and nothing in it names anybody."""
+"""The packed archive: it gives the same numbers as the records, and contains no names."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def unpacked(paths: list[Path], folder: Path) -> Path:
 # -- numbers
 
 NAMES = {"study", "device", "allocation", "slowest_host", "slowest_link_node", "reason"}
-"""Columns of the run table that hold names, or words that may hold names."""
+"""Columns of the run table with names, or with text that may contain names."""
 
 
 @pytest.mark.parametrize("study", ["smoke", "testbed", "failures", "memory"])
@@ -45,7 +45,7 @@ def test_the_packed_records_have_the_numbers_of_the_original(study: str, tmp_pat
         pd.testing.assert_frame_equal(
             one.drop(columns=NAMES, errors="ignore"), other.drop(columns=NAMES, errors="ignore")
         )
-        for column in NAMES & {*one.columns} - {"reason"}:  # a name for a name, the same throughout
+        for column in NAMES & {*one.columns} - {"reason"}:  # one pseudonym per name throughout
             pairs = set(zip(one[column].fillna(""), other[column].fillna(""), strict=True))
             assert len(pairs) == one[column].fillna("").nunique() == other[column].fillna("").nunique(), column
 
@@ -98,7 +98,7 @@ VALID = spec().model_dump(mode="json", by_alias=True)
 
 
 def fill(kind: Any, text: str) -> Any:
-    """Return a plain value of a type with `text` wherever the type allows any text, and numbers that no rule breaks."""
+    """Return a plain value of a type, with `text` wherever any text is allowed, and valid numbers."""
     if kind is RunSpec:
         return fill_spec(text)
     origin, arguments = get_origin(kind), get_args(kind)
@@ -123,7 +123,7 @@ def fill(kind: Any, text: str) -> Any:
 
 
 def fill_spec(text: str) -> dict[str, Any]:
-    """Return a plain spec with a text, or a name made of it, in every field that takes one."""
+    """Return a plain spec with a text, or a name made of it, in every field that accepts it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     options = {"anything": text, text: [text], "stage": 1}
     return {
@@ -149,7 +149,7 @@ def list_texts(value: Any) -> Iterator[str]:
 
 
 def planted(text: str) -> RunRecord:
-    """A record with a text, or a name made of it, in every field of its schema that takes one."""
+    """A record with a text, or a name made of it, in every field of its schema that accepts it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     plain = fill(RunRecord, text)
     plain |= {"schema_version": 3}
@@ -177,14 +177,14 @@ def test_no_planted_text_is_left_of_a_record_that_holds_it_everywhere(text: str)
 
 
 def _holds(found: str, text: str) -> bool:
-    """Whether a text of the archive holds a planted text, or one of its parts that names."""
+    """Return True if a text of the archive contains a planted text, or a part of it that is a name."""
     parts = [part for part in re.split(r"[^A-Za-z0-9]+", text.lower()) if len(part) > 3 and not part.isdigit()]
     known = {"nvidia", "hf", "sk", "2026"}
     return text in found or any(part in found.lower() for part in parts if part not in known)
 
 
 def test_each_field_alone_is_enough_to_be_left_out() -> None:
-    """Every string of a packed record is zeroscale's own, a version, a time, a hash or a pseudonym."""
+    """Every string of a packed record comes from zeroscale, or is a version, a time, a hash or a pseudonym."""
     (content,) = pack_records([planted("jdoe")]).values()
     forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|left out by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
     assert [text for text in list_texts(json.loads(content)) if not re.fullmatch(forms, text)] == []
@@ -195,7 +195,7 @@ def test_every_rule_is_of_a_field_that_records_have() -> None:
         kind: Any = RunRecord
         for part in path.split("."):
             inner = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
-            if not inner:  # a free mapping
+            if not inner:  # a mapping with free keys
                 break
             assert part in inner[0].model_fields, path
             kind = inner[0].model_fields[part].annotation
@@ -212,7 +212,7 @@ def test_a_run_on_a_foreign_host_is_still_known_as_one(tmp_path: Path) -> None:
 
 
 def test_a_record_that_no_reader_would_take_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Span corruption knows its tokens by name; a record of it with others was made by no zeroscale."""
+    """Span corruption has fixed names of tokens; a record with other names is no record of zeroscale."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
     assert "left out of the archive" in caplog.text and "jdoe" not in caplog.text

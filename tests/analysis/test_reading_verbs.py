@@ -15,8 +15,18 @@ def runs(tmp_path: Path) -> Path:
     return save(tmp_path / "results" / "runs", *good, failed("oom", spec("zero3"), reason=long))
 
 
-def test_text_shows_what_fits_and_every_reason_in_full(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_fits_100_columns_and_has_every_reason_in_full(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(runs)]) == 0
+    out, error = capsys.readouterr()
+    header = out.splitlines()[0]
+    assert max(map(len, out.splitlines())) <= 100
+    assert header.split()[0] == "engine" and header.split()[-1] == "reason"
+    assert out.count("memory") == 20 + header.count("memory"), "folded, not cut"
+    assert "model" in error and error.strip().endswith("add --wide")
+
+
+def test_wide_text_has_all_main_columns_and_one_line_per_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(runs), "--wide"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == [
         "config_id", "model", "engine", "precision", "world_size", "micro", "outcome", "sample_s", "step_s",

@@ -16,7 +16,7 @@ EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page. What stands in a script is no text."""
+    """Tags and texts of a page. The content of a script is no text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three good runs, one failure whose texts try to be HTML, and one foreign file."""
+    """Three good runs, a failure whose texts contain HTML, and a file that is no record."""
     quiet = {"steps": steps((0.1, 0.11, 0.12) * 10)}
     evidence = {"traceback": f"Traceback\n  {EVIL}", "ranks": [EVIL]}
     folder = save(
@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of those; tests only read it."""
+    """Report of these runs; tests only read it."""
     folder = tmp_path_factory.mktemp("reports") / "new" / "out"
     assert report.write_report(results.read([runs]), folder) == folder / "report.html"
     return folder
@@ -105,14 +105,13 @@ def test_text_from_records_is_text(page: Page) -> None:
     assert page.words.count('<script>alert("x")</script>') == 2, "in the reason and in the traceback"
 
 
-def test_every_configuration_and_every_run_is_a_row(page: Page) -> None:
-    for name in ("configurations", "runs"):
-        table = page.html[page.html.index(f'data-table="{name}"') :]
-        assert len(Page(table[: table.index("</table>")]).all("tr")) == 1 + 4
+def test_every_configuration_is_a_row(page: Page) -> None:
+    table = page.html[page.html.index('data-table="configurations"') :]
+    assert len(Page(table[: table.index("</table>")]).all("tr")) == 1 + 4
 
 
 def test_units_of_memory_are_said_beside_the_tables(page: Page) -> None:
-    assert "a GB, as predictions have it, is 10 9 bytes or 0.931 GiB" in page.words
+    assert "a GB, the unit of predictions, is 10 9 bytes or 0.931 GiB" in page.words
     assert f"{1e9 / 2**30:.3f}" == "0.931"
 
 
@@ -138,7 +137,7 @@ def test_the_page_is_below_a_megabyte(tmp_path: Path) -> None:
 def test_the_summary_comes_first(page: Page) -> None:
     headings = re.findall(r'<h2 id="(\w+)"', page.html)
     assert headings == [
-        "asked", "answer", "sure", "figures", "tables", "failures", "environments", "flags", "columns",
+        "answer", "sure", "asked", "figures", "tables", "failures", "environments", "flags", "columns",
     ]  # fmt: skip
 
 

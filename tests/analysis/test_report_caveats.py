@@ -1,20 +1,19 @@
-"""Doubts about a set of runs: on which nodes intervals rest."""
+"""Caveats of a set of runs about the nodes of its allocations."""
 
 from records import results, run, spec
 
 from analysis.report.caveats import list_caveats
-from analysis.report.provenance import build_provenance
+from analysis.report.findings import compute_findings
 from bench.core.record import RunRecord
 
 
 def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:
-    """A run on each of these sets of hosts."""
+    """Return a run on each of these sets of hosts."""
     return [run(spec(), repeat=number, environment={"hosts": names}) for number, names in enumerate(hosts)]
 
 
 def told_of_nodes(*records: RunRecord) -> list[str]:
-    found = results(*records)
-    return [line for line in list_caveats(found, [], [], build_provenance(found, [])) if "the same nodes" in line]
+    return [line for line in list_caveats(compute_findings(results(*records))) if "the same nodes" in line]
 
 
 def test_intervals_between_allocations_on_the_same_nodes_hold_for_those() -> None:

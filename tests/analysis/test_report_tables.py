@@ -1,21 +1,30 @@
-"""The tables beside the page, and what it shows of single runs."""
+"""The tables next to the page, and its details of single runs."""
 
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from exact_csv import read_csv
 from records import MIB, failed, memory, results, run, save, scattered, spec, steps
 
 from analysis import results as reading
-from analysis.formats import LONG, format_markdown_table, format_short, read_csv, to_latex
+from analysis.formats import LONG, format_markdown_table, format_short, to_latex
 from analysis.report import contents, render_tables
-from analysis.report.contents import build_details, build_page_table, find_facets, find_place, select_runs
-from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
+from analysis.report.contents import (
+    Evidence,
+    build_details,
+    build_page_table,
+    find_facets,
+    find_place,
+    format_record,
+    read_evidence,
+    read_tail,
+    select_runs,
+)
 from analysis.report.findings import compute_findings
 from analysis.report.page import shorten_names
 from analysis.report.tables import build_best_table, build_configurations_table
-from analysis.report.texts import describe_answers
 from analysis.results import Results
 from analysis.scaling.best import best
 from analysis.table import list_rows
@@ -75,7 +84,7 @@ def test_numbers_have_three_digits_and_the_interval_those_that_it_tells() -> Non
 
 
 def of_models(*models: str) -> Results:
-    """Each of two engines, the second of them faster and leaner."""
+    """Return runs of two engines; the second is faster and leaner."""
     return results(
         *(
             run(spec(engine, model={"name": name}), steps=steps(scattered(0.9 * s, s, 1.1 * s)), memory=memory(2, peak))
@@ -88,7 +97,7 @@ def of_models(*models: str) -> Results:
 def test_rows_of_several_models_stand_under_a_heading_each() -> None:
     rows = list_rows(of_models("b", "a").summary)
     table = build_configurations_table([*rows[::2], *rows[1::2]])
-    page = build_page_table(table, [""] * 4, 4, "configurations")
+    page = build_page_table(table, [*rows[::2], *rows[1::2]], [], 4, opens=True)
     labels = [heading.label for heading in page.head]
     engine, peak = labels.index("engine"), labels.index("peak allocated")
     assert "model" not in labels and "model" in [heading.label for heading in table.head]
@@ -99,7 +108,8 @@ def test_rows_of_several_models_stand_under_a_heading_each() -> None:
 
 
 def test_one_model_needs_no_heading_and_no_column() -> None:
-    page = build_page_table(build_configurations_table(list_rows(of_models("a").summary)), [""] * 2, 2)
+    rows = list_rows(of_models("a").summary)
+    page = build_page_table(build_configurations_table(rows), rows, [], 2)
     assert [group.heading for group in page.groups] == [""]
     assert "model" not in [heading.label for heading in page.head]
 
@@ -115,7 +125,7 @@ def test_a_table_says_what_its_intervals_are() -> None:
     three = [run(spec("ddp"), repeat=n, steps=steps(scattered(0.09, 0.1, 0.11))) for n in range(3)]
     once = run(spec("zero1"), steps=QUIET)
     note = build_configurations_table(list_rows(results(once, *three).summary)).note.replace("\xa0", " ")
-    assert note == "intervals of n = 1: 95 %, within the run; of n = 3: 75 %, range of repeats"
+    assert note == "intervals for n = 1: of one run's steps, indicative; n = 3: 75 %, range of repeats"
 
 
 def test_of_many_rivals_the_best_table_names_three() -> None:
@@ -126,7 +136,7 @@ def test_of_many_rivals_the_best_table_names_three() -> None:
         for n, by in enumerate((0.999, 1.0, 1.001))
     ]
     found = best(results(*equal))
-    (row,) = build_best_table(found, describe_answers(found), []).rows
+    (row,) = build_best_table(found, []).rows
     (others,) = (cell.text for cell in row if cell.text.startswith("equal within 3 %: "))
     assert others.count("micro") == 3 and others.endswith(" and 2 more")
 
@@ -210,13 +220,13 @@ def test_of_too_many_runs_every_configuration_has_its_first(monkeypatch: pytest.
 def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analysis.report.MOST_ROWS", 1)
     files = render_tables(compute_findings(results(run(), run(repeat=1), run(repeat=2))))
-    assert files["runs.md"].decode().splitlines()[-1] == "2 more rows stand in runs.csv."
-    assert files["runs.tex"].decode().splitlines()[0] == "% 2 more rows stand in runs.csv."
+    assert files["runs.md"].decode().splitlines()[-1] == "2 more rows are in runs.csv."
+    assert files["runs.tex"].decode().splitlines()[0] == "% 2 more rows are in runs.csv."
     assert isinstance(pd.DataFrame(), pd.DataFrame) and len(files["runs.csv"].splitlines()) == 1 + 3
 
 
 def test_crossovers_have_a_table_of_their_own() -> None:
-    """ZeRO-3 takes 1.2 times as long on one node and gets slower by less, so that it is faster from three nodes on."""
+    """ZeRO-3 takes 1.2 times as long on one node and slows down less, so it is faster from three nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
     runs = [
         run(spec(engine, nodes=nodes, ranks=1), repeat=repeat, steps=steps((s * by,) * 30))

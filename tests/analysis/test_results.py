@@ -1,4 +1,4 @@
-"""What stands beside the run table: the steps and the specs behind it."""
+"""Values next to the run table: the steps and specs behind it."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from records import LOSSES, MIB, failed, results, run, save, spec, steps
 
-from analysis.questions import describe_series
+from analysis.questions import describe_protocol, describe_series, describe_variants, tell_apart
 from analysis.results import read
 from analysis.table import list_rows
-from analysis.variants import describe_protocol, describe_variants, tell_apart
 from bench.core.spec import RunSpec, config_id
 
 
@@ -74,7 +73,7 @@ def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tupl
 
 
 def name_rows(*specs: RunSpec) -> list[str]:
-    """Return what is told of rows that would have one name."""
+    """Return the names of rows that have equal names without their protocol."""
     known = {str(place): one for place, one in enumerate(specs)}
     base = {"engine": "ddp", "accumulation": 1, "activation_checkpointing": False, "variant": "seed=0"}
     rows = [base | {"config_id": config_id} for config_id in known]

@@ -51,7 +51,7 @@ def test_the_columns_are_these_in_this_order() -> None:
 
 
 def test_a_run_that_was_trained_to_its_end_has_the_loss_of_its_last_evaluation() -> None:
-    """And the table has its columns; a training that ended badly has no answer."""
+    """The table has the optional columns; a training that failed has no values in them."""
     of = spec(micro=2, ranks=2, learning={"tokens": 10_000})
     taken = [
         Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)

@@ -1,4 +1,4 @@
-"""A folder that holds a search: what mattered in it, as values, for print and on the page."""
+"""Searches in results folders: importance of fields as values, in print and on the page."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ FAILS = ("ddp", 8)
 
 
 def write_search(folder: Path, **more: Any) -> Path:
-    """A search of all eight points in the order of its space; seconds per sample hardly depend on the engine."""
+    """Write a search of all eight points in the order of its space; the engine hardly matters."""
     section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"} | more)
     asked = SweepDefinition(
         study="smoke",
@@ -105,7 +105,7 @@ def test_trials_of_a_busy_machine_say_less_of_what_matters(searched: Results, tm
 
 
 def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
-    """3 a + 4 b over a and b of 0 and 1: variances 9/4 and 16/4 of 25/4 together, and nothing of a product."""
+    """3 a + 4 b for a and b of 0 and 1: variances 9/4 and 16/4 of 25/4 in total, without an interaction."""
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     both = np.stack([3 * a + 4 * b, (2 * a - 1) * (2 * b - 1)]).astype(float)
     assert explain_variance(both, a) == pytest.approx([9 / 25, 0])
@@ -133,7 +133,7 @@ def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_
     panels = {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in draw(search, searched).axes}
     objective = found.objective
     assert list(panels) == [
-        ("trials", objective), ("node-hours", objective), ("what mattered", "part of the variance"),
+        ("trials", objective), ("node-hours", objective), ("importance", "share of the variance"),
         ("engine", objective), ("batch.micro", objective), ("seconds per sample", "peak memory of a rank, GiB"),
         ("seconds per sample", "node-seconds per sample"),
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, capl
 def test_optuna_reads_back_what_was_exported_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optuna = pytest.importorskip("optuna")
     folder, out = write_search(tmp_path) / "smoke", tmp_path / "trials.log"
-    for _ in range(2):  # the second replaces the first
+    for _ in range(2):  # the second report replaces the first
         assert main(["export", str(folder), "--to", "optuna", "--out", str(out)]) == 0
     assert f"8 trials written; optuna-dashboard {out}" in capsys.readouterr().out
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out)))
@@ -179,7 +179,7 @@ def test_a_folder_without_a_search_is_told_in_one_line(tmp_path: Path, capsys: p
     pytest.importorskip("optuna")
     assert main(["export", str(tmp_path), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
     said = capsys.readouterr().err.strip()
-    assert "no sweep was asked for in this folder" in said and "\n" not in said
+    assert "no sweep was started in this folder" in said and "\n" not in said
 
 
 def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
-    """The runs that a command starts, none of which is made."""
+    """Record the runs that a command starts, without making them."""
     found: list[RequestedRun] = []
 
     def refuse(requested: RequestedRun, *_: Any) -> None:
@@ -204,7 +204,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
 def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
-    """Its runs are of another environment than this one: records of these tests name one of their own."""
+    """Its runs have another environment than this machine, because synthetic records name their own."""
     folder = write_search(tmp_path, trials=8) / "smoke"
     files = sorted(folder.rglob("*"))
     assert main(["resume", str(folder), "--json"]) == 0
@@ -219,7 +219,7 @@ def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_n
 def test_a_search_goes_on_with_its_machine_where_another_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
-    """It was begun on `cpu`; conf/config.yaml names `auto`."""
+    """It was started on `cpu`; the default in conf/config.yaml is `auto`."""
     folder = write_search(tmp_path, trials=9) / "smoke"
     assert main(["resume", str(folder)]) == 2
     assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial is begun"

@@ -5,7 +5,7 @@ import pytest
 from records import MIB, failed, memory, run, run_table, scattered, spec, steps
 
 from analysis.questions import group_by_question, name_question
-from analysis.stats.intervals import rate_interval
+from analysis.stats.intervals import describe_window, rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import list_rows
 from bench.core.record import NodeLoad
@@ -16,7 +16,7 @@ def rows(*records):
 
 
 def lasting(*seconds, **more):
-    """One run per median step time, each the next repeat."""
+    """Return one run per median step time, as consecutive repeats."""
     return [run(repeat=i, steps=steps((s,) * 30), **more) for i, s in enumerate(seconds)]
 
 
@@ -28,7 +28,7 @@ def test_one_run_has_the_interval_within_it_and_says_so() -> None:
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.2, 0.1, 0.4)
     rate = 30 * 40 / sum(window)
     assert row["tokens_per_s"] == pytest.approx(rate)
-    of_rate = rate_interval(window, rate)
+    of_rate = rate_interval(describe_window(tuple(window)).mean, window, rate)
     assert of_rate is not None
     assert (row["tokens_per_s_low"], row["tokens_per_s_high"]) == pytest.approx(of_rate[:2])
 
@@ -61,7 +61,8 @@ def test_few_steps_are_a_note_of_one_run_and_none_of_repeats() -> None:
 
 
 def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> None:
-    """Two runs in one allocation of 30 and 10 steps, 0.1 and 0.5 s; another of 0.4 s. A step has 4 samples."""
+    """Two runs in one allocation, 30 steps of 0.1 s and 10 steps of 0.5 s; a third run of 0.4 s. A step has 4
+    samples."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     shared = [
         run(repeat=i, steps=steps((s,) * n), environment=slurm) for i, (s, n) in enumerate([(0.1, 30), (0.5, 10)])
@@ -74,7 +75,7 @@ def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> Non
 
 @pytest.mark.parametrize("odd", [{"steady": False}, {"skipped": (9,)}])
 def test_what_its_own_steps_show_excludes_no_run(odd: dict[str, Any]) -> None:
-    """A configuration that throttles in one allocation of four is as slow as that makes it."""
+    """Throttling in one allocation of four counts in the mean of the configuration."""
     (row,) = rows(*lasting(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
     assert (row["n"], row["step_s_high"], row["reason"]) == (4, 0.9, "")
     assert row["sample_s"] == pytest.approx((0.1**3 * 0.9) ** (1 / 4) / 4)
@@ -85,7 +86,8 @@ BUSY = {"load": (NodeLoad(node=0, others_share=0.4),)}
 
 
 def test_busy_repeats_are_pooled_with_nothing() -> None:
-    """Three repeats on a quiet machine and three beside others, which took 60 % longer and needed more memory."""
+    """Three repeats on a quiet machine, and three under background load that took 60 % longer and needed more
+    memory."""
     busy = [run(repeat=3 + i, steps=steps((0.16,) * 30), memory=memory(2, peak=99 * MIB), **BUSY) for i in range(3)]
     (row,) = rows(*lasting(0.1, 0.1, 0.1), *busy)
     assert (row["n"], row["runs"], row["reason"]) == (3, 6, "3 of 6 repeats busy")

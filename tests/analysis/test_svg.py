@@ -1,4 +1,4 @@
-"""Figures as elements of the report's page, read as the XML that they are."""
+"""Figures as elements of the report's page, parsed as XML."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ def at(engine: str, micro: int = 2, seconds: tuple[float, ...] = WINDOW, **more:
 
 
 def sweep() -> Results:
-    """ddp until memory ends it, zero1 with a hole."""
+    """Return runs of ddp up to out of memory, and of zero1 with a gap."""
     return results(
         at("ddp"), at("ddp", 4), failed("oom", spec("ddp", 8), reason="<b>full</b>"), at("zero1"), at("zero1", 8)
     )
@@ -120,7 +120,7 @@ def test_hovering_tells_configuration_n_and_interval() -> None:
     ok, *_, bad = sorted(list_rows(sweep().summary), key=lambda row: row["outcome"])
     lines = format_hover(ok).replace("\xa0", " ").splitlines()
     assert lines[:2] == ["tiny: ddp, micro 2", "2 ranks, fp32, cpu"]
-    assert lines[2].startswith("400 tokens/s, ") and lines[2].endswith("(95 %, within the run, n = 1)")
+    assert lines[2].startswith("400 tokens/s, ") and lines[2].endswith("(of one run's steps, indicative, n = 1)")
     assert "OOM: <b>full</b>" in format_hover(bad).splitlines()
 
 

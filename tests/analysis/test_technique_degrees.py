@@ -1,4 +1,4 @@
-"""Predictions of a technique against its degree: what was observed on Frontier, and what the guide says."""
+"""Predictions by degree of a technique, compared with observations on Frontier and the guide."""
 
 import re
 from pathlib import Path
@@ -26,8 +26,8 @@ def test_slices_over_more_devices_than_a_node_has_make_steps_slower() -> None:
 
 
 def test_more_stages_at_as_many_micro_batches_leave_ranks_idle_for_longer() -> None:
-    """F2: of stages that take equally long, p - 1 of m + p - 1 passes' time (arXiv 2104.04473, section 2.2.1)."""
-    room = "machine.memory_bytes=2e11"  # two stages need more than a device of Frontier has
+    """F2: equal stages are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section 2.2.1)."""
+    room = "machine.memory_bytes=2e11"  # two stages exceed the memory of a device of Frontier
     words = f"model=gpt_22b {FRONTIER} {room} batch.accumulation=16 engine.cut=blocks nodes=2"
     shares = {}
     for stages in (2, 4, 8):

@@ -18,7 +18,7 @@ from bench import cli
 from bench.cli.ab import _list_small_overrides
 from bench.core import store
 from bench.core.errors import UserError
-from bench.sweep.ab import rounds, sides
+from bench.sweep.ab import AGAIN, ComparedSide, looks, open_sides, order_runs, run_rounds
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("engine=ddp", "devices_per_node=1")
@@ -78,16 +78,16 @@ def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def nothing_left(checkout: Path) -> bool:
-    """Whether no worktree stays behind, neither on the disk nor in the repository's books."""
+    """Return whether no worktree is left, neither on the disk nor in the repository."""
     return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
 
 
 def test_both_sides_run_in_every_round_and_take_turns_in_being_first() -> None:
-    turns = rounds.order_runs(4, seed=0)
+    turns = order_runs(4, seed=0)
     assert Counter(turns) == Counter((number, side) for number in range(4) for side in (0, 1))
     first = [side for _, side in turns[::2]]
     assert first in ([0, 1, 0, 1], [1, 0, 1, 0])
-    assert {rounds.order_runs(4, seed)[0] for seed in range(10)} == {(0, 0), (0, 1)}, "the seed decides who begins"
+    assert {order_runs(4, seed)[0] for seed in range(10)} == {(0, 0), (0, 1)}, "the seed decides who begins"
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_a_side_that_does_not_exist_is_one_line_and_leaves_nothing(
     checkout: Path, named: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
-    with pytest.raises(UserError) as error, sides.open_sides("sound", named, checkout):
+    with pytest.raises(UserError) as error, open_sides("sound", named, checkout):
         pass
     assert str(error.value).startswith(told)
     assert nothing_left(checkout)
 
 
 def test_a_revision_needs_a_checkout(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no checkout of zeroscale here"), sides.open_sides("HEAD", "HEAD", None):
+    with pytest.raises(UserError, match="no checkout of zeroscale here"), open_sides("HEAD", "HEAD", None):
         pass
 
 
@@ -121,12 +121,12 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
     python.symlink_to(sys.executable)
     (checkout / "bench" / "new.py").touch()
     monkeypatch.chdir(checkout / "conf")
-    with sides.open_sides("sound", ".", checkout) as (revision, as_it_is):
+    with open_sides("sound", ".", checkout) as (revision, as_it_is):
         assert revision.commit == git(checkout, "rev-parse", "sound")
         assert revision.code and not (revision.code / "bench" / "new.py").exists()
         assert "careless" not in revision.called and "sound" in revision.called
         assert (as_it_is.code, as_it_is.environment) == (checkout, False)
-    with sides.open_sides(str(python), str(python.parent.parent), checkout) as (one, other):
+    with open_sides(str(python), str(python.parent.parent), checkout) as (one, other):
         assert one == other._replace(name=one.name, called=one.called)
         assert (one.python, one.code, one.environment) == (python, checkout, True), "the link is not followed"
         assert (one.name, other.name) == ("a-torch-2.12", "b-torch-2.12")
@@ -134,8 +134,8 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
 
 
 def test_rounds_are_added_by_doubling_up_to_the_most() -> None:
-    assert rounds.looks(5, 5) == rounds.looks(5, 3) == [5]
-    assert rounds.looks(5, 30) == [5, 10, 20, 30]
+    assert looks(5, 5) == looks(5, 3) == [5]
+    assert looks(5, 30) == [5, 10, 20, 30]
 
 
 def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
@@ -194,13 +194,13 @@ def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
         plain = record.model_dump(mode="json", by_alias=True)
         plain["observations"]["load"] = [{"node": 0, **load}]
         (tmp_path / f"{name}.json").write_text(json.dumps(plain))
-    compared = [sides.ComparedSide(name, name, python, None, None) for name in ("a", "b")]
+    compared = [ComparedSide(name, name, python, None, None) for name in ("a", "b")]
     for name, plan in (("a", a), ("b", b)):
         (tmp_path / name).write_text("\n".join(plan))
     followed = list[tuple[int, str]]()
-    ended = rounds.run_rounds(
+    ended = run_rounds(
         compared,
-        rounds.order_runs(3, 0),
+        order_runs(3, 0),
         [],
         tmp_path / "runs",
         lambda number, side, _: followed.append((number, side.name)),
@@ -210,7 +210,7 @@ def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
     for name in ("a", "b"):
         kept = sorted(path.name for path in (tmp_path / "runs" / name / "id").iterdir())
         assert kept == ["0.0", "1.0", "2.0"], "repeat n of both sides is round n"
-    assert len(list((tmp_path / "runs" / rounds.AGAIN).rglob("record.json"))) == 2 * (ran - 3)
+    assert len(list((tmp_path / "runs" / AGAIN).rglob("record.json"))) == 2 * (ran - 3)
 
 
 @pytest.mark.parametrize(("slower", "verdict", "code"), [(1.0, "PASS", 0), (1.1, "FAIL", 1)])
@@ -218,7 +218,7 @@ def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Each round takes half as long again as the one before, which both of its sides share."""
+    """Each round takes 1.5 times as long as the round before, on both sides."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):
@@ -276,7 +276,7 @@ def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path
     process = ab(checkout, "sound", "main", "batch.mico=2", "--results", str(tmp_path / "runs"))
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean micro?")
+    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean batch.micro?")
     assert nothing_left(checkout)
 
 
@@ -294,7 +294,7 @@ def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(c
 
 
 def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait until the run under way makes steps, and return its heartbeat."""
+    """Wait until the current run makes steps, and return its heartbeat."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):

@@ -1,4 +1,4 @@
-"""`zeroscale advise`: the question, the answer as text and JSON, and what cannot be asked."""
+"""`zeroscale advise`: the question, the answer as text and JSON, and refused questions."""
 
 import json
 import re
@@ -22,7 +22,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Ask for advice where no runs are kept; return the JSON."""
+    """Ask for advice without recorded runs; return the JSON."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str) -> Any:
@@ -34,7 +34,7 @@ def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Ask for what cannot be answered; return the one line that says so."""
+    """Ask a question that is refused; return its one-line error."""
     monkeypatch.chdir(tmp_path)
 
     def line(*words: str) -> str:
@@ -56,7 +56,7 @@ def test_the_answer_names_the_point_its_cost_and_its_rivals(
     assert main(["advise", *XL, "tokens=1e11", "price=2"]) == 0
     told = capsys.readouterr().out
     words = [
-        "asked: 1e+11 tokens, the fewest node-hours",
+        "question: 1e+11 tokens, the fewest node-hours",
         "micro-batch 16",
         "MFU",
         "memory",
@@ -212,33 +212,88 @@ def test_a_measured_run_of_the_same_machine_outranks_the_formula(ask: Ask) -> No
     assert answer["winner"]["step"]["step_s"] == pytest.approx(sorted(window)[len(window) // 2], rel=0.05)
 
 
+def test_the_next_point_of_the_pareto_front_and_the_number_of_ties_stand_with_the_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight nodes cost about the same as one and take an eighth of the time."""
+    monkeypatch.chdir(tmp_path)
+    words = ["advise", *XL[:3], "engine=fsdp,zero1,zero3", "nodes=1,8", "tokens=1e11", "price=2"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headline = next(number for number, line in enumerate(lines) if line.startswith("→"))
+    assert "3 other layouts cannot be told apart from it" in lines[headline]
+    found = re.search(r"Next on the Pareto front: 8 nodes \(fsdp\), (\S+) times sooner at", lines[headline + 1])
+    assert found and 7 < float(found[1]) < 9
+    assert main([*words, "best=shortest"]) == 0
+    assert "times as long at" not in capsys.readouterr().out, "one node saves less than 5 % of the cost"
+
+
+def test_a_layout_that_is_predicted_faster_but_less_sure_says_why_it_is_listed_later(ask: Ask) -> None:
+    doubts = ask(*XL[:3], "engine=fsdp,zero3", "nodes=1")["doubts"]
+    (line,) = [line for line in doubts if "listed after the answer: zero3 on 1 node" in line]
+    assert line.startswith("The surer choice is advised.") and "work on the host" in line
+
+
+def test_one_device_per_node_without_a_rate_between_nodes_is_advised_on_one_node(
+    ask: Ask, refused: Callable[..., str]
+) -> None:
+    words = ("machine=rtx_4090", "devices_per_node=1", "engine=zero1,zero2")
+    answer = ask("model=mt5_base", *words)
+    assert {row["nodes"] for row in answer["nodes"]} == {1}
+    (left,) = [item for item in answer["left_out"] if item["what"] == "several nodes"]
+    assert left["why"].startswith("nodes=1 is assumed, since machine=rtx_4090 has no inter_node_bytes_per_s")
+    told = refused("model=mt5_xxl", *words)
+    assert "GB more than a device has" in told and "nodes=1 is assumed" in told
+    assert "inter_node_bytes_per_s" in refused("model=mt5_base", *words, "nodes=2"), "nodes that are given are kept"
+
+
+@pytest.mark.parametrize("machine", ["cpu", "h100"])
+def test_an_unknown_number_of_devices_is_asked_for_without_a_word_on_launchers(
+    refused: Callable[..., str], machine: str
+) -> None:
+    told = refused("model=mt5_base", f"machine={machine}")
+    assert f"devices_per_node: unknown for machine={machine}; add devices_per_node=8" in told
+    assert "launcher" not in told
+
+
+def test_a_training_of_seconds_is_shown_in_seconds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["advise", *XL[:3], "engine=zero1", "nodes=1", "batch.micro=16"]
+    for tokens, unit in (("1e6", "s"), ("1e8", "min"), ("1e10", "h")):
+        assert main([*words, f"tokens={tokens}"]) == 0
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  time ")]
+        assert row.endswith(f") {unit}")
+
+
 # -- what cannot be asked
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("tokens=many",), "tokens=many: not a number above 0; write for example tokens=1e12"),
+        (("tokens=many",), "tokens=many: not a number above 0; set for example tokens=1e12"),
         (("tokens=-1",), "tokens=-1: not a number above 0"),
         (("tokens=1e12", "tokens=2e12"), "given twice"),
-        (("deadline=30d",), "say tokens=1e12 as well"),
-        (("node_hours=100",), "say tokens=1e12 as well"),
+        (("deadline=30d",), "the training has no length; add tokens=1e12"),
+        (("node_hours=100",), "the training has no length; add tokens=1e12"),
         (("tokens=1e12", "deadline=soon"), "deadline=soon"),
         (("tokens=1e12", "deadline="), "deadline="),
         (("tokens=1e12", "deadline=3y"), "deadline=3y"),
         (("tokens=1e12", "node_hours=0"), "node_hours=0: not a number above 0"),
-        (("price=free",), "price=free: not a number above 0; write for example price=2.5"),
+        (("price=free",), "price=free: not a number above 0; set for example price=2.5"),
         (("max_global_batch=1.5",), "not a whole number of samples"),
         (("token=1e12",), "did you mean tokens?"),
         (("dead_line=3d",), "did you mean deadline?"),
-        (("batch.mico=3",), "did you mean micro?"),
+        (("batch.mico=3",), "did you mean batch.micro?"),
         (("nodes=0",), "nodes=0: not a whole number above 0"),
         (("nodes=two",), "nodes=two: not a whole number above 0"),
         (("batch.micro=0.5",), "batch.micro=0.5: not a whole number above 0"),
-        (("activation_checkpointing=maybe",), "neither true nor false"),
+        (("activation_checkpointing=maybe",), "must be true or false"),
         (("engine=zero9",), "engine=zero9"),
-        (("precision=bf16,fp16",), "one question, one value"),
-        (("study=paper",), "leave it out"),
+        (("precision=bf16,fp16",), "must be one value"),
+        (("study=paper",), "advice searches its own points"),
         (("machine=cpu",), "machine.memory_bytes"),
         (("tokens=1e15", "deadline=1h", "nodes=1", "batch.micro=8"), "the fastest takes"),
         (("max_global_batch=4", "nodes=1", "engine=zero1"), "4 samples per step"),

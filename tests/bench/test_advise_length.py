@@ -18,7 +18,7 @@ Say = Callable[..., str]
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """Ask for advice where no runs are kept; return what is printed, on an error the one line of it."""
+    """Ask for advice without recorded runs; return the output, or the one-line error."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str, fails: bool = False) -> str:
@@ -48,12 +48,12 @@ def test_failures_lengthen_the_training(say: Say) -> None:
 
 def test_goodput_is_told_with_its_source_or_that_it_is_not_counted(say: Say) -> None:
     words = (*XL, "nodes=16", "tokens=1e12")
-    assert "a job that never fails: say storage=2e9" in say(*words)
+    assert "a job that never fails: set storage=2e9" in say(*words)
     told = say(*words, "storage=2e9")
     assert "arXiv 2407.21783" in told and "never fails" not in told
     (row,) = [line for line in told.splitlines() if line.startswith("  goodput")]
     assert "a checkpoint every" in row and "a failure every" in row
-    assert "the failure rate of what was given" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
+    assert "the failure rate of your node_mtbf" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
 
 
 def test_deadline_counts_failures(say: Say) -> None:
@@ -86,7 +86,7 @@ def test_batch_beyond_the_critical_one_is_named_and_not_chosen(say: Say) -> None
 
 
 def test_large_batch_that_is_as_fast_per_token_loses_where_a_loss_is_asked_for(say: Say) -> None:
-    """The cheapest way to a loss has a batch far below the critical one."""
+    """The cheapest way to a loss has a batch far below the critical batch."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
     assert advise(say, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16  # an update per 16 passes
     assert advise(say, *words, "loss=3")["winner"]["global_batch"] == 8 * 8
@@ -113,23 +113,23 @@ def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("loss=0",), "loss=0: not a number above 0; write for example loss=2.8"),
+        (("loss=0",), "loss=0: not a number above 0; set for example loss=2.8"),
         (("loss=nan",), "loss=nan: not a number above 0"),
         (("loss=1.5",), "loss=1.5: 1.48e+09 parameters do not get below 2.278"),
-        (("loss=2.6", "tokens=1e9"), "tokens loss: each says how much is to be trained; choose one"),
+        (("loss=2.6", "tokens=1e9"), "tokens loss: each of them sets the length of the training; choose one"),
         (("loss=2.6", "law=kaplen"), "law=kaplen: no such scaling law; did you mean kaplan?"),
-        (("epochs=3",), "epochs: of how much data is not said; say samples=1e6, of one epoch, as well"),
-        (("law=kaplan", "tokens=1e9"), "law: has no meaning without loss; say loss=2.8 as well"),
-        (("loss=9", "nodes=128"), "with every choice a batch is beyond the critical one"),
-        (("tokens=1e9", "best=quick"), "best=quick: neither shortest nor cheapest"),
-        (("tokens=1e9", "storage=-1"), "storage=-1: not a number above 0; write for example storage=2e9"),
+        (("epochs=3",), "epochs: the length of one epoch is missing; add samples=1e6"),
+        (("law=kaplan", "tokens=1e9"), "law: has no meaning without loss; add loss=2.8"),
+        (("loss=9", "nodes=128"), "every choice has a batch beyond the critical batch"),
+        (("tokens=1e9", "best=quick"), "best=quick: must be shortest or cheapest"),
+        (("tokens=1e9", "storage=-1"), "storage=-1: not a number above 0; set for example storage=2e9"),
         (("tokens=1e9", "storage=2e9", "node_mtbf=-3d"), "node_mtbf=-3: not a number above 0"),
-        (("tokens=1e9", "storage=2e9", "restart=10"), "restart=10: no time with its unit; write for example 90s"),
-        (("tokens=1e9", "restart=10m"), "restart: has no meaning without storage; say storage=2e9 as well"),
+        (("tokens=1e9", "storage=2e9", "restart=10"), "restart=10: not a time with its unit; write for example 90s"),
+        (("tokens=1e9", "restart=10m"), "restart: has no meaning without storage; add storage=2e9"),
         (("tokens=1e9", "storage=1e-9"), "less than 1% of the time is progress; give faster storage"),
         (("tokens=1e9", "storage=2e9", "node_mtbf=1s"), "less than 1% of the time is progress"),
-        (("tokens=1e9", "budget=10"), "budget=10: the price of a device is not known; say for example price=2.5"),
-        (("storage=2e9",), "storage: a limit for nothing in particular; say tokens=1e12 as well"),
+        (("tokens=1e9", "budget=10"), "budget=10: the price of a device is unknown; add for example price=2.5"),
+        (("storage=2e9",), "storage: the training has no length; add tokens=1e12"),
     ],
 )
 def test_bad_question_gets_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
@@ -139,4 +139,4 @@ def test_bad_question_gets_one_line(say: Say, words: tuple[str, ...], line: str)
 def test_devices_without_a_published_failure_rate_need_one(say: Say) -> None:
     words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "devices_per_node=2", "nodes=1", "tokens=1e6",
              "storage=1e9")  # fmt: skip
-    assert "published failure rates are those of GPUs; say for example node_mtbf=300d" in say(*words, fails=True)
+    assert "published failure rates are those of GPUs; add for example node_mtbf=300d" in say(*words, fails=True)

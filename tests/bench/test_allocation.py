@@ -1,4 +1,4 @@
-"""What runs inside an allocation, here without a scheduler: one conductor, and a member beside it for a second node."""
+"""Processes inside an allocation, here without a scheduler: a leader, and an agent for a second node."""
 
 import json
 import os
@@ -274,4 +274,4 @@ def test_a_job_whose_folder_is_not_there_says_that_it_has_to_be_shared(tmp_path:
     command = [sys.executable, "-m", "bench.sweep.allocation", str(tmp_path / "runs/s/jobs/s-1")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "is not there, and has to be in a folder that all nodes see" in done.stderr
+    assert "does not exist on this node: use a folder that all nodes share" in done.stderr

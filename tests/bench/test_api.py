@@ -17,6 +17,7 @@ from bench.core import store
 from bench.sweep.inputs import format_overrides
 
 GPUS: dict[str, Any] = {"machine": "h100", "devices_per_node": 8}
+QUEUED = GPUS | {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}
 
 
 @pytest.fixture(autouse=True)
@@ -93,16 +94,16 @@ def test_a_plan_writes_nothing_and_is_what_the_command_would_ask_for(
 
 
 def test_options_of_a_queue_are_those_of_its_launcher() -> None:
-    plan = api.plan(overrides=GPUS | {"launcher": "slurm"}, nice=5, max_queued=3, autopilot=True)
+    plan = api.plan(overrides=QUEUED, nice=5, max_queued=3, autopilot=True)
     assert (plan.queues, plan.autopilot) == (True, True)
     assert (plan.sweep.launcher["nice"], plan.sweep.rules.max_queued) == (5, 3)
 
 
 def test_a_plan_goes_only_where_it_is_for(tmp_path: Path) -> None:
-    queued, here = (api.plan(overrides=GPUS | {"launcher": "slurm"}), api.plan("smoke", {"engine": "ddp"}))
-    with pytest.raises(api.UserError, match="launcher=slurm: starts elsewhere; submit the plan"):
+    queued, here = (api.plan(overrides=QUEUED), api.plan("smoke", {"engine": "ddp"}))
+    with pytest.raises(api.UserError, match="launcher=slurm: submits to a queue; use `submit`"):
         api.run(queued, results=tmp_path)
-    with pytest.raises(api.UserError, match="launcher=local: has no queue; run the plan, or choose launcher="):
+    with pytest.raises(api.UserError, match="launcher=local: has no queue; use `run`, or choose launcher="):
         api.submit(here, results=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -128,10 +129,10 @@ def test_advice_takes_plain_words_beside_overrides() -> None:
 @pytest.mark.parametrize(("call", "told"), [
     (lambda: api.plan("smok"), "study=smok: no such file in conf/study; did you mean smoke"),
     (lambda: api.plan("smoke", "study=paper"), "study=paper,smoke: one study at a time; call sweep once for each"),
-    (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean micro"),
+    (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean batch.micro"),
     (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: a list of values is a sweep"),
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
-    (lambda: api.advise("study=smoke"), "study: advice is for one question"),
+    (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_one_line(call: Any, told: str) -> None:
     with pytest.raises(api.UserError) as raised:

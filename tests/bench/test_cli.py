@@ -1,4 +1,4 @@
-"""The command as a user meets it: what it imports, what it prints, how it exits."""
+"""The command: its imports, its output and its exit codes."""
 
 import json
 import subprocess
@@ -48,11 +48,22 @@ def test_every_verb_explains_itself(verb: str) -> None:
     assert told.stdout.startswith(f"usage: zeroscale {verb}")
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_fits_100_columns_but_for_commands_to_be_copied(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 100 and not line.startswith(("  zeroscale ", "  sbatch "))] == []
+
+
 @pytest.mark.processes
 def test_an_error_is_one_line_and_exit_code_2_and_v_shows_the_traceback() -> None:
     told = zeroscale("run", "batch.mico=3")
     assert told.returncode == 2
-    assert told.stderr == "zeroscale: batch.mico: no such key; did you mean micro?\n"
+    assert told.stderr == "zeroscale: batch.mico: no such key; did you mean batch.micro?\n"
     assert "Traceback" in zeroscale("run", "batch.mico=3", "-v").stderr
 
 
@@ -66,13 +77,14 @@ def test_an_unknown_verb_names_its_neighbour() -> None:
 def test_a_dry_run_shows_every_point_and_starts_nothing(tmp_path: Path) -> None:
     told = zeroscale("sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--dry-run", cwd=tmp_path)
     assert told.returncode == 0
-    *_, started, repeats = told.stdout.splitlines()
+    started, *_, repeats = told.stdout.splitlines()
     assert started == "6 points, nothing started"
     assert repeats.startswith("one run of each is indicative; 5 of each take ") and " node-hours: " in repeats
     command = repeats.partition(" node-hours: ")[2]
     assert command == "zeroscale sweep engine=ddp,zero1,zero2 batch.micro=1,2 --repeats 5"
     again = zeroscale(*command.split()[1:], "--dry-run", cwd=tmp_path)
-    assert again.stdout.splitlines()[-1] == "30 points, nothing started", "and nothing of repeats"
+    first, *_, last = again.stdout.splitlines()
+    assert first == "30 runs of 6 points, nothing started" and "indicative" not in last
     assert not list(tmp_path.iterdir())
 
 
@@ -81,7 +93,7 @@ def test_a_dry_run_speaks_json_to_programs() -> None:
     plain = json.loads(zeroscale("run", "model=t5_11b", "engine=zero3", "--dry-run", "--json").stdout)
     assert plain["spec"]["model"]["parameters"] == 11_307_321_344
     points = json.loads(zeroscale("sweep", "study=smoke", "--dry-run", "--json").stdout)
-    assert len({point["config_id"] for point in points}) == 20
+    assert len({point["config_id"] for point in points}) == 5
 
 
 @pytest.mark.processes
@@ -106,7 +118,7 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(("words", "told"), [
     (["run", "--bogus"], "run: unrecognized arguments: --bogus; see `zeroscale run --help`"),
     (["sweep", "--study", "mine"], "sweep: unrecognized arguments: --study; write study=NAME"),
-    (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; one is the least"),
+    (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; give at least 1"),
 ])  # fmt: skip
 def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
@@ -130,8 +142,8 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["export", SMOKE, "--to", "nothing", "--out", "x"], "export: argument --to: invalid choice: 'nothing'"),
     (["export", SMOKE, "--to", "mlflow"], "export: the following arguments are required: --out; "),
     (["compare", SMOKE, ""], "compare: followed by an empty word; "),
-    (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: not a percentage; write it as in 3%"),
-    (["compare", SMOKE, SMOKE, "--across", ","], "--across ,: names no field; give one, such as versions.torch"),
+    (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: not a percentage; write it like 3%"),
+    (["compare", SMOKE, SMOKE, "--across", ","], "--across ,: names no field; give one, e.g. versions.torch"),
     (["compare", SMOKE, SMOKE, "--across", "engin"], "--across engin: no such field; did you mean engine?"),
     (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
      "--allow resident_byte: not a count or an amount of bytes that should not change; did you mean resident_bytes?"),
@@ -140,9 +152,9 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: not a number of seconds "),
     (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),
     (["predict", "model=tiny", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder; "),
-    (["advise", "model=tiny", "tokens="], "tokens=: not a number above 0; write for example tokens=1e12"),
+    (["advise", "model=tiny", "tokens="], "tokens=: not a number above 0; set for example tokens=1e12"),
     (["run", "--study", "a/b", "--dry-run"], "--study a/b: a name is made of letters, digits, "),
-    (["sweep", "--max-queued", "x"], "--max-queued x: not a positive number; one is the least"),
+    (["sweep", "--max-queued", "x"], "--max-queued x: not a positive number; give at least 1"),
     (["sweep", "--nice", "x"], "sweep: argument --nice: invalid int value: 'x'; "),
     (["sweep", "--begin", "20:00"], "--begin: launcher=local has no queue; "),
     (["rehearse", "--rank", "99", "machine=cpu", "devices_per_node=2"], "--rank 99: the run has ranks 0 to 1; "),
@@ -152,8 +164,8 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["prepare", "machine=cpu", "--arch", "hopper"], "--arch hopper: not a list of architectures; "),
     (["calibrate", "machine=cpu", "--only", "matmul,mat"], "--only mat: no such part; did you mean matmul?"),
     (["ab", "HEAD"], "ab: the following arguments are required: REF_B; "),
-    (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: not a positive number; one is the least"),
-    (["ledger"], "ledger: no such verb any more; call `zeroscale claims`"),
+    (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: not a positive number; give at least 1"),
+    (["ledger"], "ledger: this verb was removed; call `zeroscale claims`"),
 ])  # fmt: skip
 def test_a_wrong_value_of_any_option_is_one_line(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]

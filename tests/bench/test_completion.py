@@ -1,4 +1,4 @@
-"""`zeroscale completion`: what bash offers for what has been typed, and what zsh makes of it."""
+"""`zeroscale completion`: completions in bash and zsh."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ _ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zeroscal
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Complete:
-    """Ask bash what it offers for words, the last of which is not finished."""
+    """Return the completions of bash for words, the last of them unfinished."""
     if not shutil.which("bash"):
         pytest.skip("no bash here")
     script = tmp_path_factory.mktemp("shell") / "zeroscale.bash"

@@ -1,4 +1,4 @@
-"""The command line's grammar: what is asked for, and what a user is told who asked for something else."""
+"""Overrides and config files: the requests that they make, and the errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from bench import cli
 from bench.config import compose
-from bench.config.rule_fields import collect_fields, list_field_names
+from bench.config.exclude_rules import collect_fields, list_field_names
 from bench.core.errors import UserError
 from bench.core.spec import config_id
 from bench.core.study import Study
@@ -97,12 +97,21 @@ def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_o
         ("model=tinny", "model=tinny: no such file in conf/model; did you mean tiny?"),
         ("model=3", "model=3: names no file in conf/model; choose from byt5_base"),
         ("model=[tiny]", "model=['tiny']: names no file in conf/model"),
-        ("batch.mico=3", "batch.mico: no such key; did you mean micro?"),
-        ("engine.reduce_bukket_size=3", "engine.reduce_bukket_size: no such key; did you mean reduce_bucket_size?"),
-        ("data.worker=3", "data.worker: no such key; did you mean workers?"),
-        ("measure.widnow_s=3", "measure.widnow_s: no such key; did you mean window_s?"),
-        ("launcher.hang=3", "launcher.hang: no such key; did you mean hang_s?"),
-        ("optimizer.beta=3", "optimizer.beta: no such key; did you mean betas?"),
+        ("batch.mico=3", "batch.mico: no such key; did you mean batch.micro?"),
+        (
+            "engine.reduce_bukket_size=3",
+            "engine.reduce_bukket_size: no such key; did you mean engine.reduce_bucket_size?",
+        ),
+        ("data.worker=3", "data.worker: no such key; did you mean data.workers?"),
+        ("measure.widnow_s=3", "measure.widnow_s: no such key; did you mean measure.window_s?"),
+        ("launcher.hang=3", "launcher.hang: no such key; did you mean launcher.hang_s?"),
+        ("optimizer.beta=3", "optimizer.beta: no such key; did you mean optimizer.betas?"),
+        ("model.layers=3", "model.layers: no such key; did you mean model.shape.encoder_layers?"),
+        ("interface=ib0", "interface: no such key; `zeroscale explain` lists the keys"),
+        ("launcher.partition=gpu", "launcher.partition: no such key; choose launcher=slurm, which has it"),
+        ("data.hub=foo", "data.hub: no such key; choose data=text, which has it"),
+        ("engine.bucket_cap_mb=3", "engine.bucket_cap_mb: no such key; choose engine=ddp, which has it"),
+        ("engine.nonsense=1", "engine.nonsense: no such key; `zeroscale explain engine` lists the keys"),
         ("precision=fp8", "precision=fp8: input should be 'bf16', 'fp16' or 'fp32'"),
         ("batch.micro=0", "batch.micro=0: input should be greater than 0"),
         ("batch.micro=two", "batch.micro=two: input should be a valid integer"),
@@ -269,7 +278,7 @@ def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
 
 
 def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the ways to all values that are no sections themselves, options' own places left out."""
+    """Return the paths to all values that are not sections, without the field `options`."""
     found = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -347,9 +356,9 @@ def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path
 
 
 def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As overrides or in a study, and in a group file of one's own."""
+    """In overrides, in a study and in a group file of the user."""
     given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
     assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
     folder = tmp_path / "measure"
@@ -357,9 +366,9 @@ def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
     (folder / "mine.yaml").write_text("warmup_steps: 3\nmin_steps: 9\nmin_s: 1.75\nmax_steps: 40\nmax_s: 6.0\n")
     mine = ask("measure=mine", config_dir=tmp_path).spec.measure
     assert (mine.warmup_steps, mine.min_steps, mine.window_s, mine.max_s) == (3, 9, 1.75, 6.0)
-    said = capsys.readouterr().err.splitlines()
-    assert "zeroscale: measure.min_s=7.25: is called measure.window_s" in said
-    assert "zeroscale: measure.min_s=1.75: is called measure.window_s" in said
+    said = caplog.messages
+    assert "measure.min_s=7.25: is called measure.window_s" in said
+    assert "measure.min_s=1.75: is called measure.window_s" in said
     assert all("measure.window_s" in line or "measure.gpu_warmup_s" in line for line in said) and len(said) == 6
 
 

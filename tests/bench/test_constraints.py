@@ -1,4 +1,4 @@
-"""Exclude rules: they mean what Python means by the same text; what has no sense is told, not taken for false."""
+"""Exclude rules: they mean the same as in Python, and a rule without a meaning is an error and not false."""
 
 import time
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.config import exclude_rules
-from bench.config.rule_fields import list_field_names
+from bench.config.exclude_rules import list_field_names
 from bench.core.errors import UserError
 
 FACTS: dict[str, Any] = {
@@ -117,8 +117,8 @@ def test_what_is_not_on_the_white_list_is_refused_with_what_is(text: str) -> Non
         ("model == 3", "'mt5_xl' and 3 never are equal"),
         ("nodes in [1, 'ddp']", "3 and 'ddp' never are equal"),
         ("engine in 'ddp'", "'ddp' is not a list; write [one, or, several]"),
-        ("batch.global - 4", "188 is neither true nor false; compare it with something"),
-        ("nodes and checkpointing", "3 is neither true nor false; compare it with something"),
+        ("batch.global - 4", "188 is neither true nor false; compare it with a value"),
+        ("nodes and checkpointing", "3 is neither true nor false; compare it with a value"),
         ("optimizer == 3", "a section with keys of its own and 3 never are equal"),
         ("engine.stage > 1", "null is not a number; put `NAME != null and` before it"),
         ("nodes % workers == 0", "integer modulo by zero; put `NAME != 0 and` before it"),

@@ -1,4 +1,4 @@
-"""What only a GPU can show, part by part, each against an independent truth; skipped where there is none."""
+"""Tests that need a GPU, part by part, each against an independent truth; skipped without a GPU."""
 
 import os
 import socket
@@ -13,8 +13,7 @@ from bench.config import compose
 from bench.measure import devices, link, memory
 from bench.measure.clock import DeviceClock, ReadBlock, create_clock
 from bench.measure.collectives import CollectiveCounter, wait_for
-from bench.measure.device import find_device
-from bench.measure.environment import classify, find_device_kind
+from bench.measure.environment import classify, find_device, find_device_kind
 from bench.measure.failures import Refused, classify_error
 from bench.measure.loop import create_batch_copy
 from bench.measure.peers import ProcessGroupPeers
@@ -73,7 +72,7 @@ def test_a_block_is_read_while_the_next_one_runs() -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_arrive_whole_before_they_are_computed_with(pinned: bool) -> None:
-    """Many at once, each given up by the host and by the device as soon as it is summed."""
+    """Many at once, each freed by host and device as soon as it is summed."""
     copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
     sums = []
     for number in range(50):
@@ -135,7 +134,7 @@ def test_the_driver_and_torch_speak_of_the_same_device() -> None:
 
 def test_energy_is_counted_while_the_device_works() -> None:
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    before, begin = devices.read_energy_j(uuid), time.perf_counter()
+    before, begin = devices.query(uuid, "energy_j"), time.perf_counter()
     if before is None:
         pytest.skip("this device keeps no count of its energy")
     matrix = torch.randn(4096, 4096, device=GPU)
@@ -143,7 +142,7 @@ def test_energy_is_counted_while_the_device_works() -> None:
         for _ in range(20):
             matrix @ matrix
         torch.cuda.synchronize()
-    used, seconds = (devices.read_energy_j(uuid) or 0) - before, time.perf_counter() - begin
+    used, seconds = (devices.query(uuid, "energy_j") or 0) - before, time.perf_counter() - begin
     cap = devices.read_states()[0]["power_cap_w"] or float("inf")
     assert 20 < used / seconds < 1.2 * cap, "more than an idle card takes, and not more than it may"
 

@@ -1,6 +1,6 @@
-"""Whole runs on a GPU, as a user starts them; skipped where there is none.
+"""Whole runs on a GPU, as a user starts them; skipped without a GPU.
 
-Many are under way at a time: none of them times anything that is compared.
+Several run at a time, since no times are compared.
 """
 
 import json
@@ -53,7 +53,7 @@ SAME_LOSS = ("zero0", "zero1", "zero2", "zero3", "fused", "chunked", "compiled",
 
 
 def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRecord:
-    """Run a point as a user does, and return its record, whatever came out."""
+    """Run a point as a user does, and return its record, whatever its outcome."""
     command = [sys.executable, "-m", "bench.cli", verb, *words, "--json", "--results", str(results)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "2"}
@@ -64,7 +64,7 @@ def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRec
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Every run of this file, six at a time; the one that takes all memory by itself."""
+    """Every run of this file, six at a time; the one that fills the memory runs alone."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str) -> RunRecord:
@@ -116,7 +116,7 @@ def test_out_of_memory_is_a_result(runs: dict[str, RunRecord]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_is_as_predicted(runs: dict[str, RunRecord], name: str) -> None:
-    """The tolerance is asked for, not known: no GPU run stood behind the formulas when they were written."""
+    """The tolerance is a requirement, and not known: no GPU run existed when the formulas were written."""
     told, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory
@@ -138,7 +138,7 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
 
 @pytest.mark.parametrize("span", ["node", "device"])
 def test_ranks_forked_from_one_that_has_done_their_imports_find_the_device(span: Any, tmp_path: Path) -> None:
-    """One CUDA call in the server, and no child could use the device."""
+    """After one CUDA call in the server, no child could use the device."""
     point = compose.compose_request(compose.parse_single([*QUICK, "model=tiny", "engine=zero2"]))
     machine = point.machine.model_copy(update={"device": "cuda"})
     circumstance = Circumstance(study="forked", repeat=0, attempt=0, machine=machine, launcher={"name": "local"})

@@ -46,7 +46,8 @@ def zeroscale(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real runs of two ranks, all in one allocation: its ranks need not import anew. Nobody names an objective."""
+    """Real runs of two ranks, all in one allocation, so that its ranks need not import again. The objective is the
+    default."""
     results = tmp_path_factory.mktemp("decoders")
     runs = [(f"model={model}", *words) for model, asked in RUNS.items() for words in asked]
     allocation = Allocation(
@@ -132,7 +133,7 @@ def test_a_large_one_is_predicted_advised_and_planned_without_naming_its_objecti
     assert "llama_3_8b" in zeroscale("advise", "model=llama_3_8b", *where, "nodes=4")
     plan = zeroscale(
         "sweep", "model=gpt2,mt5_base", "engine=ddp,zero2", *where, "launcher=slurm", "--dry-run",
-        "--results", str(tmp_path),
+        "launcher.gpus=--gres=gpu:{devices}", "--results", str(tmp_path),
     )  # fmt: skip
     assert plan.count("causal_lm") == 2 and "512" in plan
 

@@ -1,4 +1,4 @@
-"""What drivers are asked of devices, by libraries that answer as their manuals say: no GPU was seen.
+"""Queries to drivers, answered by made-up libraries that follow their manuals; no GPU is used.
 
 NVIDIA: https://docs.nvidia.com/deploy/nvml-api. AMD: https://rocm.docs.amd.com/projects/amdsmi.
 """
@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from bench.measure import device, devices, environment
+from bench.measure import devices, environment
 from bench.measure.devices import AmdDriver, NvidiaDriver, Question
-from bench.measure.surroundings import DeviceWatch, compute_shares
+from bench.measure.surroundings import DeviceMonitor, compute_shares
 
 
 class NvmlError(Exception):
@@ -22,7 +23,7 @@ def refuse(*_: Any) -> Any:
 
 
 class Nvml:
-    """A card with UUID GPU-1, cut into a slice MIG-2, which tells its name and its memory and nothing else."""
+    """A card with UUID GPU-1 and a slice of it, MIG-2, which reports only its name and its memory."""
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -88,7 +89,7 @@ class AmdError(Exception):
 
 
 class AmdSmi:
-    """One MI300X as amdsmi of ROCm 6.4 tells of it: half of the samples so far were held back by its power cap."""
+    """One MI300X as amdsmi of ROCm 6.4 reports it; its power cap throttled it in half of the samples so far."""
 
     AmdSmiException = AmdError
     AmdSmiMemoryType = SimpleNamespace(VRAM=0)
@@ -153,11 +154,11 @@ def test_amd_answers_the_same_questions(question: Question, answer: Any) -> None
     driver = AmdDriver(AmdSmi())
     assert driver.ask("0000:c1:00.0", question) == driver.ask(0, question) == answer
     assert driver.ask("0000:c2:00.0", question) is driver.ask(1, question) is None
-    assert (driver.count(), driver.version()) == (1, "6.12.12")
+    assert (driver.count(), driver.ask(0, "driver_version")) == (1, "6.12.12")
 
 
 def test_how_long_a_device_was_held_back_is_a_share_of_the_counts_between_two_looks() -> None:
-    """NVIDIA counts seconds beside the clock's, AMD samples beside all samples."""
+    """NVIDIA counts seconds, compared with the clock's; AMD counts samples, compared with all samples."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
     amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
     assert nvidia == amd == {"power": 0.5}
@@ -171,9 +172,9 @@ def one_amd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_amd")
 def test_a_watch_asks_whatever_driver_is_here() -> None:
-    watch = DeviceWatch(0, "0000:c1:00.0", {7})
+    watch = DeviceMonitor(0, "0000:c1:00.0", {7})
     watch.open()
-    watch.look()
+    watch.sample()
     use, energy, seconds = watch.close()
     assert (use.clock_mhz, use.other_processes, use.other_bytes, energy) == (2100, 1, None, 0.0)
     assert seconds and use.power_throttled_s is None, "no samples between two looks"
@@ -197,7 +198,7 @@ def test_a_torch_for_amd_is_known_by_its_hip(monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_a_device_is_named_as_its_driver_knows_it(hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(uuid="5f2a", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
-    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(device.torch.version, "hip", hip)
-    assert device.read_driver_name(device.torch.device("cuda", 0)) == name
-    assert device.read_driver_name(device.torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert environment.read_driver_name(torch.device("cuda", 0)) == name
+    assert environment.read_driver_name(torch.device("cpu")) is None

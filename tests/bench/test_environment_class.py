@@ -1,4 +1,4 @@
-"""What two answers must have in common to be pooled, and that all ranks of a run have it."""
+"""Environment classes: the conditions for pooling two runs, which all ranks of a run share."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def told(cores: list[int], ranks: int = 2, **variables: str) -> str:
 
 
 def test_cores_and_threads_are_part_of_what_an_answer_depends_on() -> None:
-    """By processes that really are bound to fewer cores."""
+    """With processes that are bound to fewer cores."""
     if len(HERE) < 2:
         pytest.skip("one core has no fewer")
     one, two = told(HERE[:1]), told(HERE[:2])

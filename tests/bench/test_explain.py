@@ -1,4 +1,4 @@
-"""`zeroscale explain`: what a name of a table, a report, a record or the config means."""
+"""`zeroscale explain`: meanings of names in tables, reports, records and configs."""
 
 import json
 from typing import get_args
@@ -6,10 +6,9 @@ from typing import get_args
 import pytest
 
 from analysis.columns import list_all_columns
-from analysis.flags import FLAGS, NOTES
-from analysis.outcomes import OUTCOMES
+from analysis.flags import FLAGS, NOTES, OUTCOMES, REMEDIES
 from bench import cli
-from bench.cli.explanations import Explanation, list_explanations
+from bench.cli.explain import Explanation, list_explanations
 from bench.core.record import OutcomeKind
 
 
@@ -44,6 +43,26 @@ def test_the_last_part_of_a_key_or_of_a_file_is_enough(capsys: pytest.CaptureFix
     assert cli.main(["explain", "micro", "mt5_xl", "--json"]) == 0
     found = [(one["kind"], one["name"]) for one in json.loads(capsys.readouterr().out)]
     assert found == [("column", "micro"), ("config key", "batch.micro"), ("file of conf/model", "model=mt5_xl")]
+
+
+def test_every_flag_and_note_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(REMEDIES) == {*FLAGS, *NOTES}
+    assert cli.main(["explain", "short"]) == 0
+    assert "\n  what to do: measure longer: measure=full" in capsys.readouterr().out
+
+
+def test_a_group_is_explained_by_its_files_and_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "engine", "engine.stage"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("engine (group of config keys)\n  the engine that trains")
+    assert "files: ddp, fsdp, " in out and "engine.reduce_bucket_size" in out
+    assert "1: optimizer states" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("group", ["batch", "measure", "model", "launcher", "data", "parallel", "learning"])
+def test_every_group_of_keys_has_a_meaning(group: str, known: list[Explanation]) -> None:
+    assert next(one.meaning for one in known if one.name == group)
 
 
 def test_without_a_name_it_lists_all_by_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def counting(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 def test_a_plan_shows_family_objective_and_source(house: House) -> None:
     text = house.zeroscale("sweep", *COUNTING, "engine=ddp,zero3", "--dry-run", "--results", str(house.results))
-    assert text.count("64 tokens  counting  continuation") == text.count("  decoder_tiny ") == 2
+    assert " ".join(text.split()).count("64 tokens counting continuation") == text.count("  decoder_tiny ") == 2
 
 
 def test_every_engine_begins_with_the_same_weights_and_samples_and_learns(counting: dict[str, RunRecord]) -> None:
@@ -156,7 +156,7 @@ def test_doctor_names_what_was_added(findings: dict[str, str]) -> None:
         (("model.shape.heads=5",), "model.shape.heads=5: does not divide width=128"),
         (("model=tiny",), "objective=continuation: a model of family t5 learns from encoder and decoder tokens"),
         (("model.shape.vocab=2",), "a vocabulary of 2: ids 0 and 1 are no numbers"),
-        (("data.steps=2",), "data.steps: no such key; did you mean step?"),
+        (("data.steps=2",), "data.steps: no such key; did you mean data.step?"),
     ],
 )
 def test_what_was_added_refuses_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
@@ -167,7 +167,7 @@ def test_what_was_added_refuses_in_one_line(words: tuple[str, ...], told: str, h
 
 def test_text_serves_an_objective_that_it_does_not_know(house: House) -> None:
     words = (word.replace("data=counting", "data=text") for word in COUNTING)
-    assert "text  continuation" in house.zeroscale("sweep", *words, "engine=ddp", "--dry-run")
+    assert "text continuation" in " ".join(house.zeroscale("sweep", *words, "engine=ddp", "--dry-run").split())
 
 
 def test_a_family_reads_configs_of_its_kind_and_another_is_measured_and_not_predicted(
@@ -359,7 +359,7 @@ def piped(house: House) -> dict[str, RunRecord]:
 def test_a_plan_shows_the_layout_of_ranks(house: House) -> None:
     text = house.zeroscale("sweep", *PIPED, "batch.micro=2,4", "--dry-run", "--results", str(house.results))
     assert text.count("pipeline 2") == 2 and "micro 4 × 1 = global 4" in text, "two ranks and one data-parallel rank"
-    assert "engine.backend=two_stages: no prediction: it does not say what memory it needs" in text
+    assert "engine.backend=two_stages: no prediction of its memory" in text
 
 
 def test_a_loss_on_one_rank_is_the_loss_of_the_run_and_that_of_the_reference(piped: dict[str, RunRecord]) -> None:

@@ -1,4 +1,4 @@
-"""Every way a run can die, for real: each ends within seconds and leaves a record that says why."""
+"""Every way in which a run can fail, for real: each ends within seconds and leaves a record with the reason."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) ->
 def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_looked_closer(
     zeroscale_run: Start,
 ) -> None:
-    """Three steps of warm-up, three of the window; the next one is the first untimed one."""
+    """Three steps of warm-up, three of the window; the next step is the first untimed one."""
     steps = ("measure.warmup_steps=3", "measure.min_steps=3")
     run = zeroscale_run(
         *QUICK, "engine=ddp", *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"}

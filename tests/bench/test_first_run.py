@@ -1,4 +1,4 @@
-"""What the first command of a new user does: it takes the devices that are there, and refuses the others at once."""
+"""`zeroscale run` without arguments: it uses the devices of this machine, and refuses missing ones at once."""
 
 import json
 import shlex
@@ -9,21 +9,23 @@ import pytest
 from started_runs import PATIENCE_S, Command
 
 from analysis import flags
+from bench import api
 from bench.cli import main
 from bench.cli.run import format_answer
 from bench.config import compose
 from bench.core import store
 from bench.core.errors import UserError
+from bench.core.point_fields import flatten
 from bench.core.spec import MeasureSpec
 from bench.measure import environment
-from bench.sweep import inputs
+from bench.sweep import inputs, local_attempt
 
 Refused = Callable[..., str]
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the driver show some GPUs to a torch that was built for them."""
+    """Simulate GPUs and a torch with CUDA."""
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
         monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
@@ -43,7 +45,7 @@ def _forget_devices() -> Iterator[None]:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Leave a machine with so many cores and no GPU."""
+    """Simulate a machine with a number of cores and no GPU."""
 
     def leave(cores: int) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -101,13 +103,15 @@ def test_a_machine_by_its_name_is_counted_where_it_is_this_one(gpus: Callable[..
     gpus(4, "NVIDIA H200")
     assert devices("machine=h200") == 4
     assert devices("machine=h200", "machine.devices_per_node=2") == 2, "what its file says goes first"
-    with pytest.raises(UserError, match=r"devices_per_node: machine=a100_80 is not this machine.*; give"):
+    with pytest.raises(
+        UserError, match="machine=a100_80: this machine has NVIDIA H200; to run here choose machine=auto; to predict, "
+    ):
         devices("machine=a100_80")
     assert devices("machine=a100_80", "machine.devices_per_node=8") == 8
 
 
 def test_elsewhere_the_number_of_devices_is_to_be_given() -> None:
-    with pytest.raises(UserError, match=r"devices_per_node: launcher=slurm starts elsewhere"):
+    with pytest.raises(UserError, match="devices_per_node: launcher=slurm starts on other machines"):
         devices("launcher=slurm")
     assert devices("launcher=slurm", "machine.devices_per_node=8") == 8
     assert devices("launcher=slurm", "devices_per_node=4") == 4
@@ -125,7 +129,7 @@ def test_devices_that_are_not_here_are_refused_before_anything_starts(
     gpus(1)
     words = (*verb, "--results", str(tmp_path))
     assert "devices_per_node=2: here is 1 GPU; give at most 1" in refused(*words, "devices_per_node=2")
-    assert "machine=h200: expects NVIDIA H200, and NVIDIA L4 is here" in refused(
+    assert "machine=h200: expects NVIDIA H200, and this machine has NVIDIA L4" in refused(
         *words, "machine=h200", "devices_per_node=1"
     )
     assert list(tmp_path.iterdir()) == []
@@ -160,15 +164,54 @@ def test_on_a_cpu_a_point_is_small_where_nothing_else_is_given(
         assert spec["measure"] == smoke.measure.model_dump()
 
 
-def test_what_is_given_of_a_section_makes_the_rest_of_it_the_default(
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("sequence.encoder=64", "sequence.encoder", 64),
+        ("sequence={decoder: 16}", "sequence.decoder", 16),
+        ("measure.max_s=100", "measure.max_s", 100),
+        ("precision=bf16", "precision", "bf16"),
+        ("seed=3", "seed", 3),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_on_a_cpu_an_override_changes_no_other_key(
+    verb: str,
+    override: str,
+    key: str,
+    value: object,
+    processor: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    processor(2)
+    [spec], [default] = chosen(capsys, verb, override), chosen(capsys, verb)
+    flat, before = dict(flatten(spec)), dict(flatten(default))
+    assert flat[key] == value
+    assert {name for name in flat if flat[name] != before[name]} == {key}
+
+
+def test_on_a_cpu_a_protocol_by_its_name_is_all_of_its_file(
     processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     processor(2)
-    [spec] = chosen(capsys, "run", "measure.max_s=100", "precision=bf16")
-    assert spec["measure"] == MeasureSpec(max_s=100).model_dump()
-    assert (spec["precision"], spec["sequence"]) == ("bf16", {"encoder": 128, "decoder": 32})
-    [spec] = chosen(capsys, "run", "sequence.encoder=64")
-    assert (spec["precision"], spec["sequence"]) == ("fp32", {"encoder": 64, "decoder": 128})
+    [spec] = chosen(capsys, "run", "measure=full")
+    assert (spec["measure"], spec["precision"]) == (MeasureSpec().model_dump(), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "precision=fp32 sequence.encoder=128 sequence.decoder=32 measure=smoke"),
+        (("sequence.encoder=64", "precision=bf16"), "sequence.decoder=32 measure=smoke"),
+        (("model=gpt2_tiny", "measure=quick"), "precision=fp32 sequence.tokens=256"),
+    ],
+)
+def test_on_a_cpu_a_line_names_exactly_the_keys_that_were_chosen(
+    words: tuple[str, ...], named: str, processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    processor(2)
+    assert main(["run", *words, "--dry-run"]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"defaults on a CPU: {named}"]
 
 
 def test_a_study_and_a_gpu_get_what_they_ask_for(
@@ -197,7 +240,8 @@ def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_p
     assert lines[2].startswith(f"{rate:,.0f} tokens per second")
     raised = flags.list_flags(record)  # which ones depends on how fast this machine is
     assert [line for line in lines if line.startswith("flags: ")] == [f"flags: {', '.join(raised)}"] * bool(raised)
-    assert all(f"  {name}: the run {flags.FLAGS[name].meaning}" in lines for name in raised)
+    told = " ".join(" ".join(lines).split())
+    assert all(f"{name}: the run {flags.FLAGS[name].meaning}" in told for name in raised)
     notes = flags.list_notes(record)
     assert [line for line in lines if line.startswith("notes: ")] == [f"notes: {', '.join(notes)}"] * bool(notes)
     assert lines[-2].startswith("next: zeroscale run engine=ddp machine=cpu ")
@@ -222,3 +266,60 @@ def test_the_next_command_repeats_the_folders_and_the_study_and_works(
     assert (program, words) == ("zeroscale", ["run", "engine=ddp", "model=mine", *given])
     assert main([*words, "machine=cpu", "--dry-run"]) == 0
     assert "ddp" in capsys.readouterr().out
+
+
+def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
+    processor: Callable[[int], None], refused: Refused
+) -> None:
+    """The missing GPU and the unknown number of devices are one error, not two in turn."""
+    processor(2)
+    line = refused("run", "machine=h100")
+    assert "machine=h100: this machine has no GPU that torch can use; to run here choose machine=cpu; " in line
+    assert "to predict, advise or submit add devices_per_node=8" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            (),
+            [
+                "    predicted memory: ",
+                ": fits",
+                "    no step time predicted: machine=cpu has no peak_tflops.fp32; ",
+            ],
+        ),
+        (("sequence.encoder=100000000",), [" GB of this machine, for all ranks: does not fit;"]),
+        (
+            ("machine.memory_bytes=1e8", "batch.micro=64"),
+            ["predicted memory: ", " GB of 0.1 GB of the device: does not fit; "],
+        ),
+    ],
+)
+def test_a_dry_run_predicts_memory_and_time_or_says_why_not(
+    words: tuple[str, ...], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--dry-run", "machine=cpu", "devices_per_node=2", *words]) == 0
+    _, *predicted = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 100 for line in predicted)
+    for part in told:
+        assert part in "\n".join(predicted)
+
+
+def test_a_point_that_does_not_fit_is_named_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run still starts, because running out of memory is a result."""
+    monkeypatch.setattr(api, "measure", lambda made, **given: (_ for _ in ()).throw(KeyboardInterrupt))
+    words = ["run", "machine=cpu", "devices_per_node=2", "sequence.encoder=100000000", "--results", str(tmp_path)]
+    assert main(words) == 130
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_results_folder_that_cannot_be_made_is_found_before_the_wait_for_the_lock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_attempt, "take_turn", lambda *given: pytest.fail("waits for the lock"))
+    (tmp_path / "file").touch()
+    assert main(["run", "machine=cpu", "devices_per_node=1", "--results", str(tmp_path / "file")]) == 2
+    assert "cannot be written to (Not a directory)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""How amounts are worded."""
+"""Texts for amounts."""
 
 import pytest
 

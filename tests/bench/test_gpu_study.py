@@ -1,4 +1,4 @@
-"""The studies of one GPU, as far as they go without one: what is called, what is not called again, the archive."""
+"""The studies of one GPU, as far as possible without one: calls, calls that are not repeated, the archive."""
 
 import importlib.util
 import sys
@@ -72,7 +72,9 @@ def test_a_trial_plans_every_study_measures_one_tiny_point_and_makes_the_archive
     monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--trial", "--results", str(tmp_path)])
     assert study.main() == 0
     *planned, measured, reported = seen
-    assert len(planned) == 5 and all(words.endswith("launcher=slurm --dry-run") for words in planned)
+    assert len(planned) == 5 and all(
+        words.endswith("launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run") for words in planned
+    )
     assert "machine=cpu" in measured and reported.startswith("report")
     with tarfile.open(tmp_path / "gpu_study.tar.gz") as archive:
         records = [name for name in archive.getnames() if name.endswith("record.json")]

@@ -1,4 +1,4 @@
-"""A mistake in a YAML file of one's own is answered in one line that names it."""
+"""Mistakes in a user's YAML file give one line with the name of the file."""
 
 import os
 import re
@@ -23,7 +23,7 @@ NO_FILE: dict[str, tuple[bytes, str]] = {
     "binary": (b"\0\1\2", "special characters are not allowed"),
     "itself": (b"name: &a [*a]\n", "contains itself, or is nested too deeply"),
     "a map in itself": (b"a: &a {b: *a}\n", "contains itself, or is nested too deeply"),
-    "aliases": (_BOMB.encode(), "more than 100,000 values, aliases written out"),
+    "aliases": (_BOMB.encode(), "more than 100,000 values, aliases expanded"),
     "deep": (b"name: " + b"[" * 1000, "contains itself, or is nested too deeply"),
     "number": (b"3\n", "not a mapping of words to values"),
     "list": (b"[1, 2]\n", "not a mapping of words to values"),
@@ -34,7 +34,7 @@ NO_FILE: dict[str, tuple[bytes, str]] = {
     "5,000 digits": (b"name: " + 5000 * b"9", "Exceeds the limit"),
     "half an interpolation": (b"name: ${\n", "no viable alternative at input"),
 }
-"""Bodies that are no file of any group, and what is said of them."""
+"""Contents that are invalid for every group, each with its message."""
 NO_GROUP: dict[str, tuple[bytes, str]] = {
     "defaults: 3": (b"defaults: 3\nname: a\n", "defaults must be a list"),
     "defaults: [3]": (b"defaults: [3]\nname: a\n", "Unsupported type in defaults"),
@@ -45,11 +45,11 @@ NO_GROUP: dict[str, tuple[bytes, str]] = {
     "interpolation of nothing": (b"name: ${nowhere}\n", "Interpolation key 'nowhere' not found"),
     "interpolation of itself": (b"name: ${.name}\n", ""),
 }
-"""Bodies that cannot be put together with the other files."""
+"""Contents that cannot be composed with the other files."""
 
 
 def message(group: str, body: bytes, folder: Path) -> str:
-    """Return what is said of a file of a group."""
+    """Return the message for a file of a group."""
     (folder / group).mkdir(parents=True)
     (folder / group / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""What a run shows against the nodes that it ran on."""
+"""Signs in a run of defective nodes."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from bench.sweep.allocation.leader import find_defects
 
 
 def record(*throttled_s: float | None) -> RunRecord:
-    """Two nodes of two devices; a window of 10 s, in which rank r's was too hot for so long."""
+    """Two nodes of two devices; a window of 10 s, in which each rank's device was too hot for some seconds."""
     plain = {
         "model": {"name": "tiny", "family": "t5", "shape": {}},
         "engine": {"name": "ddp", "backend": "ddp"},

@@ -1,4 +1,4 @@
-"""`zeroscale init`: a folder to begin with, whose files run as they are and are refused a second time."""
+"""`zeroscale init`: files to start from, which run unchanged and are not overwritten."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which samples each rank gets, where ranks share a copy of the model."""
+"""Samples of each rank, where ranks share a copy of the model."""
 
 from collections import Counter
 from itertools import islice
@@ -33,7 +33,7 @@ TABLE = {
     (8, 2, 2): [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)],
     (6, 1, 3): [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0)],
 }
-"""By ranks, tensor and pipeline: (pipeline, data, tensor) of every rank, written by hand."""
+"""By number of ranks, tensor and pipeline: (pipeline, data, tensor) of every rank, computed by hand."""
 
 
 @pytest.mark.parametrize("case", TABLE)
@@ -67,7 +67,7 @@ def test_every_sample_of_a_global_batch_goes_to_one_data_parallel_rank(
     from bench.data.pipeline import loader
 
     class Indices:
-        """Sample i is filled with i."""
+        """A stream whose sample i is filled with i."""
 
         padded: frozenset[str] = frozenset()
 

@@ -1,4 +1,4 @@
-"""The course of a training, by hand and beside torch's own schedulers."""
+"""The schedule of a training, against values computed by hand and torch's own schedulers."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,20 +10,20 @@ from pydantic import ValidationError
 
 from bench import api
 from bench.config import compose
-from bench.core import learning
+from bench.core import steps
 from bench.core.errors import UserError
 from bench.core.network import IGNORED
 from bench.core.spec import RunSpec, config_id
 from bench.data import MicroBatch
 from bench.engines.distributed.ranks import count_targets
 from bench.measure.loop import Series, Trainer
-from bench.measure.peers import NoPeers
+from bench.measure.peers import Peers
 from bench.measure.training import Training
 from bench.objectives import causal_lm, causal_lm_documents, span_corruption
 
 PIPELINE = ("engine=pipeline", "parallel.pipeline=2", "batch.accumulation=8")
 STEP = 2 * 10
-"""Tokens of an optimizer step."""
+"""Number of tokens in an optimizer step."""
 
 
 def spec(**chosen: Any) -> RunSpec:
@@ -42,7 +42,7 @@ def spec(**chosen: Any) -> RunSpec:
 
 
 def rates(asked: RunSpec) -> list[float]:
-    return [learning.compute_learning_rate(asked, step) for step in range(learning.count_steps(asked))]
+    return [steps.compute_learning_rate(asked, step) for step in range(steps.count_steps(asked))]
 
 
 def torch_rates(asked: RunSpec, make: Any, steps: int) -> list[float]:
@@ -56,7 +56,7 @@ def torch_rates(asked: RunSpec, make: Any, steps: int) -> list[float]:
 
 
 def test_tokens_are_rounded_up_to_whole_steps() -> None:
-    assert [learning.count_steps(spec(tokens=tokens)) for tokens in (1, STEP, STEP + 1, 10 * STEP)] == [1, 1, 2, 10]
+    assert [steps.count_steps(spec(tokens=tokens)) for tokens in (1, STEP, STEP + 1, 10 * STEP)] == [1, 1, 2, 10]
 
 
 def test_a_constant_rate_rises_in_equal_parts_and_stays() -> None:
@@ -80,19 +80,19 @@ def test_a_straight_line_behind_its_warm_up_is_that_of_torch() -> None:
 
 def test_behind_its_last_step_a_rate_stays_what_it_came_to() -> None:
     asked = spec(tokens=10 * STEP, schedule="cosine", final_lr=0.2)
-    assert learning.compute_learning_rate(asked, 10) == learning.compute_learning_rate(asked, 99) == pytest.approx(0.1)
+    assert steps.compute_learning_rate(asked, 10) == steps.compute_learning_rate(asked, 99) == pytest.approx(0.1)
 
 
 def test_the_held_out_loss_is_taken_first_and_last_and_every_so_often() -> None:
-    assert list(learning.list_evaluations(spec(tokens=10 * STEP))) == [0, 10]
-    assert list(learning.list_evaluations(spec(tokens=10 * STEP, evaluate_every=4 * STEP))) == [0, 4, 8, 10]
-    assert list(learning.list_evaluations(spec(tokens=10 * STEP, evaluate_every=5 * STEP))) == [0, 5, 10]
+    assert list(steps.list_evaluations(spec(tokens=10 * STEP))) == [0, 10]
+    assert list(steps.list_evaluations(spec(tokens=10 * STEP, evaluate_every=4 * STEP))) == [0, 4, 8, 10]
+    assert list(steps.list_evaluations(spec(tokens=10 * STEP, evaluate_every=5 * STEP))) == [0, 5, 10]
 
 
 def test_there_is_no_checkpoint_where_nothing_is_left_to_do() -> None:
-    assert list(learning.list_checkpoints(spec(tokens=10 * STEP))) == []
-    assert list(learning.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=5 * STEP))) == [5]
-    assert list(learning.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=4 * STEP))) == [4, 8]
+    assert list(steps.list_checkpoints(spec(tokens=10 * STEP))) == []
+    assert list(steps.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=5 * STEP))) == [5]
+    assert list(steps.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=4 * STEP))) == [4, 8]
 
 
 def test_the_window_is_the_whole_training_whatever_the_protocol_says() -> None:
@@ -111,7 +111,7 @@ def test_how_often_a_checkpoint_is_written_names_no_other_point() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"schedule": "cosine"}, r"learning\.schedule=cosine without learning\.tokens; say how many tokens"),
+        ({"schedule": "cosine"}, r"learning\.schedule=cosine without learning\.tokens; set learning\.tokens"),
         ({"tokens": 9, "warmup_tokens": 9}, r"learning\.warmup_tokens=9 is not below learning\.tokens=9; lower"),
         (
             {"tokens": 9, "final_lr": 0.1},
@@ -133,7 +133,7 @@ def test_what_cannot_be_meant_is_refused(chosen: dict[str, Any], message: str) -
         ),
         (
             ("data=synthetic",),
-            "data=synthetic with learning.tokens: holds nothing back that a model could be",
+            "data=synthetic with learning.tokens: has no held-out text to evaluate a model on",
         ),
         (("batch.micro=7",), "learning.evaluation_samples=64: not a multiple of batch.micro=7 × 2 .*; choose 70"),
     ],
@@ -156,14 +156,14 @@ def test_targets_are_labels_that_something_predicts() -> None:
 
 
 def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Path) -> None:
-    """Three targets of a mean loss of 2, none, and one of 4: (3 × 2 + 4) / 4."""
+    """Micro-batches with three targets (mean loss 2), no target, and one target (loss 4): (3 × 2 + 4) / 4."""
     held_out = [
         MicroBatch({"labels": torch.tensor([row])}, {})
         for row in ([9, 5, 6, 7], [9, IGNORED, IGNORED, IGNORED], [9, 5, IGNORED, IGNORED])
     ]
     losses = iter([torch.tensor(2.0), torch.tensor(float("nan")), torch.tensor(4.0)])
     engine: Any = SimpleNamespace(evaluate=lambda batches: next(losses))
-    asked, nobody = spec(tokens=10 * STEP), SimpleNamespace(peers=NoPeers())
+    asked, nobody = spec(tokens=10 * STEP), SimpleNamespace(peers=Peers())
     training = Training(asked, engine, held_out, tmp_path, torch.device("cpu"), lambda phase, step: None)
     training._evaluate(cast(Trainer, nobody), Series(("tokens",), None))
     [found] = training.evaluations
@@ -173,10 +173,14 @@ def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Pat
 def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> None:
     asked = ["model=gpt2_tiny", "machine=cpu", "devices_per_node=2", "data=text", "learning.tokens=9000"]
     asked += ["launcher=slurm", "learning.evaluation_samples=64"]
-    with pytest.raises(UserError, match=r"launcher\.time_limit_min=null: a training has no longest window .*; give"):
+    with pytest.raises(
+        UserError, match=r"launcher\.time_limit_min=null: a training has no longest window, .*; set the minutes"
+    ):
         api.plan(None, asked)
     made = api.plan(None, [*asked, "launcher.time_limit_min=30"])
     assert [point.time_limit_min for point in made.sweep.points] == [30]
-    predicted = api.plan(None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80"])
+    predicted = api.plan(
+        None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80", "launcher.gpus=--gres=gpu:{devices}"]
+    )
     (limit_min,) = [point.time_limit_min for point in predicted.sweep.points]
     assert limit_min is not None and limit_min < 60

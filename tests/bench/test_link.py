@@ -1,4 +1,4 @@
-"""Bandwidth by node: on links of known rate, between processes in network namespaces of their own."""
+"""Bandwidth by node, on links of known rate between processes in network namespaces."""
 
 import json
 import os

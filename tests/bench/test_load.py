@@ -1,4 +1,4 @@
-"""What others take of a machine: by hand on a made-up /proc, and beside processes that really compute."""
+"""Background load of a machine: by hand on a made-up /proc, and next to processes that really compute."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ import pytest
 from started_runs import QUICK, Command
 
 from analysis.flags import list_flags
-from bench.core.quantities import BUSY_SHARE, taken
+from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import NodeLoad, RunRecord
-from bench.measure.control_group import quota_cores, throttled_s
-from bench.measure.surroundings import Monitor, Whereabouts, between
+from bench.measure.control_group import read_quota_cores, read_throttled_s
+from bench.measure.surroundings import HostMonitor, ProcessLocation, compute_load
 from tests import warm
 
-HERE = Whereabouts.of_this_process()
+HERE = ProcessLocation.of_this_process()
 SPIN = "import os\nif os.fork():\n    os._exit(0)\nprint(os.getpid(), flush=True)\nwhile True: pass"
 
 
@@ -31,25 +31,26 @@ class Machine:
         (root / "proc").mkdir(parents=True)
 
     def process(self, number: int, parent: int, session: int, ticks: int, ended: int = 0) -> None:
-        """Write a process that has computed for so long; those that it has waited for, `ended`."""
+        """Write a process with its processor time, and that of the children that it has waited for (`ended`)."""
         folder = self.root / "proc" / str(number)
         folder.mkdir(exist_ok=True)
         fields = [parent, number, session, 0, -1, 0, 0, 0, 0, 0, ticks, 0, ended, 0]
         (folder / "stat").write_text(f"{number} (a) name) S {' '.join(map(str, fields))} 20 0 1\n")
 
     def counted(self, user: int, stolen: int, idle: int, elsewhere: int = 0) -> None:
-        """Write what cores 0 and 1 have counted together, and what the five others have."""
+        """Write the counts of cores 0 and 1 together, and those of the five others."""
         lines = [f"cpu{core} {user // 2} 0 0 {idle // 2} 0 0 0 {stolen // 2} 0 0" for core in (0, 1)]
         lines += [f"cpu{core} {elsewhere} 0 0 0 0 0 0 0 0 0" for core in range(2, 7)]
         (self.root / "proc/stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]) + "\n")
 
 
-def read(machine: Machine, *sessions: int) -> Monitor:
-    return Monitor([HERE._replace(session=session, cores=(0, 1)) for session in sessions], machine.root)
+def read(machine: Machine, *sessions: int) -> HostMonitor:
+    return HostMonitor([HERE._replace(session=session, cores=(0, 1)) for session in sessions], machine.root)
 
 
 def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_others(tmp_path: Path) -> None:
-    """In 10 s, 2 cores have 20 s: the run 13.5 s, the kernel 0.5, somebody 4, the hypervisor 1, nobody 1."""
+    """In 10 s, 2 cores have 20 s: 13.5 s of the run, 0.5 of the kernel, 4 of background load, 1 of the hypervisor, 1
+    idle."""
     machine = Machine(tmp_path)
     monitor = read(machine, 100, 200)
     for moment, scale in enumerate((0, 1)):
@@ -64,24 +65,24 @@ def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_
         machine.process(200, 1, 200, 300 * scale)  # a rank of another node of the run, on the same machine
         machine.process(300, 50, 300, 400 * scale)  # somebody else, though of the same parent
         if moment == 0:
-            before = monitor.read()
-    after = monitor.read()
+            before = monitor.sample()
+    after = monitor.sample()
     assert before and after
-    load = between(3, before, after.__class__(**{**vars(after), "at": before.at + 10}))
+    load = compute_load(3, before, after.__class__(**{**vars(after), "at": before.at + 10}))
     assert load and load.node == 3
     assert load.others_share == pytest.approx(4 / 20)
     assert load.stolen_share == pytest.approx(1 / 20)
-    assert taken(load) == pytest.approx(5 / 20)
+    assert compute_background_load(load) == pytest.approx(5 / 20)
 
 
 def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Path) -> None:
-    """Two containers of one machine have process numbers of their own each."""
+    """Each of two containers on one machine has its own process ids."""
     machine = Machine(tmp_path)
     machine.counted(user=10, stolen=0, idle=10)
-    apart = Monitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)
-    before = apart.read()
+    apart = HostMonitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)
+    before = apart.sample()
     machine.counted(user=20, stolen=0, idle=20)
-    load = between(0, before, apart.read())
+    load = compute_load(0, before, apart.sample())
     assert load and load.others_share is None and load.stolen_share == 0
 
 
@@ -99,26 +100,26 @@ def test_pressure_and_throttling_are_those_of_the_time_between(tmp_path: Path) -
     monitor = read(machine, 100)
     pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\nfull avg10=0.00 total=7\n")
     (group / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 250000\n")
-    before = monitor.read()
+    before = monitor.sample()
     pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=3000000\nfull avg10=0.00 total=7\n")
     (group / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 1000000\n")
-    after = monitor.read()
+    after = monitor.sample()
     assert before and after
-    load = between(0, before, after.__class__(**{**vars(after), "at": before.at + 8}))
+    load = compute_load(0, before, after.__class__(**{**vars(after), "at": before.at + 8}))
     assert load and load.memory_pressure_share == pytest.approx(2 / 8) and load.cpu_pressure_share is None
     assert load.throttled_s == pytest.approx(0.75)
-    assert throttled_s(tmp_path) == 1.0
-    assert quota_cores(tmp_path) == 1.5, "of a group around it"
+    assert read_throttled_s(tmp_path) == 1.0
+    assert read_quota_cores(tmp_path) == 1.5, "of a group around it"
 
 
 def test_a_machine_that_counts_nothing_has_no_load(tmp_path: Path) -> None:
-    assert read(Machine(tmp_path), 1).read() is None
-    assert between(0, None, None) is None
+    assert read(Machine(tmp_path), 1).sample() is None
+    assert compute_load(0, None, None) is None
 
 
 @pytest.fixture
 def spinning() -> Iterator[list[int]]:
-    """Processes that compute, one for each core, and that nobody here has started any more."""
+    """Processes that compute, one per core, whose parent has ended."""
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]
@@ -138,22 +139,22 @@ def seconds_of(numbers: list[int]) -> float:
 
 
 def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[int]) -> None:
-    monitor = Monitor([HERE])
-    before, at, used = monitor.read(), time.monotonic(), seconds_of(spinning)
+    monitor = HostMonitor([HERE])
+    before, at, used = monitor.sample(), time.monotonic(), seconds_of(spinning)
     time.sleep(2)
     used, seconds = seconds_of(spinning) - used, time.monotonic() - at
-    load = between(0, before, monitor.read())
+    load = compute_load(0, before, monitor.sample())
     assert load and load.others_share is not None
     assert load.others_share >= 0.9 * used / (seconds * len(HERE.cores)) > 0, "and others there may be besides"
 
 
 def quiet() -> bool:
-    """Whether this machine is, for the moment."""
-    monitor = Monitor([HERE])
-    before = monitor.read()
+    """Return whether this machine has little background load at the moment."""
+    monitor = HostMonitor([HERE])
+    before = monitor.sample()
     time.sleep(3)
-    load = between(0, before, monitor.read())
-    return load is not None and (taken(load) or 0) < BUSY_SHARE / 2
+    load = compute_load(0, before, monitor.sample())
+    return load is not None and (compute_background_load(load) or 0) < BUSY_SHARE / 2
 
 
 def record_of(tmp_path: Path, *more: str) -> RunRecord:
@@ -173,7 +174,9 @@ def test_a_run_says_what_others_took_and_is_flagged_beside_them(tmp_path: Path, 
 def test_a_run_that_shall_have_a_quiet_machine_is_given_up_beside_others(tmp_path: Path, spinning: list[int]) -> None:
     record = record_of(tmp_path, "launcher.quiet_within_s=2")
     assert record.outcome.kind == "error" and not record.outcome.final
-    assert "did not become quiet within 2 s" in record.outcome.reason and "others take" in record.outcome.reason
+    assert (
+        "did not become quiet within 2 s" in record.outcome.reason and "background load takes" in record.outcome.reason
+    )
 
 
 @pytest.mark.processes
@@ -193,5 +196,5 @@ def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
 
 
 def test_node_load_shares_are_added_where_they_are_known() -> None:
-    assert taken(NodeLoad(node=0)) is None
-    assert taken(NodeLoad(node=0, stolen_share=0.25)) == 0.25
+    assert compute_background_load(NodeLoad(node=0)) is None
+    assert compute_background_load(NodeLoad(node=0, stolen_share=0.25)) == 0.25

@@ -39,7 +39,8 @@ def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
         with holder() as second:
             assert second.stderr and first.stdin
             told = second.stderr.readline()
-            assert f"waiting for process {first.pid} (" in told and "launcher.lock=false does not wait" in told
+            begins = f"zeroscale: Another zeroscale run (pid {first.pid}) has been measuring for "
+            assert told.startswith(begins) and told.endswith(" s; waiting. To start anyway: launcher.lock=false\n")
             first.stdin.write("\n")
             first.stdin.flush()
             assert any(second.stdout.readline() == "held\n" for _ in range(1000)) if second.stdout else False
@@ -69,7 +70,7 @@ def test_where_nothing_can_be_locked_nobody_is_waited_for(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with local_attempt.alone(print):
         pass
-    assert "other local runs are not waited for" in capsys.readouterr().err
+    assert "no lock against other local runs" in capsys.readouterr().err
 
 
 @pytest.mark.processes

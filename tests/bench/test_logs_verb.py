@@ -1,4 +1,4 @@
-"""`zeroscale logs`: what was logged of a point, by whomever."""
+"""`zeroscale logs`: logs of a point's attempts and jobs."""
 
 from pathlib import Path
 
@@ -66,8 +66,8 @@ def test_the_last_attempt_is_followed_until_it_has_a_record(study: Path, capsys:
     [
         (["nothex"], "nothex: not a point; give its config_id"),
         ([f"{POINT}/9"], "not a point"),
-        (["0123456789"], "nothing was logged of such a point"),
-        ([f"{POINT}/0.9"], "nothing was logged of such a point"),
+        (["0123456789"], "no log of this point below"),
+        ([f"{POINT}/0.9"], "no log of this point below"),
         ([POINT, "--rank", "x"], "--rank x: not the number of a rank"),
         ([POINT, "--lines", "0"], "--lines 0: not a positive number"),
     ],

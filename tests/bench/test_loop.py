@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.core.spec import RunSpec
-from bench.core.step_times import StepTimes
+from bench.core.steps import StepTimes
 from bench.data import MicroBatch
 from bench.measure import observe
 from bench.measure.clock import DeviceClock
@@ -145,7 +145,7 @@ def test_only_steps_of_a_window_are_in_it() -> None:
 
 
 def test_a_run_that_ends_in_its_warm_up_has_no_step_in_a_window() -> None:
-    """Neither where the loss is lost nor where somebody interrupts it."""
+    """Its loss is not finite, or it is interrupted."""
     series = trained(Scripted([1] * 7, [1.0, math.nan]), [1] * 7)
     steps = observe.reduce_steps(series)
     assert (series.stopped, steps.cut, steps.window_s) == ("invalid", 2, 0.0)
@@ -161,7 +161,7 @@ def test_a_run_whose_loss_is_lost_in_its_window_keeps_its_cut() -> None:
 
 
 class WithoutLoss(Scripted):
-    """An engine on a rank that has no loss: the first of two stages of a pipeline, say."""
+    """An engine on a rank without a loss, such as the first of two pipeline stages."""
 
     def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> None:
         super().train_step(micro_batches)
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_where_the_facts_say_is_refused(engine: Scripted, has
 
 
 class Stepwise(Scripted):
-    """An engine that notes how many micro-batches were fetched by the time it computes with each."""
+    """An engine that notes how many micro-batches were fetched when it computes each of them."""
 
     def __init__(self, fetched: list[int]) -> None:
         super().__init__(itertools.repeat(1.0))
@@ -214,7 +214,7 @@ class Stepwise(Scripted):
 
 
 def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> None:
-    """A loader has all the time of a micro-step for the next one: asked for all at once it would have to hurry."""
+    """So a loader has the time of a micro-step for the next micro-batch."""
     fetched: list[int] = []
 
     def loaded() -> Iterator[MicroBatch]:
@@ -235,8 +235,8 @@ def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> 
 
 
 class Device:
-    """A device that works through its queue by the clock of a simulated host: launching takes the host `launch_s`,
-    a step the device `step_s`, and what the harness does between two blocks takes the host `between_s`."""
+    """A device that executes its queue by the clock of a simulated host. A launch takes the host `launch_s`, a step
+    takes the device `step_s`, and the harness's work between two blocks takes the host `between_s`."""
 
     def __init__(self, step_s: float, launch_s: float, between_s: float = 0.0) -> None:
         self.step_s, self.launch_s, self.between_s = step_s, launch_s, between_s
@@ -287,7 +287,7 @@ class OnDevice(Scripted):
 
 
 class Alone(TwoRanks):
-    """The only rank; agreeing with itself takes the host a while."""
+    """The only rank; its all-gather takes the host some time."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -310,8 +310,9 @@ def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
 
 
 def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> None:
-    """A step takes it 100 ms, launching one 10 ms, and what lies between blocks 30 ms, while the next block runs. It
-    is idle once: where the window opens. Drained after each block, each first step would wait for its launch."""
+    """A step takes 100 ms, its launch 10 ms, and work between blocks 30 ms, while the next block runs. The device is
+    idle once, where the window opens. If it were drained after each block, each first step would wait for its launch.
+    """
     device = Device(step_s=0.1, launch_s=0.01, between_s=0.03)
     series = timed_on(device)
     assert device.drained == 2, "before the warm-up and before the window"
@@ -322,8 +323,8 @@ def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> 
 
 
 def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
-    """Of 2 steps of 100 ms each: when the host asks for a block's end, it has launched the next one, and it waits no
-    longer than for the first."""
+    """With blocks of 2 steps of 100 ms: when the host reads a block, it has launched the next one, and waits only for
+    the first."""
     device = Device(step_s=0.1, launch_s=0.001)
     timed_on(device)
     in_window = device.waits[-6:]
@@ -334,8 +335,8 @@ def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
 
 
 def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_slower() -> None:
-    """Launching takes 50 ms, computing 10: a step takes 50 ms untimed. Of the 30 ms between blocks no more is timed
-    than the device computes in a step."""
+    """A launch takes 50 ms, a step 10 ms, so a step takes 50 ms untimed. Of the 30 ms between blocks, at most the
+    device's time for a step is counted."""
     series = timed_on(Device(step_s=0.01, launch_s=0.05, between_s=0.03))
     assert series.step_s[series.warmup + 1 :: 2] == pytest.approx([0.05] * 6)
     assert all(0.0499 < first < 0.0601 for first in series.step_s[series.warmup :: 2])
@@ -367,7 +368,7 @@ def test_a_window_whose_steps_are_too_long_ends_when_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("stalled", [None, 8, 20])
 def test_the_length_of_a_window_does_not_depend_on_what_its_steps_show(stalled: int | None) -> None:
-    """One of its steps takes 3 s in place of 1 s: the window has as many seconds and not as many steps."""
+    """One of its steps takes 3 s in place of 1 s: the window has the same seconds, and fewer steps."""
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
     seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
     series = trained(Scripted(seconds), seconds, spec)

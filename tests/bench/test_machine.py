@@ -1,4 +1,4 @@
-"""Machine files: a number that no machine has is one line with its remedy, wherever it is written."""
+"""Machine files: an implausible number gives one line with a remedy, in a file and on the command line."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_an_absurd_number_in_a_file_is_one_line_with_its_remedy(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert told in err
-    if "inf" not in value and "nan" not in value:  # those may be refused as no numbers at all
+    if "inf" not in value and "nan" not in value:  # these may be refused as non-finite
         assert remedy in err
 
 
@@ -53,7 +53,7 @@ def test_an_absurd_number_on_the_command_line_is_refused_as_well(number: str) ->
 
 
 def test_a_measured_ceiling_may_lie_above_a_published_peak() -> None:
-    """What `zeroscale calibrate` wrote is read again."""
+    """Files by `zeroscale calibrate` stay readable."""
     words = [
         "machine=a100_80",
         "machine.matmul_ceiling_tflops.bf16=320",

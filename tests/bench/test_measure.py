@@ -54,7 +54,7 @@ def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_what_another_thread_frees_is_not_lost() -> None:
-    """The profiler's memory events lose it; gloo frees on threads of its own."""
+    """The profiler's memory events miss it; gloo frees memory on threads of its own."""
     before = memory.read_live_bytes(CPU)
     box = [torch.empty(1 << 20)]
     thread = threading.Thread(target=box.clear)
@@ -65,7 +65,7 @@ def test_what_another_thread_frees_is_not_lost() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_what_has_no_bytes_is_freed_like_the_rest() -> None:
-    """torch's fused attention asks for a buffer of none."""
+    """torch's fused attention requests an empty buffer."""
     before = memory.read_live_bytes(CPU)
     query = torch.ones(2, 4, 64, 32, requires_grad=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -124,7 +124,7 @@ def test_payloads_are_counted_as_nccl_tests_does() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_functional_collectives_and_those_of_dtensor_are_counted_alike() -> None:
-    """What rank 0 of four has: a quarter of 32 numbers, of which DTensor gathers all and sums up one."""
+    """Rank 0 of four has a quarter of 32 numbers; DTensor gathers all of them, and sums up one."""
     rows = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)
     with CollectiveCounter(wait=lambda: None) as counter:
         (all_reduce(torch.ones(1000), "sum", dist.group.WORLD) + 1).sum()
@@ -143,7 +143,7 @@ def test_operators_of_higher_order_are_left_alone() -> None:
 
 
 def test_what_is_compiled_stays_compiled() -> None:
-    """Else the time outside of collectives would be that of another program."""
+    """Else the time outside of collectives would be another program's."""
     ran: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -162,7 +162,7 @@ def test_what_is_compiled_stays_compiled() -> None:
 
 @pytest.mark.processes
 def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    """Two ranks over gloo: one comes half a second late to an all-reduce that both begin and leave to itself."""
+    """Two ranks over gloo: one comes half a second late to an all-reduce for which neither waits."""
     context = torch.multiprocessing.get_context("spawn")
     begun, told = context.Event(), context.Queue()
     ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", begun, told)) for rank in range(2)]
@@ -258,7 +258,7 @@ def hold(megabytes: int, ready: Queue, end: Event) -> None:
 
 @pytest.mark.processes
 def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
-    """Two processes that hold 64 MiB each, started as loaders are."""
+    """Two processes with 64 MiB each, started like loaders."""
     assert memory.read_loaders_rss_bytes() is None, "there is none"
     context = torch.multiprocessing.get_context("forkserver")
     ready, end = context.Queue(), context.Event()

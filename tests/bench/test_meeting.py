@@ -1,4 +1,4 @@
-"""How the supervisors of one allocation find each other, and what becomes of strangers who reach their port."""
+"""How the supervisors of one allocation find each other, and how unknown clients of their port are treated."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.failures import Refused
-from bench.measure.rendezvous import RankPlace, check_places
+from bench.measure.peers import RankPlace, check_places
 from bench.runtime import transport
 from bench.runtime.outcome import PauseTotals
 from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous, TokenListener
@@ -41,7 +41,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """As the tasks of an array do that run at the same time, and a job that was put back into the queue."""
+    """Such as tasks of an array that run at the same time, and a job that was requeued."""
     allocations = ["37.0", "38.0", "38.1"]
 
     def conduct(allocation: str) -> Future[JobAgents]:
@@ -68,7 +68,7 @@ def test_a_member_of_another_allocation_is_turned_away(
     wait_for(lambda: stranger.take() == [] and stranger.closed)
     join_leader(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
     assert agents.result().hosts == {1: "hg2"}
-    assert "hg4 was turned away: it is of allocation 38.0, and this is 37.0" in capfd.readouterr().err
+    assert "hg4 was refused: it belongs to allocation 38.0, and this is 37.0" in capfd.readouterr().err
 
 
 def test_a_conductor_whose_members_do_not_come_leaves_no_meeting_behind(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def knock(lead: CoordinatorServer | TokenListener) -> socket.socket:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection."""
+    """Return whether the other side has closed a connection."""
     connection.settimeout(0.05)
     try:
         return connection.recv(1) == b""
@@ -156,14 +156,14 @@ def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float
 
 
 def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> None:
-    """What the ranks of the others say then is an echo of that."""
+    """Reports of the other nodes' ranks after that are a consequence."""
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     assert lead.find_left() is None
     wait_for(agent.stop_request)
     report(agent, done=True)
     wait_for(lambda: lead.poll() == [] and lead.find_left())
-    assert str(lead.lost()).startswith("node 1 (hg2) left: it has not heard of node 0 for 0")
+    assert str(lead.lost()).startswith("node 1 (hg2) left: it has received nothing from node 0 for 0")
     agent.close()
 
 
@@ -171,7 +171,7 @@ def test_after_a_pause_silence_begins_anew(lead: CoordinatorServer) -> None:
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.3)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     time.sleep(0.4)
-    assert "has not been heard of for 0" in str(lead.lost())
+    assert "has sent no report for 0" in str(lead.lost())
     lead.forgive_silence(0.4)
     agent.forgive_silence()
     assert lead.lost() is None and agent.stop_request() is None
@@ -199,7 +199,7 @@ def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(le
         member.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (hello, report, report)))
         output: list[tuple[int, bytes]] = []
         wait_for(lambda: not output.extend(lead.poll()) and len(output) == 100)  # type: ignore[func-returns-value]
-        assert lead.agents[1].done
+        assert lead.agents[1].last.done
 
 
 def test_a_silent_stranger_is_dropped_after_a_while(lead: CoordinatorServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Whether a host is on a node list as Slurm writes it (`scontrol show hostlist` made those below)."""
+"""Hosts on node lists in Slurm's notation. `scontrol show hostlist` made the lists below."""
 
 import pytest
 

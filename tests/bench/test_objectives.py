@@ -1,4 +1,4 @@
-"""What is learned, as a user asks for it, and the micro-batches of each objective."""
+"""Objectives: their selection by a user, and their micro-batches."""
 
 from itertools import islice
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from bench import data, objectives
 from bench.config import compose
 from bench.config.decode import Request
-from bench.config.rule_fields import collect_fields, collect_fields_of_tree, list_field_names
+from bench.config.exclude_rules import collect_fields, collect_fields_of_tree, list_field_names
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.spec import LENGTHS, OBJECTIVE, RunSpec
@@ -47,7 +47,7 @@ def test_the_defaults_of_a_spec_are_those_of_its_objective() -> None:
 
 @pytest.mark.parametrize("name", plugins.list_names(plugins.OBJECTIVE))
 def test_no_kind_is_called_like_the_padding_of_another(name: str) -> None:
-    """Both stand in one record."""
+    """One record has both."""
     assert not any(kind.endswith("_padding") for kind in objectives.list_kinds(name))
 
 
@@ -78,7 +78,7 @@ def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
         (("sequence=3",), "sequence=3: input should be a valid dictionary"),
         (
             ("objective=seq2seq", "data=text"),
-            "data=text: makes no samples of text for objective=seq2seq; choose data=synthetic",
+            "data=text: has no samples for objective=seq2seq; choose data=synthetic",
         ),
         (("parallel.tensor=2", "devices_per_node=2"), "parallel.tensor=2: engine zero2 has no tensor parallelism; "),
         (("parallel.stages_per_rank=4",), "parallel.stages_per_rank=4: engine zero2 has no stages of layers; "),
@@ -151,7 +151,7 @@ def test_packed_documents_have_positions_of_their_own_and_none_is_predicted_from
     pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
     (tmp_path / "text.txt").write_text("\n".join(["abcd", "ef", "ghijk"]))
     options = {"files": [str(tmp_path / "text.txt")], "sample_by": "line"}
-    made = spec("causal_lm_documents", {"tokens": 14}, "text", **options)  # with an EOS behind each of them
+    made = spec("causal_lm_documents", {"tokens": 14}, "text", **options)  # with an EOS after each of them
     tensors, _ = next(data.load("text").micro_batches(made, 0))
     assert tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 4, 5]] * 2
     begins = tensors["position_ids"] == 0

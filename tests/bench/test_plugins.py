@@ -1,4 +1,4 @@
-"""How a plug-in is found by its name: in the package of its kind, or in a package that somebody installed."""
+"""Loading of a plug-in by its name: from the package of its kind, or from an installed package."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from installed_packages import Install
 
 from bench import data, engines, launchers
-from bench.config import rule_fields
+from bench.config import exclude_rules
 from bench.core import plugins
 from bench.core.errors import UserError
 
@@ -88,15 +88,15 @@ def test_a_plug_in_that_cannot_be_imported_is_refused_with_its_package(install: 
 
 def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
     install("zeroscale.data", "text = their_text", SOURCE)
-    with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text are called so"):
+    with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text have this name"):
         data.load("text")
 
 
 def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
     assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["mixture", "synthetic", "text"]
-    rule_fields.list_field_names.cache_clear()
-    assert "data.workers" in rule_fields.list_field_names()
+    exclude_rules.list_field_names.cache_clear()
+    assert "data.workers" in exclude_rules.list_field_names()
 
 
 def test_the_files_of_an_installed_plug_in_are_known_before_it_is_imported(install: Install, tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""The table of a point's fields: what it says of each is what ids, verification, advice and variants go by."""
+"""The table of a point's fields: ids, verification, advice and variants agree with the role of each field."""
 
 from typing import Any
 
 import pytest
 
-from analysis.variants import describe_protocol, describe_variants
+from analysis.questions import describe_protocol, describe_variants
 from bench.core.point_fields import FIELDS, flatten, is_shown, select
 from bench.core.spec import LearningSpec, RunSpec, config_id
-from bench.predict.advice.measured import format_decisive
+from bench.predict.neighbours import format_decisive
 
 ONE: dict[str, Any] = {
     "model": {"name": "tiny", "shape": {"d_model": 64}},
@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 """Another value of a field."""
 APART = {"model.name", "engine.name", "parallel.tensor", "learning.tokens"}
-"""Fields with columns of their own, or that change others with them."""
+"""Fields with their own columns, or that change other fields with them."""
 
 
 def changed(field: str) -> RunSpec:
@@ -45,20 +45,20 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the row of the table that holds for a field; None where every question depends on it."""
+    """Return the row of the table for a field; None where every question depends on the field."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 
 @pytest.mark.parametrize("field", OTHER)
 def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) -> None:
     one, other = RunSpec.model_validate(ONE), changed(field)
-    decides = row(field)
-    assert (config_id(one) != config_id(other)) == (decides is None or decides.identity)
-    assert (format_decisive(one) != format_decisive(other)) == (decides is None or decides.step_time)
+    role = row(field)
+    assert (config_id(one) != config_id(other)) == (role is None or role.identity)
+    assert (format_decisive(one) != format_decisive(other)) == (role is None or role.step_time)
     losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
-    # Another layout or accumulation makes another global batch of the same micro-batches, and so other losses.
+    # Another layout or accumulation changes the global batch for the same micro-batches, and so the losses.
     makes_batch = field in ("parallel.tensor", "batch.accumulation")
-    assert (losses[0] != losses[1]) == (decides is None or decides.losses or makes_batch)
+    assert (losses[0] != losses[1]) == (role is None or role.losses or makes_batch)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_no_column_shows_is_told_as_a_variant_and_the_protocol_apart(field:
     assert told == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
 
 
-def test_every_row_is_of_a_field_that_there_is_and_no_part_decides_more_than_its_group() -> None:
+def test_every_row_is_of_an_existing_field_and_no_field_has_a_larger_role_than_its_group() -> None:
     known = {
         "objective",
         "loss_mean",
@@ -82,7 +82,7 @@ def test_every_row_is_of_a_field_that_there_is_and_no_part_decides_more_than_its
         *(f"learning.{name}" for name in LearningSpec.model_fields),
         *(name for name, _ in flatten(RunSpec.model_validate(ONE))),
     }
-    for name, decides in FIELDS.items():
+    for name, role in FIELDS.items():
         assert any(field == name or field.startswith(f"{name}.") for field in known), name
-        group = FIELDS.get(name.partition(".")[0], decides)
-        assert all(whole or not part for whole, part in zip(group[:3], decides[:3], strict=True)), name
+        group = FIELDS.get(name.partition(".")[0], role)
+        assert all(whole or not part for whole, part in zip(group[:3], role[:3], strict=True)), name

@@ -131,7 +131,7 @@ def test_a_data_set_that_cannot_be_had_is_said_in_one_line_and_nothing_else_is_t
     staged = Prepared(tmp_path, *TEXT, "data.hub=nobody/nothing", HF_HUB_OFFLINE="1")
     assert staged.code == 1
     (line,) = staged.missing()
-    assert line.startswith("data.hub=nobody/nothing: ") and line.endswith("; mend the name or give data.files")
+    assert line.startswith("data.hub=nobody/nothing: ") and line.endswith("; correct the name or give data.files")
     assert "libraries" not in dict(staged.states())
 
 

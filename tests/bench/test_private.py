@@ -1,9 +1,13 @@
-"""Which variables look like a secret, in every place that writes variables down."""
+"""Secrets in every file that zeroscale writes: recognised by a variable's name or by their own form."""
 
+import argparse
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from analysis.cli import pack
+from analysis.report.contents import read_tail
 from bench.config import compose
 from bench.core.errors import UserError
 from bench.core.private import is_secret, mask_tokens
@@ -19,6 +23,7 @@ SECRETS = (
     "OPENAI_APIKEY", "HF_TOKEN", "HF_TOKENS", "GITHUB_PAT", "CREDENTIALS", "GOOGLE_APPLICATION_CREDENTIALS",
     "PASSPHRASE", "DS_AUTH", "NCCL_OOB_CERT", "UCX_LICENSE",
     "NCCL_PRIVATE_KEY", "UCX_CRED", "SLURM_JWT", "TORCHINDUCTOR_REDIS_URL", "ssh_private_key", "NETRC",
+    "MYHFTOKEN", "COHEREAPIKEY", "AWSACCESSKEY", "SECRETKEY", "DISK_ENCRYPTIONKEY", "NCCL_SITEAUTHKEY",
 )  # fmt: skip
 HARMLESS = (
     "OMP_NUM_THREADS", "NCCL_DEBUG", "NCCL_IB_PKEY", "TOKENIZERS_PARALLELISM", "PYTHONPATH", "PATH", "PWD",
@@ -61,19 +66,49 @@ def test_a_token_is_masked_by_its_form_in_logs_records_and_variables(token: str,
     assert not select_variables({"NCCL_NET": token})
     with pytest.raises(ValueError, match="looks like a secret"):
         Options.model_validate({"environment": {"PLAIN": token}})
-    with pytest.raises(UserError, match=r"\*\*\*.*holds a token"):
+    with pytest.raises(UserError, match=r"\*\*\*.*contains a token"):
         compose.compose_request([("model", "tiny"), ("model.name", token)])
+
+
+@pytest.mark.parametrize("before", ["\n", "\t", "\x1b[32m", "\x1b[1;38;5;200m", "https://x/?token%3D", "«", "hf_x/"])
+@pytest.mark.parametrize("token", TOKENS)
+def test_a_token_is_masked_after_a_line_break_a_colour_and_an_escape(token: str, before: str) -> None:
+    """JSON writes a line break as two characters, the second of them a letter, which must not hide the token."""
+    said = f"Traceback:{before}{token}"
+    assert token[8:] not in mask_tokens(said.encode()).decode()
+    assert token[8:] not in to_json(Outcome(kind="error", reason=said)).decode()
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_an_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_path: Path) -> None:
+    """A scheduler writes the log of a job by itself, without the mask of run.log."""
+    job = tmp_path / "study/jobs/one"
+    job.mkdir(parents=True)
+    (job / "slurm-1.log").write_text(f"\0+ export X={token}\n")
+    (job / "steps.parquet").write_bytes(b"\0binary")
+    assert pack.run(argparse.Namespace(paths=[tmp_path / "study"], whole=True, out=tmp_path / "kept.zip")) == 0
+    with zipfile.ZipFile(tmp_path / "kept.zip") as archive:
+        log, binary = archive.read("jobs/one/slurm-1.log").decode(), archive.read("jobs/one/steps.parquet")
+    assert log.startswith("\0+ export X=") and log.endswith("***\n") and token[8:] not in log
+    assert binary == b"\0binary"
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_a_report_masks_tokens_in_the_end_of_a_log(token: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(f"[0] token={token}\n")
+    assert token[8:] not in read_tail(tmp_path / "run.log")
 
 
 def test_what_only_resembles_a_token_stays() -> None:
     text = (
-        b"task-some-long-name-with-2-parts hf_dataset sk-learn AKIAnything /x/hf_cache/models--google--mt5-base-12345"
+        b"task-some-long-name-with-2-parts hf_dataset sk-learn AKIAnything /x/hf_cache/models--google--mt5-base-12345 "
+        b"weighs_targets_of_each_micro_batch"
     )
     assert mask_tokens(text) == text
 
 
 def test_a_librarys_variable_that_is_not_known_is_recorded_with_a_number_alone() -> None:
-    """A prefix says nothing of what is behind it."""
+    """A library's prefix says nothing about the value, so that no prefix lets a variable into the record."""
     given = {"NCCL_IB_TIMEOUT": "22", "NCCL_SITE_PLUGIN": "s3cr3t", "UCX_MAX_RNDV_RAILS": "4", "NCCL_NTHREADS": "yes",
              "NCCL_ALGO": "Ring,Tree", "NCCL_SOCKET_IFNAME": "=ib0"}  # fmt: skip
     hidden = given | {"NCCL_SITE_PLUGIN": "(set, not recorded)"}

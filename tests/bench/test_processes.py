@@ -1,4 +1,4 @@
-"""No process of ours runs files of the folder that it happens to be started in."""
+"""Processes of zeroscale never import files of the current folder."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder with modules that are called like ours and like the standard library's, and write down who runs them."""
+    """A folder with modules named like those of zeroscale and the standard library. Each notes its import in a file."""
     folder, ran = tmp_path / "here", tmp_path / "ran"
     (folder / "bench").mkdir(parents=True)
     for name in ("bench/__init__.py", "difflib.py", "statistics.py", "torch.py", "deepspeed.py", "sitecustomize.py"):
@@ -65,7 +65,7 @@ def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not
 
 
 def test_every_module_of_ours_is_started_by_that_command() -> None:
-    """ab starts a side's own code, which may be older: it forbids the same by PYTHONSAFEPATH."""
+    """ab starts a side's own code, which may be older than -P. It sets PYTHONSAFEPATH for the same effect."""
     code = Path(__file__).parents[2] / "bench"
     starting = {str(path.relative_to(code)) for path in code.rglob("*.py") if '"-m"' in path.read_text()}
-    assert starting == {"core/processes.py", "sweep/ab/rounds.py"}
+    assert starting == {"core/processes.py", "sweep/ab.py"}

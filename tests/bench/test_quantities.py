@@ -1,11 +1,11 @@
-"""What a run comes to, by hand."""
+"""Quantities of a run, against values computed by hand."""
 
 from pathlib import Path
 
 from bench.core import store
-from bench.core.invariants import find_broken_rule
 from bench.core.quantities import derive_quantities
 from bench.core.record import Evaluation, NodeLoad
+from bench.core.record_checks import find_broken_rule
 
 RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs.zip/smoke"])))
 
@@ -28,7 +28,7 @@ def test_an_evaluation_behind_more_tokens_than_there_can_be_is_no_record() -> No
     beyond = Evaluation(step=2**60, loss=1.0, target_tokens=1, seconds=1.0)
     observed = record.observations.model_copy(update={"evaluations": (beyond,)})
     broken = find_broken_rule(record.model_copy(update={"observations": observed}))
-    assert broken == "observations.evaluations: behind more tokens than can be counted"
+    assert broken == "observations.evaluations: after more tokens than can be counted"
 
 
 def test_a_time_that_was_measured_badly_has_noise_of_its_own_and_other_quantities_have_none() -> None:

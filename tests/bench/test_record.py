@@ -7,8 +7,8 @@ import jsonschema
 import bench
 from bench.core import store
 from bench.core.files import read_regular
-from bench.core.migrations import migrate
 from bench.core.record import RunRecord
+from bench.core.record_checks import migrate
 
 SCHEMA = Path(bench.__file__).parent / "core" / "record.schema.json"
 RECORDED = list(store.find_records([Path(__file__).parents[1] / "data" / "runs.zip"]))
@@ -28,7 +28,7 @@ def test_recorded_runs_of_any_version_read_as_the_published_schema_says_and_lose
 
 
 def holds(whole: Any, part: Any) -> bool:
-    """Whether everything in `part` stands in `whole`, which may know fields that an older record does not."""
+    """Return True if `whole` contains all of `part`. It may have fields that an older record lacks."""
     if isinstance(part, dict):
         return all(key in whole and holds(whole[key], value) for key, value in part.items())
     if isinstance(part, list):

@@ -1,4 +1,4 @@
-"""Which passes of a pipeline's step a record holds."""
+"""The passes of a pipeline's step that a record holds."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def pipeline_of(places: int, ranks: int) -> RunSpec:
 
 
 def see(ranks: int) -> list[Inspection]:
-    """Each rank made one pass, of the micro-batch that has its number."""
+    """Return inspections in which each rank made one pass, of the micro-batch with its number."""
     return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
 
 

@@ -141,7 +141,7 @@ def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[
 
 @pytest.mark.parametrize("engine", SHAPES_ALONE)
 def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str, RunRecord], engine: str) -> None:
-    """What kernels take for themselves apart, 1 % of a peak here."""
+    """Apart from memory inside kernels, 1 % of a peak here."""
     computed, by_shapes = (rehearsals[f"{engine} {how}"].observations for how in ("computed", "by shapes"))
     assert computed is not None
     assert by_shapes is not None
@@ -160,7 +160,7 @@ def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str,
         (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: what is compiled is not seen one operation"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
-        (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs here and now; leave it out"),
+        (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs on this machine; remove the override"),
         (("model=mt5_xxl", "engine=ddp", "batch.micro=64"), "mt5_xxl: one rank needs"),
     ],
 )

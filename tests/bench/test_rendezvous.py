@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, by what torch says of its own store and groups."""
+"""How long ranks wait for each other, in torch's own store and groups."""
 
 import os
 import subprocess
@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from bench.core.record import Limits
-from bench.measure.rendezvous import compute_timeout
+from bench.measure.peers import compute_timeout
 
 _JOIN = """
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from bench.measure.rendezvous import compute_timeout, join
+from bench.measure.peers import compute_timeout, join
 from bench.core.record import Limits
 
 cpu = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The JSON schemas by which editors complete and check files, against every file that ships."""
+"""JSON schemas for editors: every file that ships is valid, and mistakes are found."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Several nodes: one supervisor each, here side by side on one machine over loopback, as `srun` starts them."""
+"""Several nodes: one supervisor each, here next to each other on one machine over loopback, as `srun` starts them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Operations that are left out: what they return, and what is done all the same."""
+"""Operations that are skipped: their results, and the operations that are executed anyway."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def test_a_large_product_has_its_shape_and_was_not_computed() -> None:
 
 
 def test_a_large_tensor_takes_no_memory_until_somebody_writes_to_it() -> None:
-    """A terabyte in parts of a gigabyte: more than a host has."""
+    """A terabyte in tensors of a gigabyte: more than the host has."""
     parts = [torch.zeros(2**28).add_(1.0) for _ in range(1024)]
     assert sum(part.nbytes for part in parts) == 2**40
 
@@ -53,5 +53,5 @@ def test_tensors_without_memory_stay_without() -> None:
 
 
 def test_a_shape_that_depends_on_values_is_refused() -> None:
-    with pytest.raises(Refused, match=r"nonzero.default: its result cannot be told from shapes alone"):
+    with pytest.raises(Refused, match=r"nonzero.default: the shape of its result depends on values"):
         torch.zeros(2 * SMALL).nonzero()

@@ -43,7 +43,7 @@ def test_identity_leaves_defaults_out_so_that_a_new_field_renames_no_old_run() -
 
 
 def test_identity_by_version_2_of_the_defaults_is_frozen() -> None:
-    """A default that changed would rename every run that was ever made: raise the version of the defaults instead."""
+    """A changed default would rename every earlier run. Raise the version of the defaults instead."""
     assert config_id(spec()) == "c7c3b3c193"
 
 
@@ -61,11 +61,11 @@ OLD_PROTOCOL = {
     "warmup_steps": 5, "warmup_max_steps": 60, "block_steps": 5, "min_steps": 30, "min_s": 20.0, "max_steps": 500,
     "max_s": 300.0, "width": 0.02, "inspect": True,
 }  # fmt: skip
-"""As records of version 1 and 2 have it."""
+"""A plain spec as in records of versions 1 and 2."""
 
 
 def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
-    """Both ids are by the code of the time; that of the defaults was frozen here as identity by version 1."""
+    """The code of that time computed both ids. They freeze the identity of version 1 and its defaults."""
     old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
     assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
     assert old.model_dump(mode="json")["measure"] == OLD_PROTOCOL
@@ -74,7 +74,7 @@ def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
 
 
 def test_a_spec_of_an_older_protocol_has_the_loss_of_its_time() -> None:
-    """All recorded runs averaged over micro-batches, and did not say so."""
+    """All recorded runs averaged over micro-batches, without recording it."""
     old = spec(measure=OLD_PROTOCOL)
     assert (old.loss_mean, spec().loss_mean) == ("micro_batches", "tokens")
     assert RunSpec.model_validate_json(old.model_dump_json(by_alias=True)) == old
@@ -87,7 +87,7 @@ def test_a_spec_of_an_older_protocol_has_the_loss_of_its_time() -> None:
 def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
     with pytest.raises(UserError, match=r"^measure\.block_steps=0: "):
         decode_model(RunSpec, spec().model_dump(by_alias=True) | {"measure": {"block_steps": 0}})
-    with pytest.raises(UserError, match=r"^measure\.windows_s: no such key; did you mean window_s"):
+    with pytest.raises(UserError, match=r"^measure\.windows_s: no such key; did you mean measure\.window_s"):
         decode_model(RunSpec, spec().model_dump(by_alias=True) | {"measure": {"windows_s": 3}})
 
 
@@ -104,7 +104,7 @@ def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
 def test_identity_leaves_each_default_length_of_span_corruption_out(
     sequence: dict[str, int], kept: dict[str, int] | None
 ) -> None:
-    """As it was when lengths were fields of their own: `config_id` of every old record."""
+    """Every old record has this `config_id`, from the time when lengths were separate fields."""
     found = spec(sequence=sequence)
     assert found.sequence == {"encoder": 512, "decoder": 128} | sequence
     assert list(found.sequence) == ["encoder", "decoder"]
@@ -112,7 +112,7 @@ def test_identity_leaves_each_default_length_of_span_corruption_out(
 
 
 def test_identities_of_before_there_were_objectives_and_layouts() -> None:
-    """Computed by the revision before both."""
+    """Computed by the revision before both fields existed."""
     assert config_id(spec(sequence={"decoder": 64}, measure=OLD_PROTOCOL)) == "da82cc1bbb"
     assert config_id(spec(sequence={"encoder": 3, "decoder": 4}, measure=OLD_PROTOCOL)) == "1d1555711c"
 
@@ -135,7 +135,7 @@ def test_another_objective_and_layout_are() -> None:
 def test_lengths_are_those_of_the_objective() -> None:
     with pytest.raises(ValidationError, match="sequence has encoder, decoder, tokens; objective=span_corruption has"):
         spec(sequence={"tokens": 5})
-    with pytest.raises(ValidationError, match="objective=causal_lm comes without sequence"):
+    with pytest.raises(ValidationError, match="objective=causal_lm needs sequence"):
         spec(objective="causal_lm")
 
 
@@ -157,7 +157,7 @@ def test_the_global_batch_is_that_of_the_data_parallel_ranks() -> None:
         ({"parallel": {"sequence": True}}, "parallel.tensor=1; leave it out, or raise parallel.tensor"),
         (
             {"parallel": {"tensor": 2, "sequence": True}, "sequence": {"decoder": 7}},
-            "sequence.decoder=7 is not divided by parallel.tensor=2; choose a multiple of 2",
+            "sequence.decoder=7 is not divisible by parallel.tensor=2; choose a multiple of 2",
         ),
         (
             {"parallel": {"pipeline": 2}, "batch": {"micro": 2, "global": 6}},

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.core.spec import MeasureSpec
-from bench.core.step_times import compute_step_s, list_block_lengths
+from bench.core.steps import compute_step_s, list_block_lengths
 
 
 def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:

@@ -71,7 +71,7 @@ def test_a_reserve_that_is_too_small_is_not_used(tmp_path: Path) -> None:
 def test_a_record_is_kept_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
-    """As on exFAT, some network file systems, or where all inodes are used. The first of two who write is right."""
+    """exFAT, some network file systems and full inode tables refuse hard links. The first of two writers is right."""
 
     def refused(*paths: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -92,7 +92,7 @@ def test_a_record_is_kept_where_there_are_no_hard_links(
 
 
 def test_a_name_that_is_given_twice_by_one_call_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a network file system that carries a call out, loses its answer and is asked again."""
+    """A network file system may carry a call out, lose its answer, and repeat the call."""
     link = os.link
 
     def twice(*paths: Path) -> None:
@@ -202,7 +202,7 @@ def test_records_read_back_what_was_written(tmp_path: Path, spec: RunSpec) -> No
 
 
 def test_of_neighbours_each_has_its_own_spec(tmp_path: Path, spec: RunSpec) -> None:
-    """Equal specs beside each other are read once."""
+    """Equal specs of neighbouring records are decoded once."""
     other = spec.model_copy(update={"seed": 7})
     written = [record(one) for one in (spec, spec, other, spec, other)]
     for number, one in enumerate(written):
@@ -237,7 +237,7 @@ def put(folder: Path, content: bytes) -> Path:
 
 
 def whole(spec: RunSpec, **changes: Any) -> bytes:
-    """A record of some 6 KiB, or of so many steps that its end is not looked at, with parts of it replaced."""
+    """A record of some 6 KiB, or with so many steps that its end is not decoded, with parts of it replaced."""
     plain = json.loads(store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * 60)})))
     return json.dumps(plain | changes, indent=1).encode() + b"\n"
 
@@ -280,7 +280,7 @@ def test_a_record_that_says_nothing_of_its_end_is_no_answer(
 
 
 def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
-    """A pipe would wait for ever, /dev/zero has no end, and a link may lead to what the folder does not hold."""
+    """A pipe would block for ever, /dev/zero has no end, and a link may lead out of the folder."""
     good = put(tmp_path / "elsewhere", whole(spec))
     for number, what in enumerate((good, Path("/dev/zero"), tmp_path / "nowhere", Path("record.json"))):
         (tmp_path / f"{number}.0").mkdir()

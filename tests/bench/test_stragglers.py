@@ -7,13 +7,13 @@ from bench.core.quantities import find_slow_links, find_slow_ranks
     ("outside_s", "slow"),
     [
         ((0.1, 0.1, 0.25, 0.1), [2]),
-        ((0.1, 0.25), [1]),  # of two, the other is the measure
+        ((0.1, 0.25), [1]),  # of two ranks, each is compared with the other
         ((0.1, 0.3, 0.1, 0.2), [1, 3]),
         ((1.0, 1.2, 1.0), []),  # 20 % is not more than 20 %
         ((1.0, 1.21, 1.0), [1]),
         ((0.010, 0.030, 0.010), []),  # three times as long, and only 20 ms
         ((0.010, 0.031, 0.010), [1]),
-        ((0.1, 0.1, 0.01), []),  # a fast one holds nobody up
+        ((0.1, 0.1, 0.01), []),  # a fast rank delays no other
         ((5.0,), []),
         ((), []),
     ],
@@ -28,7 +28,7 @@ def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s
         ((0.1, 0.1, 0.5, 0.5), 2, []),  # the second part of the layers takes longer
         ((0.1, 0.1, 0.5, 0.7), 2, [3]),
         ((0.2, 0.1, 0.5, 0.5), 2, [0]),
-        ((0.1, 0.1, 0.1, 0.5), 4, []),  # each has a part for itself
+        ((0.1, 0.1, 0.1, 0.5), 4, []),  # each rank has its own part
     ],
 )
 def test_a_rank_is_held_against_those_with_the_same_part_of_the_layers(
@@ -42,7 +42,7 @@ def test_a_rank_is_held_against_those_with_the_same_part_of_the_layers(
     [
         ((9.0, 9.0, 4.0, 9.0), [2]),
         ((9.0, 9.0, 4.5, 9.0), []),  # half is not below half
-        ((9.0, 4.0), []),  # below 6.5, not below 3.25; two nodes have one rate anyhow
+        ((9.0, 4.0), []),  # below 6.5, not below 3.25
         ((9.0, None, 9.0, 4.0), [3]),
         ((None, None), []),
         ((), []),

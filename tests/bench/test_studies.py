@@ -1,4 +1,4 @@
-"""The studies that are shipped: every point can be asked for, and each costs what its file says."""
+"""Studies that ship: every point decodes, and the costs are those in the file."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return what a study's head says that it costs, as one line."""
+    """Return the costs in the head of a study's file, as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()
@@ -152,13 +152,13 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
     assert len(ids("weak_scaling", 8)) == 3 * 5 * 4
 
 
-def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
-    """The recorded runs had windows that looked at their steps, and a mean of means as loss; all else is the same."""
+def test_the_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
+    """The recorded study had twenty points. Its windows ended by their steps, and its loss was a mean of means."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}
     asked = [point.composed.spec.model_copy(update=before) for point in points_of("smoke").points]
-    assert {config_id(spec) for spec in asked} == {record.config_id for record in recorded}
+    assert {config_id(spec) for spec in asked} < {record.config_id for record in recorded}
 
 
 def test_the_command_line_wins_over_a_study() -> None:
@@ -188,7 +188,7 @@ def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_pat
         ("name: [", "while parsing a flow node"),
         ("name: s\naxis: {}", "study.axis: no such key; did you mean axes?"),
         ("name: s\nrepeats: 0", "study.repeats=0: input should be greater than 0"),
-        ("name: s\nbudget: {node_hour: 3}", "study.budget.node_hour: no such key; did you mean node_hours?"),
+        ("name: s\nbudget: {node_hour: 3}", "study.budget.node_hour: no such key; did you mean budget.node_hours?"),
         ("name: s\nexclude: nodes > 1", "study.exclude=nodes > 1: input should be a valid tuple"),
         ("", "not a mapping of words to values"),
         ("repeats: 1", "study.name: field required"),

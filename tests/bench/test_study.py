@@ -79,11 +79,12 @@ def test_a_budget_is_a_number_of_node_hours_and_of_attempts() -> None:
             Budget.model_validate(refused)
 
 
-def test_the_smoke_study_is_two_by_two_by_every_engine() -> None:
-    points = [compose.compose_request(pairs).spec for pairs in expand_study(compose.read_study("smoke"), [])]
-    assert len(points) == 20
+def test_the_smoke_study_compares_five_engines_on_two_processes_by_three_repeats() -> None:
+    study = compose.read_study("smoke")
+    points = [compose.compose_request(pairs).spec for pairs in expand_study(study, [])]
+    assert (len(points), study.repeats) == (5, 3)
     assert {p.engine.name for p in points} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
-    assert {p.world_size for p in points} == {1, 2}
+    assert {(p.world_size, p.batch.micro) for p in points} == {(2, 4)}
     assert {p.data.name for p in points} == {"text"}
 
 

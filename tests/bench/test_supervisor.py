@@ -1,4 +1,4 @@
-"""What a supervisor does for its callers, with ranks that are small programs instead of training processes."""
+"""Supervisors, with ranks that are small programs in place of training processes."""
 
 import contextlib
 import gc
@@ -66,7 +66,7 @@ def running(program: str) -> StartRank:
 
 
 def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
-    """Do something in the midst of a run, as soon as that is where it should be."""
+    """Call a function during a run, as soon as the run has reached a state."""
 
     def wait() -> None:
         until = time.monotonic() + PATIENCE_S
@@ -78,7 +78,7 @@ def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
 
 
 def noticed(supervisor: RunCoordinator) -> bool:
-    """Whether it knows that a rank is lost."""
+    """Return whether the coordinator knows that a rank is lost."""
     return supervisor._lost_at is not None
 
 
@@ -91,8 +91,8 @@ def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: 
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
-    """Keep a process from ending for whoever waits for it, even when it is killed, as the kernel does with one in an
-    uninterruptible call: that has a tracer wait for it first."""
+    """Keep a killed process from being reaped, as a process in an uninterruptible call: a tracer has to wait for it
+    first."""
     with subprocess.Popen([sys.executable, "-c", _TRACES, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout
         if tracer.stdout.readline() != "holds\n":
@@ -204,7 +204,7 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
 
 
 def limited(folder: Path, **limits: float) -> Path:
-    """Give an attempt other limits."""
+    """Set the limits of an attempt."""
     circumstance = store.read_value(folder / store.CIRCUMSTANCE, Circumstance)
     changed = circumstance.model_copy(update={"limits": Limits(startup_s=60, **limits)})
     store.write_json(folder / store.CIRCUMSTANCE, changed)
@@ -256,7 +256,7 @@ import time
 from bench.runtime.outcome import PauseWatch
 watch = PauseWatch()
 print("looks", flush=True)
-while not (paused_s := watch.look((), in_steps=True)):
+while not (paused_s := watch.sample((), in_steps=True)):
     time.sleep(0.2)
 print(paused_s, watch.totals.in_steps_s, flush=True)
 """
@@ -303,7 +303,7 @@ def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path
 
 
 def test_a_rank_that_fails_of_one_that_heard_the_signal_first_is_interrupted_too(tmp_path: Path) -> None:
-    """As where a scheduler has given the first node up: it ends the processes of the others, and nothing there."""
+    """As when a scheduler has given up the first node: it ends the processes on the other nodes only."""
     folder = attempt(tmp_path)
     fails = "import os; os.environ['RANK'] == '1' and os.kill(os.getpid(), 15);"
     fails += 'os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "comm_error", "exception": "E", '
@@ -326,7 +326,7 @@ def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -
 
 
 class Crew:
-    """A lead in a thread, and its announcement."""
+    """A coordinator in a thread, and its announcement."""
 
     record: RunRecord
 

@@ -1,4 +1,4 @@
-"""A file system that stalls delays neither the ranks nor those who watch them."""
+"""A file system that stalls delays neither ranks nor supervisors."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
 
 
 def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
-    """A pipe holds 64 KiB: a rank that printed more would wait for ever if its supervisor waited for the file."""
+    """A pipe holds 64 KiB: a rank that prints more would wait forever if its supervisor waited for the file."""
     os.mkfifo(tmp_path / "run.log")  # to open one that nobody reads takes for ever
     log = RankLog(tmp_path / "run.log")
     command = [sys.executable, "-c", "for _ in range(20_000): print('x' * 100)"]
@@ -89,8 +89,8 @@ def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path:
 
 
 def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None:
-    """Beats are written behind the back of whoever shows them, as soon as the machine lets them: the reader stays
-    until it has seen several."""
+    """Heartbeats are written on another thread, at times that the machine decides: the reader runs until it has seen
+    several."""
     heartbeat, seen, until = HeartbeatWriter(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
     while len(seen) < 5 and time.monotonic() < until:
         heartbeat.show("running", beat(len(seen)))
@@ -102,7 +102,7 @@ def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None
 
 
 def test_a_heartbeat_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
-    """As on a full disk: the file can be made, and takes no byte."""
+    """On a full disk the file can be made, and accepts no byte."""
     heartbeat, (soft, hard) = HeartbeatWriter(tmp_path, 0.0), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

@@ -1,4 +1,4 @@
-"""What the command draws: columns that are the same everywhere, and what is left, on a terminal alone."""
+"""Output of the command: columns that are equal everywhere, and the remaining time on terminals only."""
 
 import os
 import pty
@@ -37,7 +37,7 @@ from bench.core import terminal
 from bench.core.terminal import Progress
 with terminal.progress(quiet=False) as follow:
     follow(Progress("steps 7 of a point whose line is far too long for any terminal " * 3, 0.25, "at most 40 s left"))
-    terminal.teller(quiet=False)("[1/2] a point")
+    terminal.build_printer(quiet=False)("[1/2] a point")
 """
 
 
@@ -60,7 +60,7 @@ def test_what_is_left_is_shown_on_a_terminal_and_what_is_printed_goes_where_it_s
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 4096)
-    except OSError:  # the other end is closed
+    except OSError:  # raised once the other end is closed
         return b""
 
 
@@ -69,13 +69,31 @@ def test_a_log_gets_no_progress() -> None:
     assert (done.stdout, done.stderr) == ("[1/2] a point\n", "")
 
 
+def test_a_log_has_a_line_at_the_start_of_each_point_and_one_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = iter([0, 1, 30, 62, 100, 110])
+    log = terminal.LogProgress(clock=lambda: next(now_s))
+    for shown in (
+        Progress("starting", 0.0, "", "[1/2] ddp"),
+        Progress("steps 3", 0.2, "", "[1/2] ddp"),
+        Progress("steps 7", 0.4, "at most 40 s left", "[1/2] ddp"),
+        Progress("steps 9", 0.45, "at most 5 s left", "[1/2] ddp"),
+        Progress("starting", 0.5, "about 60 s left", "[2/2] zero1"),
+    ):
+        log.show(shown)
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/2] ddp  starting",
+        "[1/2] ddp  steps 7  40 %  at most 40 s left",
+        "[2/2] zero1  starting  about 60 s left",
+    ]
+
+
 def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
     protocol = MeasureSpec(warmup_steps=10, gpu_warmup_s=0, min_steps=20, window_s=0, max_s=1000)
     watch = AttemptWatch(Path("nowhere"), protocol)
     assert watch.of_step(0, 100.0, "steps") == Progress("steps 0")
     # 30 steps of half a second at most, ten of them made
     assert watch.of_step(10, 105.0, "steps") == Progress("steps 10", pytest.approx(1 / 3), "at most 10 s left")
-    # a slow one: its window is over after two seconds
+    # slow steps: the window ends after two seconds
     watch = AttemptWatch(Path("nowhere"), protocol.model_copy(update={"max_s": 2.0}))
     watch.of_step(0, 0.0, "fetch")
     assert watch.of_step(10, 10.0, "fetch") == Progress("fetch 10", pytest.approx(10 / 12), "at most 2 s left")
@@ -83,7 +101,7 @@ def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
 
 
 def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
-    """Return what a command prints, and what it shows on a terminal meanwhile."""
+    """Return the output of a command, and its progress lines on a terminal."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "140", "PYTHONPATH": str(Path(__file__).parents[2])}
     child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What carried the bytes, by counters that a host keeps; those of InfiniBand are made up by the kernel's manual."""
+"""The transport that carried the bytes, by a host's counters. InfiniBand's are made up from the kernel's manual."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from bench.core.machine import Machine
 from bench.core.record import Link, Network
 from bench.measure.failures import WrongTransport, classify_error
-from bench.measure.transport import between, check, kind, sent_bytes, together
+from bench.measure.link import add_counts, check_link, find_transport, read_sent_bytes, subtract_counts
 
 MB = 10**6
 
@@ -24,13 +24,13 @@ def host(root: Path, **counters: int) -> Path:
 
 
 def test_a_hosts_counters_are_read_and_taken_from_each_other(tmp_path: Path) -> None:
-    before = sent_bytes(host(tmp_path, eth0=1000, lo=5, ib=70))
+    before = read_sent_bytes(host(tmp_path, eth0=1000, lo=5, ib=70))
     assert before == {"eth0": 1000, "lo": 5, "mlx5_0/1": 280}
-    after = sent_bytes(host(tmp_path, eth0=1500, lo=5, ib=170))
-    assert between(before, after) == {"eth0": 500, "mlx5_0/1": 400}
-    assert together([{"eth0": 1, "ib0": 2}, {"eth0": 3}]) == {"eth0": 4, "ib0": 2}
-    assert between({}, {"eth1": 9}) == {}, "an interface that came meanwhile"
-    assert "lo" in sent_bytes(), "every host has it"
+    after = read_sent_bytes(host(tmp_path, eth0=1500, lo=5, ib=170))
+    assert subtract_counts(before, after) == {"eth0": 500, "mlx5_0/1": 400}
+    assert add_counts([{"eth0": 1, "ib0": 2}, {"eth0": 3}]) == {"eth0": 4, "ib0": 2}
+    assert subtract_counts({}, {"eth1": 9}) == {}, "an interface that came meanwhile"
+    assert "lo" in read_sent_bytes(), "every host has it"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_hosts_counters_are_read_and_taken_from_each_other(tmp_path: Path) -> 
     ],
 )
 def test_what_has_counted_most_of_the_bytes_has_carried_them(sent: dict[str, int], told: str | None) -> None:
-    assert kind(sent, 100 * MB) == told
+    assert find_transport(sent, 100 * MB) == told
 
 
 def a_link(transport: str | None, *rates: float | None) -> Link:
@@ -55,16 +55,16 @@ def a_link(transport: str | None, *rates: float | None) -> Link:
 
 
 def test_a_fall_back_to_sockets_is_invalid_where_the_site_expects_infiniband() -> None:
-    check(a_link("infiniband"), Network(expects="infiniband"), Machine(name="m"))
-    check(a_link(None), Network(expects="infiniband"), Machine(name="m"))  # nobody counts: nothing is known
-    check(a_link("sockets"), Network(), Machine(name="m"))
+    check_link(a_link("infiniband"), Network(expects="infiniband"), Machine(name="m"))
+    check_link(a_link(None), Network(expects="infiniband"), Machine(name="m"))  # nobody counts: nothing is known
+    check_link(a_link("sockets"), Network(), Machine(name="m"))
     with pytest.raises(WrongTransport, match="expects infiniband, and sockets carried the bytes: eth0 90 MB") as caught:
-        check(a_link("sockets"), Network(expects="infiniband"), Machine(name="m"))
+        check_link(a_link("sockets"), Network(expects="infiniband"), Machine(name="m"))
     assert classify_error(caught.value) == ("invalid", "type WrongTransport")
 
 
 def test_a_pair_below_the_machines_floor_is_invalid() -> None:
     machine = Machine(name="m", inter_node_floor_bytes_per_s=10 * MB)
-    check(a_link("sockets", 10 * MB, None, 12 * MB), Network(), machine)
-    with pytest.raises(WrongTransport, match=r"exchanged 9\.0 MB/s, and the machine has 10\.0"):
-        check(a_link("sockets", 10 * MB, 9 * MB), Network(), machine)
+    check_link(a_link("sockets", 10 * MB, None, 12 * MB), Network(), machine)
+    with pytest.raises(WrongTransport, match=r"exchanged 9\.0 MB/s, and the machine's floor is 10\.0"):
+        check_link(a_link("sockets", 10 * MB, 9 * MB), Network(), machine)

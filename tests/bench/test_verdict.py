@@ -1,4 +1,4 @@
-"""From evidence to outcome, one case a line."""
+"""From evidence to outcome, one case per line."""
 
 import errno
 import signal
@@ -46,7 +46,7 @@ def test_what_was_lost_to_a_pause_is_no_fault_of_nodes_or_of_the_point() -> None
 def looked(moments: list[Moment]) -> PauseWatch:
     watch = PauseWatch(iter([Moment(0.0, 0.0), *moments]).__next__)
     for _ in moments:
-        watch.look((), in_steps=True)
+        watch.sample((), in_steps=True)
     return watch
 
 
@@ -54,7 +54,7 @@ def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() 
     assert looked([Moment(0.2, 0.0), Moment(15.4, 0.1)]).totals.all_s == pytest.approx(15.1)
     assert looked([Moment(0.2, 0.0), Moment(15.4, 14.9)]).totals == PauseTotals(), "a busy machine"
     watch = PauseWatch(iter([Moment(0.0, 0.0), Moment(0.2, 0.0), Moment(8.4, 0.0)]).__next__)
-    assert (watch.look((), in_steps=True), watch.look((), in_steps=False)) == (0.0, pytest.approx(8.2))
+    assert (watch.sample((), in_steps=True), watch.sample((), in_steps=False)) == (0.0, pytest.approx(8.2))
     assert watch.totals.in_steps_s == pytest.approx(8.2), "the pause was in the window's last step"
     assert looked([Moment(1.9, 0.0), Moment(3.8, 0.0)]).totals == PauseTotals(), "a slow poll, twice"
 
@@ -64,7 +64,7 @@ def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path)
     health.examine(None, [], run)
     assert health.format_excluded() is None and jobs.read_exclusions(tmp_path) == []
     health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
-    assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be ended"
+    assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be killed"
     assert [(found.host, found.runs) for found in jobs.read_exclusions(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
 
 
@@ -93,7 +93,7 @@ def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kin
 
 
 def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
-    """A device of 80 GiB: 60 live of 64 reserved, 12 of somebody else's, 2 free where 5 were asked for."""
+    """A device of 80 GiB: 60 live of 64 reserved, 12 of other processes, 2 free where 5 were requested."""
     told = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
             "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
     in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in told.items()}
@@ -103,7 +103,7 @@ def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
     assert outcome.shortage == MemoryShortage(rank=1, **in_bytes)
     assert outcome.reason == (
         "rank 1 in steps at step 7: SomeError: device memory: asked for 5 GiB, 3 lacking, 2 free; of 80 in all, "
-        "60 live in tensors, 64 reserved, 12 of others"
+        "60 live in tensors, 64 reserved, 12 of other processes"
     )
     assert Outcome.model_validate_json(outcome.model_dump_json()) == outcome
     assert "shortage" not in Outcome(kind="oom").model_dump(), "records without one read as before"
@@ -156,7 +156,7 @@ def test_an_exception_is_evidence_by_its_type_and_its_own_message(error: BaseExc
 
 
 def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
-    """CUDA says the same of both; where it was said tells them apart."""
+    """CUDA's message is the same for both; the place that raised it differs."""
 
     def pin_memory() -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")
@@ -185,7 +185,7 @@ except Exception as error:
 
 @pytest.mark.processes
 def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_of_memory() -> None:
-    """Anybody may have killed it: a count of the kernel's own kills says whether it was the kernel."""
+    """The kernel's count of its own kills tells whether it killed the process."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
     handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -197,10 +197,10 @@ def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_
     ("others_bytes", "kind"), [(None, "oom"), (0, "oom"), (2**27, "oom"), (2**28, "error"), (40_000_000_000, "error")]
 )
 def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: int | None, kind: str) -> None:
-    """What a display or a monitor of the site has does not matter."""
+    """The memory of a display server or a site's monitor does not matter."""
     found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
-    assert ("somebody else's on the device" in rule) == (kind == "error")
+    assert ("of other processes on the device" in rule) == (kind == "error")
     assert classify_error(MemoryError(), 0, others_bytes)[0] == "host_oom", "the device's memory is not the host's"
 
 

@@ -1,4 +1,4 @@
-"""When the window opens and closes, against hand calculations and a simulation with a known truth."""
+"""Begin and end of the window, compared with hand calculations and with a simulation whose truth is known."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_a_window_that_may_take_less_than_it_should_ends_all_the_same() -> None:
 
 
 def end_early(median_s: float, generator: np.random.Generator) -> bool:
-    """Whether a window of 100 steps with neighbours alike is ended by a limit of 1.1 s, looked at every 5 steps."""
+    """Return whether a limit of 1.1 s ends a window of 100 autocorrelated steps early, tested every 5 steps."""
     noise, steps = 0.0, list[float]()
     for _ in range(100):
         noise = 0.5 * noise + 0.05 * generator.standard_normal()
@@ -84,7 +84,7 @@ def end_early(median_s: float, generator: np.random.Generator) -> bool:
 
 
 def test_what_could_win_is_hardly_ever_ended_early_and_what_takes_half_as_long_again_is() -> None:
-    """A limit is a tenth above the best's median: a trial as fast as the best or 5 % slower is to keep its window."""
+    """The limit is a tenth above the best median: a trial that is at most 5 % slower than the best keeps its window."""
     generator = np.random.default_rng(0)
     ended = {median: sum(end_early(median, generator) for _ in range(100)) for median in (1.0, 1.05, 1.1, 1.5)}
     assert (ended[1.0], ended[1.05]) == (0, 0)

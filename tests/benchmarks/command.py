@@ -1,4 +1,4 @@
-"""What the command costs beside what it starts: seconds, and ratios to Python's own start in the same run.
+"""Cost of the command itself: seconds, and ratios to the start of Python in the same run.
 
 python -m tests.benchmarks.command [--rounds 10]
 """
@@ -47,7 +47,7 @@ def timed(command: Sequence[str]) -> float:
 
 
 def print_fixed_cost(engine: str) -> None:
-    """Print what a point costs beside its steps, from start to first step, by part."""
+    """Print the fixed cost of a point from start to first step, by phase."""
     with tempfile.TemporaryDirectory() as results:
         command = (*ZEROSCALE, "run", *QUICK, f"engine={engine}", "--results", results, "--json")
         begin = time.perf_counter()

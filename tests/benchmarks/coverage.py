@@ -1,14 +1,13 @@
-"""What the statistics hold: how often intervals cover the truth, and how often tests find what is there, or is not.
+"""Coverage of the intervals, and false alarms and power of the tests, on simulated series.
 
 python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
 
-Simulated series, whose truth is known, of a fixed length: ending a window by its interval is not among it. In front of
-each row stands the size, the effective sample size for the median or the mean, from the scatter of the estimates
-themselves. Then, for each way to an interval at 95 %, the per cent of the series it bounds that it covers: one without
-a bound neither covers nor fails to. Of the one that `bench.core.statistics` takes, also the per cent of series for
-which it finds a bound, and what it covers of those that are worth at least 20 and 200 independent steps.
+Series have a fixed length and a known truth; windows that end by their own interval are not simulated. Each row begins
+with the effective sample size for the median or the mean, computed from the scatter of the estimates. It then has the
+coverage of each method at 95 %, in per cent of the series with a bound. For the method of `bench.core.statistics` it
+also has the per cent of series with a bound, and the coverage for series worth at least 20 and 200 independent steps.
 
-The last process drifts as far as it scatters, over more steps than are seen: nothing in the series tells its median.
+The last process drifts as far as it scatters, over more steps than a series has, so no series determines its median.
 """
 
 import argparse
@@ -29,8 +28,8 @@ Ends = tuple[Array, Array]
 
 LENGTHS = (30, 100, 300, 1000, 3000)
 NORMAL = stats.norm.ppf(0.975)
-CHUNK = 500  # series at a time, so that a laptop holds them
-SLOW = {"blocks": 2}  # of these chunks: it takes longer than all others together
+CHUNK = 500  # series at a time, to fit the memory of a laptop
+SLOW = {"blocks": 2}  # chunks for slow methods: it takes longer than all others together
 
 
 def main() -> None:
@@ -79,12 +78,12 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
 
 
 def share(covered: Array, count: int) -> str:
-    """The per cent that is covered; nothing for too few series to tell."""
+    """Return the coverage in per cent; empty for too few series."""
     return f"{100 * covered.mean():8.1f}" if covered.size >= count / 20 else f"{'–':>8}"
 
 
 def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
-    """The order statistics between which the median lies, were the series `size` independent values."""
+    """Return the order statistics that bound the median of `size` independent values."""
     n = series.shape[1]
     reach = quantile * n / np.sqrt(size) / 2
     ordered = np.sort(series, axis=1)
@@ -100,14 +99,14 @@ def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
 
 
 def cosines(series: Array, count: int) -> Array:
-    """The size by a fixed number of cosines."""
+    """Return the effective size from a fixed number of cosines."""
     n = series.shape[1]
     slowest = scipy.fft.dct(series, axis=1)[:, 1 : count + 1]
     return n * series.var(axis=1) / ((slowest**2).mean(axis=1) / (2 * n))
 
 
 def prewhitened(series: Array) -> Array:
-    """The size of an autoregression of the order that Akaike's criterion takes, by Levinson's recursion."""
+    """Return the effective size from an autoregression (order by Akaike's criterion, Levinson's recursion)."""
     n, correlation = series.shape[1], autocorrelation(series)
     order = min(int(10 * math.log10(n)), n // 4)
     coefficients = np.zeros((len(series), order + 1))
@@ -124,7 +123,7 @@ def prewhitened(series: Array) -> Array:
 
 
 def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
-    """The moving-block bootstrap (Künsch, Annals of Statistics 17, 1989), series by series."""
+    """Return bounds by the moving-block bootstrap (Künsch, Annals of Statistics 17, 1989), series by series."""
 
     def ends(series: Array) -> Ends:
         low, high = zip(*(resampled(steps, statistic) for steps in series), strict=True)
@@ -134,7 +133,7 @@ def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
 
 
 def resampled(steps: Array, statistic: Callable[..., Array], resamples: int = 399) -> tuple[float, float]:
-    """The interval of a statistic over series drawn from blocks of neighbours; without bounds below two blocks."""
+    """Return the interval of a statistic over series resampled in blocks; without bounds below two blocks."""
     length = block_length(steps)
     if steps.size < 2 * length:
         return -math.inf, math.inf
@@ -147,14 +146,14 @@ def resampled(steps: Array, statistic: Callable[..., Array], resamples: int = 39
 
 
 def block_length(steps: Array) -> int:
-    """The steps per block: the best for the AR(1) series of the same effective size, (6 n)^(1/3) (φ / (1 - φ²))^(2/3)
-    (Andrews, Econometrica 59, 1991, equation 6.2 with 6.4, whose Bartlett window is what blocks are)."""
+    """Return the steps per block: optimal for AR(1) series of that effective size, (6 n)^(1/3) (φ / (1 - φ²))^(2/3)
+    (Andrews, Econometrica 59, 1991, equations 6.2 and 6.4; blocks correspond to his Bartlett window)."""
     slowdown = steps.size / float(effective_size(steps))  # (1 + φ) / (1 - φ)
     return max(1, round(math.cbrt(6 * steps.size * ((slowdown**2 - 1) / (4 * slowdown)) ** 2)))
 
 
 def scattered(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
-    """The mean and the standard error of `size` independent values."""
+    """Return the mean and the standard error of `size` independent values."""
     reach = quantile * series.std(axis=1) / np.sqrt(size)
     return series.mean(axis=1) - reach, series.mean(axis=1) + reach
 
@@ -189,15 +188,17 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print, for runs of equal and of different configurations, the per cent called different, by one pair's limit of
-    5 % and by that of the smallest p among ten pairs, 0.5 %."""
+    """Print the per cent of pairs called different, for equal and different configurations.
+
+    The limits are 5 % for one pair, and 0.5 % for the smallest p-value among ten pairs.
+    """
     print(f"\n{'runs':<16}{'a side':>6}  {'alike, 5 %':>16}  {'alike, 0.5 %':>16}  {'10 scatters apart, 0.5 %':>24}")
     print(f"{'':<22}  {'Welch   ranks':>16}  {'Welch   ranks':>16}  {'Welch   ranks':>24}")
     rng = np.random.default_rng(0)
     for name, draw in RUNS.items():
         for n in (3, 4, 5, 6, 10):
             one, other = draw(rng, (count, n)), draw(rng, (count, n))
-            alike, apart = chances(one, other), chances(one + 10, other)
+            alike, apart = compute_p_values(one, other), compute_p_values(one + 10, other)
             limits = ((alike, 0.05, 16), (alike, 0.005, 16), (apart, 0.005, 24))
             told = [f"{100 * np.mean(p[0] <= a):5.1f}{100 * np.mean(p[1] <= a):8.1f}".rjust(w) for p, a, w in limits]
             print(f"{name:<16}{n:>6}  {'  '.join(told)}", flush=True)
@@ -205,17 +206,17 @@ def tests(count: int) -> None:
 
 
 def pairs(count: int) -> None:
-    """Print the per cent of pairs of equal configurations that their steps alone call different at 5 %."""
+    """Print the per cent of equal pairs that are called different at 5 % by their steps alone."""
     rng = np.random.default_rng(0)
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):
             one, other = (np.exp(PROCESSES[name].draw(rng, count, n) / 10) for _ in range(2))
-            called = np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+            called = np.mean([ratio_of_steps(*pair).p_value <= 0.05 for pair in zip(one, other, strict=True)])
             print(f"{n:>5} steps each, {name:<24}{100 * called:5.1f}", flush=True)
 
 
-def chances(one: Array, other: Array) -> Ends:
-    """p of Welch's test and of Mann and Whitney's."""
+def compute_p_values(one: Array, other: Array) -> Ends:
+    """Return the p-values of Welch's test and the Mann-Whitney test."""
     return (
         stats.ttest_ind(one, other, axis=1, equal_var=False).pvalue,
         stats.mannwhitneyu(one, other, axis=1, method="exact").pvalue,

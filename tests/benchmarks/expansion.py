@@ -1,9 +1,8 @@
-"""What ten thousand points cost before anything starts: seconds to expand and decode, check and describe them.
+"""Cost of ten thousand points before any run starts: seconds to expand, decode, check and describe them.
 
 python -m tests.benchmarks.expansion [--rounds 3]
 
-Each round is a fresh process, in which nothing is composed or decoded yet. The whole command beside it lists the same
-study.
+Each round is a fresh process without caches. The whole command lists the same study.
 """
 
 import argparse
@@ -33,7 +32,7 @@ STUDY: dict[str, Any] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--study", help=argparse.SUPPRESS)  # of the fresh process
+    parser.add_argument("--study", help=argparse.SUPPRESS)  # only for the fresh process
     args = parser.parse_args()
     if args.study:
         print(json.dumps(parts(args.study)))
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 def fresh(study: Path, folder: Path) -> dict[str, float]:
-    """Return the seconds of the parts and of the whole command, each in a process of its own."""
+    """Return the seconds of the parts and of the whole command, each in a new process."""
     own = [sys.executable, "-m", "tests.benchmarks.expansion", "--study", str(study)]
     seconds: dict[str, float] = json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
     listing = [str(Path(sys.executable).with_name("zeroscale")), "sweep", f"study={study}", "--dry-run",
@@ -59,7 +58,7 @@ def fresh(study: Path, folder: Path) -> dict[str, float]:
 
 
 def parts(path: str) -> dict[str, float]:
-    """Return the seconds of each part, and of the 25 composes that the first contains."""
+    """Return the seconds of each part, and of the 25 composes within the first part."""
     from bench.cli import options
     from bench.config import compose
     from bench.core.study import expand_study

@@ -1,9 +1,9 @@
-"""What the changes of a history hold: how often one is told where none is, and how often one is found that is there.
+"""Error rates of the changes of a history: false alarms, and the power to detect changes.
 
 python -m tests.benchmarks.histories [--histories 400]
 
-Simulated histories whose truth is known: a value a place, in units of the noise between places. The noises are those of
-`tests.benchmarks.verdicts`; `serial` are places that resemble the one before.
+Simulated histories have one value per place, in units of the noise between places. The noises are those of
+`tests.benchmarks.verdicts`; `serial` places are autocorrelated.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def alike(count: int) -> Iterable[str]:
-    """Yield the per cent of sets of histories without a change in which one is told."""
+    """Yield the per cent of sets of histories with a false alarm."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         told = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
@@ -52,7 +52,7 @@ def drawn(name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 
 def shaped(shape: str, length: int) -> Array:
-    """Return where the level is another one."""
+    """Return the places where the level is raised."""
     at = np.arange(length)
     if shape == "middle":
         return at >= length // 2
@@ -62,8 +62,10 @@ def shaped(shape: str, length: int) -> Array:
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield how often a change by some noises is told; of these, how often it is one (or two) and within the places
-    that are told, and how often its interval holds the truth."""
+    """Yield how often a change of some noises is detected.
+
+    Of the detected: how often the number of changes and their places are right, and the coverage of the interval.
+    """
     yield "\none change, normal noise: % told; of these within the places told; interval covers"
     yield f"{'':<20}{'':>7}  {format_sizes(LENGTHS)}"
     for effect, shape in itertools.product((3, 5), SHAPES):
@@ -98,7 +100,7 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield how many changes are told of five that are there."""
+    """Yield how many of five changes are detected."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, told, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

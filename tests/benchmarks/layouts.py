@@ -1,13 +1,13 @@
-"""What our own code for layouts costs, as ratios of one run: sliced matrices beside whole ones, the executor of
-schedules beside torch's, and the memory of many micro-batches beside that of few.
+"""Cost of our own code for layouts: sliced matrices compared with whole ones, our executor of schedules compared with
+torch's, and the memory of many micro-batches compared with few.
 
   python -m tests.benchmarks.layouts [--rounds 40]
 
-Slices: processor time of forward and backward of eight small T5 blocks, as one of two ranks whose collectives are only
-pretended, beside the same blocks whole; with the matrices of the blocks alone as DTensors too. Schedules: seconds of a
-step of the same stages on two gloo ranks, by our executor and by torch.distributed.pipelining in turn. Rounds take what
-they compare in random order; shown is the median of the ratios within a round, with its 95 % rank-based interval. Peak:
-of rank 0's tensors in a step.
+Slices: processor time of forward and backward of eight small T5 blocks, as one of two ranks with fake collectives,
+compared with the whole blocks; also with the matrices as DTensors. Schedules: seconds of a step of the same stages on
+two gloo ranks, by our executor and by torch.distributed.pipelining. Each round takes its sides in random order. Printed
+is the median of the ratios within a round, with its 95 % rank-based interval. Peak: bytes of rank 0's tensors in a
+step.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # names of collectives that torch is about to change
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch is about to rename collectives
     with tempfile.TemporaryDirectory() as folder:
         for name in SCHEDULES:
             found = run_ranks(Path(folder), name, rounds)
@@ -74,8 +74,7 @@ def print_ratios(label: str, ratios: list[float]) -> None:
 def take_turns(
     calls: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int
 ) -> dict[str, list[float]]:
-    """Return by label the seconds of each round; all are called in each, in an order that is random and the same on
-    every rank."""
+    """Return the seconds of each round by label. The order within a round is random, and the same on every rank."""
     dice, seconds = random.Random(1), {label: list[float]() for label in calls}
     for number in range(WARM_UP + rounds):
         for label in dice.sample(list(calls), len(calls)):
@@ -94,7 +93,7 @@ def divide(seconds: dict[str, list[float]], by: str) -> dict[str, list[float]]:
 
 
 def build(part: Part, among: TensorRanks | None = None) -> Any:
-    """Return some units of the T5, with weights."""
+    """Return some layers of the T5, with weights."""
     job, family = spec(), models.load_divided_builder("t5")
     module = family.build_part(job, part, torch.device("cpu"), **({} if among is None else {"among": among}))
     for parameter in module.parameters():
@@ -133,7 +132,7 @@ def time_slices(rounds: int) -> dict[str, list[float]]:
 
 
 def divide_by_dtensor(module: Any) -> Any:
-    """Make the matrices of a T5's blocks DTensors, as torch's guides do it layer by layer."""
+    """Convert the matrices of a T5's blocks to DTensors, layer by layer as in torch's guides."""
     plan: dict[str, ParallelStyle] = {}
     for name, owner in module.named_modules():
         kind = name.rpartition(".")[2]
@@ -147,8 +146,10 @@ def divide_by_dtensor(module: Any) -> Any:
 
 
 def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """Return the ratios of our executor to torch's schedule, and the peaks of FEW and MANY micro-batches, as rank 0 saw
-    them; no peaks where nothing counts them."""
+    """Return the ratios of our executor to torch's schedule, and rank 0's peaks for FEW and MANY micro-batches.
+
+    The peaks are omitted where memory is not counted.
+    """
     torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return found
@@ -175,14 +176,16 @@ def build_executor(schedule: ScheduleName, mine: dict[int, Any], size: PipelineS
 
 
 def measure_peaks(rank: int) -> list[int]:
-    """Return the peak bytes of the tensors of a step of 1F1B with FEW and with MANY micro-batches, whose tokens are
-    there before; nothing where they are not counted."""
+    """Return the peak bytes of a step of 1F1B with FEW and with MANY micro-batches, without their tokens.
+
+    Empty where memory is not counted.
+    """
     peaks = []
     for micro_batches in (FEW, MANY):
         size = PipelineSize(2, 1, micro_batches)
         mine, batches = build_stages(size, rank), [draw_batch()] * micro_batches
         executor = build_executor("1f1b", mine, size, rank)
-        executor.run(batches)  # gradients exist from here on
+        executor.run(batches)  # allocates the gradients
         gc.collect()
         memory.reset_peak(CPU)
         executor.run(batches)

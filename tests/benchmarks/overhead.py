@@ -1,14 +1,13 @@
-"""What the harness costs: its step against the same step in a bare DeepSpeed loop, as ratios of one benchmark run.
+"""Overhead of the harness: its step time over that of a bare DeepSpeed loop, as ratios within one benchmark run.
 
   python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 3] [--rounds 30]
   python -m tests.benchmarks.overhead --device cuda --ranks 1 --point model=mt5_base batch.micro=8 precision=bf16
 
-Processes that hold one model run blocks of steps in turn: a bare loop, the harness with its clock, its pulse, its
-gathering and its memory counter, and the bare loop once more, which shows how far two equal loops are apart here. Each
-round runs the three in random order, so that a drift of the machine meets them alike. They share their processes,
-because where a process's memory happens to lie makes it some per cent faster or slower for all its life; a few
-launches see to it that the answer is not that of one such place. Shown is the median of the ratios within a round, with
-its 95 % rank-based interval.
+Processes with one model run blocks of steps in turn: a bare loop, the harness with its clock, pulse, gathering and
+memory counter, and the bare loop again, which shows the difference between two equal loops. Each round runs the three
+in random order, so that drift of the machine affects all of them. They share their processes, because the memory layout
+of a process makes it some per cent faster or slower for its lifetime; several launches average over layouts. Printed is
+the median of the ratios within a round, with its 95 % rank-based interval.
 """
 
 import argparse
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 def launch(ranks: int, rounds: int, number: int, words: list[str]) -> list[dict[str, float]]:
-    """Return, for each round of one launch, seconds per step by variant."""
+    """Return seconds per step by variant, for each round of one launch."""
     group, generator = Group(ranks, words), random.Random(number)
     try:
         seconds = [
@@ -78,7 +77,7 @@ def launch(ranks: int, rounds: int, number: int, words: list[str]) -> list[dict[
 
 
 class Group:
-    """The processes of one launch; they sleep until asked for a block."""
+    """The processes of one launch, which wait for blocks to run."""
 
     def __init__(self, ranks: int, words: list[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -151,7 +150,7 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
 
 
 def bare_block(engine: object, ready: list, device: object) -> Callable[[], float]:
-    """DeepSpeed's documented loop over batches that are ready, and nothing else."""
+    """Run DeepSpeed's documented loop over prepared batches, and nothing else."""
     import torch.distributed as dist
 
     from bench.measure.collectives import wait_for
@@ -175,7 +174,7 @@ def bare_block(engine: object, ready: list, device: object) -> Callable[[], floa
 
 
 def harness_block(spec: object, engine: object, ready: list, device: object) -> Callable[[], float]:
-    """The harness's own block, with its clock, its pulse and its memory counter."""
+    """Run the harness's block, with its clock, pulse and memory counter."""
     import torch
 
     from bench.measure.channel import Channel, SharedHeartbeat

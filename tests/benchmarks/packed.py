@@ -1,10 +1,10 @@
-"""What a packed allocation saves: the same points packed into one job, and as one job with a cold start for each.
+"""Savings of a packed allocation: the same points in one job, and in one job with a cold start per point.
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
-On a testbed of its own, two nodes for every point, one job at a time. Half of the cold jobs run before the packed one
-and half after it, so that a drift of the machine meets both alike. Every point makes the same few steps, so what is
-left of the wall time, from calling `zeroscale sweep` to the end of the last job, is the fixed cost of points.
+It starts a testbed with two nodes per point and one job at a time. Half of the cold jobs run before the packed job and
+half after it, so that drift of the machine affects both. Every point makes the same few steps, so the rest of the wall
+time, from calling `zeroscale sweep` to the end of the last job, is the fixed cost of points.
 """
 
 import argparse
@@ -30,15 +30,15 @@ POINT = (
     "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
 )  # fmt: skip
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
-"""A queue that starts a job as soon as it may: waiting in it is not what a cold start costs."""
+"""Configuration of a queue that starts jobs at once, because waiting is not part of a cold start."""
 
 
 class Spent(NamedTuple):
-    """Seconds that some points took."""
+    """Seconds of some points."""
 
     points: int
     wall_s: float
-    allocated_s: float  # of it in allocations: without the queue between them
+    allocated_s: float  # within allocations, without the queue between them
     steps_s: float
 
     def and_(self, other: Self) -> "Spent":
@@ -61,13 +61,13 @@ def main() -> None:
     points = parser.parse_args().points
     if points < 1 or points % (2 * len(ENGINES)):
         parser.error(f"--points {points}: must be a multiple of {2 * len(ENGINES)}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the testbed is taken down
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the testbed is removed
     seeds = range(points // len(ENGINES))
     first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
     bed = Testbed("b")
     try:
         bed.up("--nodes", "2", "--rate", "1gbit", "--conf", AT_ONCE)
-        sweep(bed, "point", [1000], ENGINES[:1])  # what is read from the disk is in memory from now on
+        sweep(bed, "point", [1000], ENGINES[:1])  # warms the page cache
         print(f"load {os.getloadavg()[0]:.1f} before", flush=True)
         cold = sweep(bed, "point", first)
         packed = sweep(bed, "packed", seeds)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
-    """Measure all engines with all seeds; return what it took."""
+    """Measure all engines with all seeds, and return the seconds."""
     with tempfile.TemporaryDirectory() as results:
         axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
         began_at = time.time()
@@ -95,7 +95,7 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return what the jobs in a study's folder took since `began_at`; every point must have ended ok."""
+    """Return the seconds of the jobs in a study's folder since `began_at`; every point must have ended ok."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [

@@ -1,14 +1,14 @@
-"""What a user gets without us: Hugging Face's Trainer with DeepSpeed, beside our own runs of the same work, as ratios.
+"""Baseline without zeroscale: Hugging Face's Trainer with DeepSpeed, compared with our runs of the same work.
 
   python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
   python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
 
-Same model (transformers' own, random weights), micro-batch, lengths, precision, data, clipping and device; one process
-after the other in one call. Trainer gets the ZeRO-2 configuration of its documentation, without its offload, and the
-optimizer that it takes by itself. Ours runs twice: engine=zero2 as it is preset, and with the options of the study
-single_gpu_fast. Where accelerate is missing, which Trainer needs, DeepSpeed's own documented loop stands in for it.
+Both use the same model (transformers' own, random weights), micro-batch, lengths, precision, data, clipping and device,
+in one process after the other. Trainer gets the ZeRO-2 configuration of its documentation without offload, and its
+default optimizer. Ours runs twice: with the preset of engine=zero2, and with the options of the study single_gpu_fast.
+Without accelerate, which Trainer needs, DeepSpeed's documented loop replaces it.
 
-Timed are steady steps only, after WARM_UP of them, the device synchronised at both edges of the window.
+Only steady steps after WARM_UP steps are timed, with the device synchronised at both ends of the window.
 """
 
 import argparse
@@ -33,8 +33,8 @@ ZERO_2: dict[str, Any] = {
     "stage": 2, "allgather_partitions": True, "allgather_bucket_size": 5e8, "overlap_comm": True,
     "reduce_scatter": True, "reduce_bucket_size": 5e8, "contiguous_gradients": True, "round_robin_gradients": True,
 }  # fmt: skip
-"""The section `zero_optimization` of ZeRO-2's example in https://huggingface.co/docs/transformers/deepspeed, but for
-`offload_optimizer`, which costs speed that nobody needs to give away here."""
+"""The section `zero_optimization` of ZeRO-2's example in https://huggingface.co/docs/transformers/deepspeed, without
+`offload_optimizer`, which would cost speed without need."""
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def list_fast_options() -> list[str]:
-    """Return what single_gpu_fast sets that makes a model faster."""
+    """Return the options of single_gpu_fast that make a model faster."""
     from bench.config import compose
 
     base = compose.read_study("single_gpu_fast").base
@@ -68,7 +68,7 @@ def list_fast_options() -> list[str]:
 
 
 def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
-    """Measure a point with `zeroscale run`; return tokens with padding per second of its window."""
+    """Measure a point with `zeroscale run`, and return its tokens per second, padding included."""
     command = build_module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
     done = subprocess.run([*command, "--results", str(results)], stdout=subprocess.PIPE, text=True, check=False)
     record = json.loads(done.stdout or "{}")
@@ -80,7 +80,7 @@ def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
 
 
 def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float:
-    """Run the plain loop in a process of its own; return tokens with padding per second of its steady steps."""
+    """Run the plain loop in a new process, and return tokens per second of its steady steps, padding included."""
     from bench.config import compose
     from bench.measure.environment import find_device_kind
 
@@ -137,7 +137,7 @@ def time_trainer(text: str, steps: int) -> float:
         window = PlainWindow()
         trainer = Trainer(model=model, args=given, train_dataset=TrialSamples(), callbacks=[window])
         trainer.train()
-        # accelerate leaves DeepSpeed out on a CPU, and says nothing
+        # accelerate silently ignores DeepSpeed on a CPU
         if type(trainer.model_wrapped).__name__ != "DeepSpeedEngine":
             raise SystemExit("Trainer did not use DeepSpeed here: compare with --loop deepspeed")
     return window.edges[1] - window.edges[0]
@@ -146,12 +146,12 @@ def time_trainer(text: str, steps: int) -> float:
 AUTOMATIC = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
 )  # fmt: skip
-"""What Trainer fills in."""
+"""Values that Trainer fills in."""
 
 
 def time_deepspeed(text: str, steps: int) -> float:
     """Return the seconds of `steps` steady steps of the loop in DeepSpeed's documentation ("Writing DeepSpeed
-    models"), with torch's fused AdamW, which Trainer takes."""
+    models"), with torch's fused AdamW as in Trainer."""
     import deepspeed
     import torch
 
@@ -209,7 +209,7 @@ def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]
 
 
 def read_device_clock() -> float:
-    """Return the time at which the device has done what it was given."""
+    """Return the time when the device has finished its work."""
     import torch
 
     if torch.cuda.is_available():

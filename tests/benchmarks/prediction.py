@@ -1,8 +1,8 @@
-"""What a prediction costs: milliseconds per point, of memory and of time, over a sweep of points that all differ.
+"""Cost of a prediction: milliseconds per point, of memory and of time, over a sweep of different points.
 
 python -m tests.benchmarks.prediction [--rounds 5] [--random 3000 [--seed 1]]
 
-With --random, seeded questions of all kinds are asked instead, and what is wrong with the answers is told.
+With --random, seeded questions of all kinds are predicted, and errors in the answers are printed.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _ask_random(seed: int, count: int) -> str | None:
-    """Ask questions and print what is wrong; return how much that is."""
+    """Predict random questions, print the errors, and return their number."""
     outcomes, faults, begin = Counter[tuple[str, str]](), 0, time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         for question in draw_questions(seed, count, Path(folder)):

@@ -1,8 +1,8 @@
-"""Kinds of step times that real machines show, as generators with a known truth. They know nothing of the harness.
+"""Kinds of step times of real machines, as generators with a known truth. Independent of the harness.
 
-A process yields the seconds of one optimizer step after another, for ever. A machine that is slowed down for a while
-does the work of a step at a lower speed, so that a step may begin at one speed and end at another. Every process knows
-its long-run mean: the seconds of a step over hours, which is the cost that a user pays.
+A process yields the seconds of successive optimizer steps without end. A slowed-down machine works at a lower speed, so
+a step may begin at one speed and end at another. Every process has a known long-run mean, the step time over hours,
+which is the cost that a user pays.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 Draw = Callable[[np.random.Generator, float], Iterator[float]]
 """Generator of the seconds of each step, from a random generator and the seconds of an undisturbed step."""
 Stretches = Callable[[np.random.Generator], Iterator[tuple[float, float]]]
-"""Generator of (seconds, slowdown) of the stretches of a machine's state, beginning at a random time."""
+"""Generator of (seconds, slowdown) of the intervals of a machine's state, from a random time on."""
 
 NOISE = 0.01
 """Relative scatter of undisturbed steps."""
@@ -30,7 +30,7 @@ class Process(NamedTuple):
 
 
 def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return stretches of random lengths, by turns at full speed and slowed down, from a random point of a cycle."""
+    """Return intervals of random lengths, alternately at full speed and slowed down, from a random point of a cycle."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         slow = bool(rng.random() < slow_s / (quiet_s + slow_s))
@@ -42,7 +42,7 @@ def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return stretches of fixed lengths, by turns at full speed and slowed down, from a random point of a cycle."""
+    """Return intervals of fixed lengths, alternately at full speed and slowed down, from a random point of a cycle."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = rng.random() * (quiet_s + slow_s)
@@ -59,7 +59,7 @@ def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def settle(start: float, tau_s: float) -> Stretches:
-    """Return stretches of half a second whose slowdown goes from `start` to 1 with a time constant."""
+    """Return intervals of half a second whose slowdown decays from `start` to 1 with a time constant."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = 0.0
@@ -71,7 +71,7 @@ def settle(start: float, tau_s: float) -> Stretches:
 
 
 def work(stretches: Stretches, noise: float = NOISE) -> Draw:
-    """Return the steps of a machine with these states: each step is an amount of work that scatters by `noise`."""
+    """Return the steps of a machine with these states; the work per step scatters by `noise`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         states = stretches(rng)
@@ -89,7 +89,7 @@ def work(stretches: Stretches, noise: float = NOISE) -> Draw:
 
 
 def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float = NOISE) -> Draw:
-    """Return steps whose length is multiplied by a number that depends on chance and on the step's number."""
+    """Return steps multiplied by a factor that depends on a random number and on the step's number."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         number = 0
@@ -101,7 +101,7 @@ def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float 
 
 
 def resemble(coefficient: float, deviation: float) -> Draw:
-    """Return steps each of which resembles the one before (a first-order autoregression)."""
+    """Return autocorrelated steps (a first-order autoregression)."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         state = rng.standard_normal()
@@ -113,7 +113,7 @@ def resemble(coefficient: float, deviation: float) -> Draw:
 
 
 def stall(every_s: float, seconds: float) -> Draw:
-    """Return steps one of which, at random times, takes so many seconds longer: a checkpoint, a full page cache."""
+    """Return steps with stalls of fixed length at random times, such as a checkpoint or a full page cache."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         until_s = rng.exponential(every_s)
@@ -129,7 +129,7 @@ def stall(every_s: float, seconds: float) -> Draw:
 
 
 def recompile(within_steps: int, times: int, seconds: float) -> Draw:
-    """Return steps of which `times`, at random among the first `within_steps`, also compile a new shape."""
+    """Return steps of which `times`, random among the first `within_steps`, also compile a new shape."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         places = set(rng.choice(within_steps, times, replace=False).tolist())
@@ -143,7 +143,7 @@ def recompile(within_steps: int, times: int, seconds: float) -> Draw:
 
 
 def _slowed(quiet_s: float, slow_s: float, slowdown: float) -> float:
-    """Return the long-run mean of steps on a machine that is slowed down for a part of its time."""
+    """Return the long-run mean of steps on a machine that is slowed down part of the time."""
     return (quiet_s + slow_s) / (quiet_s + slow_s / slowdown)
 
 
@@ -176,4 +176,4 @@ PROCESSES = (
         "background storms", "1 min of 10 min twice as long", work(alternate(540.0, 60.0, 2.0)), _slowed(540, 60, 2)
     ),
 )
-"""By kind. The settled level is the truth of recompiles and of slow heating, both of which end."""
+"""Processes by kind. Recompiles and slow heating end, so their truth is the settled level."""

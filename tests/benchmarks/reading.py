@@ -1,11 +1,11 @@
-"""What reading costs: seconds for a first read, one of what was kept, the summary, all tables and all figures.
+"""Cost of reading: seconds for a first read, a cached read, the summary, all tables and all figures.
 
 python -m tests.benchmarks.reading [--records 10000 100000]
 
-The records are synthetic, study and all, in the shape of a real one with 60 steps: 5 models × 5 engines × 6
-micro-batches × 4 node counts, the largest micro-batches of the plainer engines out of memory, repeated until there are
-enough. A first read finds only `record.json`, in the page cache; the libraries are imported already. At the end stands
-how the time per record grows: 1 where the time is in proportion to the records, less where much of it is not.
+The records are synthetic, in the shape of a real record with 60 steps: 5 models × 5 engines × 6 micro-batches × 4 node
+counts, with the largest micro-batches of the simpler engines out of memory, repeated as often as needed. A first read
+has all `record.json` in the page cache and all libraries imported. The last line has the growth of the time per record:
+1 for a time proportional to the records, less with a fixed cost.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def main() -> None:
 
 
 def measured(size: int) -> dict[str, float]:
-    """Return seconds by what was done with `size` records."""
+    """Return the seconds of each operation with `size` records."""
     folder = Path(tempfile.mkdtemp(prefix="zeroscale-reading-"))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     print(f"\n{size:,} records", flush=True)
     try:
         timed("(writing them)", {}, lambda: write(folder / "runs", size))
-        time.sleep(3)  # a file that has only just changed is not trusted to stay as it is
+        time.sleep(3)  # a file that changed just now counts as unsettled
         return read(folder / "runs", size)
     finally:
         shutil.rmtree(folder)
@@ -91,7 +91,7 @@ def timed(part: str, told: dict[str, float], work: Callable[[], Any]) -> Any:
 
 
 def write(runs: Path, size: int) -> None:
-    """Write records: of each configuration one text, in which repeat, allocation and times are put."""
+    """Write records: one template per configuration, filled with repeat, allocation and times."""
     texts = [(record.config_id, text(record)) for record in configurations()]
     rng = random.Random(0)
     for place in range(size):
@@ -108,7 +108,7 @@ def write(runs: Path, size: int) -> None:
 
 
 def text(record: RunRecord) -> str:
-    """Return a record with the names of what differs between its repeats in its place."""
+    """Return a record as a template, with placeholders for values that differ between repeats."""
     plain = json.loads(record.model_dump_json(by_alias=True))
     plain["circumstance"]["repeat"] = "@repeat"
     plain["environment"]["slurm"]["SLURM_JOB_ID"] = "@job"
@@ -124,7 +124,7 @@ def configurations() -> Iterator[RunRecord]:
 
 
 def record(recorded: dict[str, Any], model: str, engine: str, micro: int, nodes: int) -> RunRecord:
-    """Return a recorded run made over into one of many ranks, out of memory where a plain engine has much to hold."""
+    """Return a recorded run changed to many ranks, out of memory if a simple engine has a large micro-batch."""
     asked = recorded["spec"] | {"nodes": nodes, "devices_per_node": DEVICES, "batch": {"micro": micro}}
     asked["model"] = asked["model"] | {"name": model, "parameters": None}
     backend = "ddp" if engine == "ddp" else "deepspeed"

@@ -1,11 +1,11 @@
-"""Rehearse ranks of jobs, and write down the memory that they took: inputs of `analysis.validation`.
+"""Rehearse ranks of jobs, and record their memory as inputs of `analysis.validation`.
 
   python -m tests.benchmarks.rehearsals rehearsed    # one rank of jobs of 1 to 1,024 ranks; ten minutes
   python -m tests.benchmarks.rehearsals beside_real  # recorded runs of several ranks, rank by rank; ten minutes
   python -m tests.benchmarks.rehearsals frontier     # a rank of each stage of GPT 175B on Frontier; six minutes
 
-The tables are written to results/predictions/inputs. Every rehearsal is the engine itself in a process of its own,
-forked from one that has done the imports. No prediction takes part.
+The tables are written to results/predictions/inputs. Every rehearsal runs the engine itself in a process that is forked
+after the imports. Predictions are not involved.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from bench.core.spec import Batch, RunSpec, canonical, config_id
 
 SHAPES = {
     "tiny": ("model=tiny",),
-    "first_t5": (  # tied, not gated, and mostly vocabulary
+    "first_t5": (  # tied embeddings, no gating, mostly vocabulary
         "model=tiny", "model.parameters=null", "model.shape.vocab=8000", "model.shape.d_model=96",
         "model.shape.d_kv=16", "model.shape.heads=5", "model.shape.d_ff=160", "model.shape.encoder_layers=2",
         "model.shape.decoder_layers=3", "model.shape.gated=false", "model.shape.activation=relu",
@@ -54,7 +54,7 @@ SHORT = (
 
 
 class RehearsalCase(NamedTuple):
-    """What is rehearsed."""
+    """Input of a rehearsal."""
 
     stage: int
     precision: str
@@ -66,7 +66,7 @@ class RehearsalCase(NamedTuple):
 
 
 def list_cases() -> Iterator[RehearsalCase]:
-    """Every stage and world size."""
+    """Return the cases of every stage and world size."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
     combinations = [
         (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
@@ -78,7 +78,7 @@ def list_cases() -> Iterator[RehearsalCase]:
 
 
 def build_spec(case: RehearsalCase) -> RunSpec:
-    """Return what a case asks."""
+    """Return the spec of a case."""
     batch = Batch(micro=case.micro, accumulation=1, global_=case.micro * case.ranks)
     return _build_base(case.stage, case.shape, case.buckets).model_copy(
         update={
@@ -99,7 +99,7 @@ def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
 
 
 def rehearse(spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False) -> RankMemory:
-    """Run `rank` of `spec` in a forked process; the parent has imported what it needs and touched no tensor."""
+    """Run `rank` of `spec` in a forked process. The parent has done the imports but created no tensor."""
     machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
     circumstance = Circumstance(
         study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank, shapes_only=shapes_only
@@ -129,7 +129,7 @@ def _become_rank(folder: Path, rank: int) -> None:
 
 
 def format_header(what: str) -> list[str]:
-    """Return the comments in front of a table: what it is, and with what it was made."""
+    """Return the header comments of a table: its content, and the versions that made it."""
     here = Path(__file__).parent
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=here).stdout
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
@@ -138,7 +138,7 @@ def format_header(what: str) -> list[str]:
 
 
 def write(path: Path, header: Sequence[str], names: Sequence[str], table: Iterable[Sequence[object]]) -> None:
-    """Write a table as it grows; the file appears when it is whole."""
+    """Write a table while it grows; the file appears when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("w", newline="") as file:
         file.writelines(f"{line}\n" for line in header)
@@ -160,7 +160,7 @@ def list_seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
 
 
 def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
-    """Write what one rank of every case takes."""
+    """Write the memory of one rank of every case."""
     explained = [f"# shape {name}: {' '.join(words)}" for name, words in SHAPES.items()]
     explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
     explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
@@ -170,7 +170,8 @@ def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
 
 
 def _build_row(case: RehearsalCase, results: Path) -> list[object]:
-    """The row of a case. At stages 1 and 2 the first rank keeps the embedding's gradient whole, the last the head's."""
+    """Return the row of a case. At stages 1 and 2 the first rank keeps the whole gradient of the embedding, the last
+    that of the head."""
     spec = build_spec(case)
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
     seen = {rank: list_seen(rehearse(spec, rank, results)) for rank in ranks}
@@ -184,7 +185,7 @@ BESIDE_REAL = "Recorded runs of several ranks, and the same rehearsed: of both t
 
 
 def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[object, ...]]:
-    """Yield what each run took, rehearsed and real; what was run again is rehearsed once."""
+    """Yield the memory of each run, rehearsed and real; repeats are rehearsed once."""
     rehearsed: dict[str, Seen] = {}
     for run in recorded.of_several_ranks():
         known = config_id(run.spec)
@@ -195,7 +196,7 @@ def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[objec
 
 
 def find_largest(spec: RunSpec, results: Path) -> Seen:
-    """Return the bytes of the rehearsed rank that has most, in the order of SEEN."""
+    """Return the bytes of the rehearsed rank with the most, in the order of SEEN."""
     short = compose.compose_request(compose.parse_single(SHORT)).spec.measure  # memory is the same in every step
     quick = spec.model_copy(update={"measure": short})
     ranks = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)
@@ -204,7 +205,7 @@ def find_largest(spec: RunSpec, results: Path) -> Seen:
 
 
 def write_beside_real(recorded: RecordedRuns, results: Path) -> None:
-    """Write what recorded runs of several ranks took, and the same rehearsed."""
+    """Write the memory of recorded runs of several ranks, and of their rehearsals."""
     rows = list_compared(recorded, results)
     write(recorded.inputs / "rehearsed_beside_real.csv", format_header(BESIDE_REAL), COLUMNS, rows)
 
@@ -214,14 +215,14 @@ FRONTIER = (
     "batch.micro=1", "batch.accumulation=20", "sequence.tokens=2048", "activation_checkpointing=true", "precision=bf16",
     "optimizer.implementation=fused", "machine=cpu",
 )  # fmt: skip
-"""Of the log's 640 micro-batches 20 are as full: a rank of 1F1B has at most 16 of them under way."""
+"""Micro-batches instead of the log's 640, with equal peaks: a rank of 1F1B has at most 16 in flight."""
 STAGE_COLUMNS = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
 
 
 def rehearse_stage(spec: RunSpec, stage: int) -> tuple[int | None, ...]:
-    """Return the bytes of the first rank that has a stage, in the order of STAGE_COLUMNS behind the stage."""
+    """Return the bytes of the first rank of a stage, in the order of STAGE_COLUMNS after the stage."""
     rank = stage * spec.world_size // spec.parallel.pipeline
-    with multiprocessing.get_context("fork").Pool(1) as alone:  # the counter begins with a process, and so does a group
+    with multiprocessing.get_context("fork").Pool(1) as alone:  # memory counter and process group start with a process
         return alone.apply(_run_steps, (spec, rank))
 
 
@@ -265,9 +266,12 @@ def _take(batches: Iterator[Any], spec: RunSpec) -> Iterator[dict[str, Any]]:
 
 
 def write_frontier(recorded: RecordedRuns, _: Path) -> None:
-    """Write what one rank of each stage takes, laid out as a run on Frontier whose log is public. A rank holds 27 GB
-    between two steps and 43 in one, and computes for hours on a CPU: its shapes alone are rehearsed. In that log no
-    step made its update, since the loss scale was still being found: the passes have a column of their own."""
+    """Write the memory of one rank of each stage, in the layout of a run on Frontier with a public log.
+
+    A rank holds 27 GB between steps and 43 GB within one, and would compute for hours on a CPU, so only its shapes are
+    rehearsed. In that log no step made its update, because the loss scale was still being searched. So the passes have
+    a column of their own.
+    """
     spec = compose.compose_request(compose.parse_single(FRONTIER)).spec
     what = f"One rehearsed rank of each stage, its shapes alone: {' '.join(FRONTIER)}"
     rows = ([canonical(spec), stage, *rehearse_stage(spec, stage)] for stage in range(spec.parallel.pipeline))

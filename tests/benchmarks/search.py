@@ -1,16 +1,16 @@
-"""How many trials a search takes, and how long it thinks: replays on published steps.
+"""Number of trials of a search and its proposal time: replays on published steps.
 
 python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe] [--predictions off none]
 
-The grids are the 720 published steps of GPT on 2 to 8 A100 (results/published/gpt_single_node_a100.csv and the rows set
-aside from it) beside their predictions: one grid for each width, over layers, tensor, pipeline, data, micro-batch and
-accumulation. Sought are the most layers times samples by GPU and second. Every replay measures each point with noise of
-its own, as wide as the intervals of the runs in results/measured/two_cores.zip/step_time. Counted are the trials until
-a point was tried whose published step is within 2 % of the grid's best.
+The grids are the 720 published steps of GPT on 2 to 8 A100 (results/published/gpt_single_node_a100.csv and the rows
+held out from it) with their predictions: one grid per width, over layers, tensor, pipeline, data, micro-batch and
+accumulation. The objective is layers times samples per GPU and second. Every replay adds new noise to each point, as
+wide as the intervals of the runs in results/measured/two_cores.zip/step_time. Counted are the trials until a point
+within 2 % of the grid's best published step.
 
-Two thirds of these rows were looked at when the formulas were made. So every sampler is also replayed with predictions
-that are wrong by a factor for each technique (`off`: normal in log, deviation 0.5), with predictions that are wrong by
-a factor for each point too (`rough`: deviation 0.3 more), and without any predictions (`none`).
+Two thirds of these rows were used to develop the formulas. So every sampler is also replayed with predictions that are
+wrong by a factor per technique (`off`: log-normal, deviation 0.5), also by a factor per point (`rough`: deviation 0.3),
+and without predictions (`none`).
 """
 
 import argparse
@@ -51,7 +51,7 @@ PREDICTIONS = ("published", "off", "rough", "none")
 
 
 class Row(NamedTuple):
-    """A published step beside its prediction, in seconds by layer."""
+    """A published step and its prediction, in seconds per layer."""
 
     values: dict[str, Any]
     predicted_s: float
@@ -59,16 +59,16 @@ class Row(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Layers times samples by GPU and second."""
+        """Layers times samples per GPU and second."""
         at = self.values
         gpus = at["tensor"] * at["pipeline"] * at["data"]
         return float(at["micro"] * at["accumulation"] * at["data"] / self.measured_s / gpus)
 
 
 class Replay(NamedTuple):
-    """What one search came to."""
+    """The result of one search."""
 
-    close_after: int | None  # trials; None: no point close to the best was tried
+    close_after: int | None  # trials; None if no close point was tried
     trials: int
     cpu_s: float
 
@@ -103,7 +103,7 @@ def compare_on_steps(samplers: Sequence[str], predictions: Sequence[str], seeds:
 
 
 def describe(replays: Sequence[Replay], points: int) -> str:
-    """Return the trials to a close point over all replays, and those until the search ended by itself."""
+    """Return the trials to a close point over all replays, and the trials until the search stopped."""
     found = sorted(one.close_after for one in replays if one.close_after is not None)
     middle, slow = (_find_quantile(found, len(replays), part) for part in (0.5, 0.95))
     share = "" if middle is None else f" ({100 * middle / points:.1f} % of the grid)"
@@ -116,7 +116,7 @@ def describe(replays: Sequence[Replay], points: int) -> str:
 
 
 def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
-    """Return how many trials this part of all replays needed at the most; None where fewer came close."""
+    """Return how many trials this share of all replays needed at most; None if fewer found a close point."""
     place = math.ceil(part * replays) - 1
     return found[place] if place < len(found) else None
 
@@ -146,7 +146,7 @@ def read_grids() -> dict[int, dict[str, Row]]:
 
 
 def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: float, most: int) -> Replay:
-    """Return what a search came to. One at random is ended once it has tried a close point."""
+    """Return the result of a search. Random search stops after its first close point."""
     generator, best = random.Random(seed), max(row.rate for row in rows.values())
     measured = {key: row.measured_s * generator.lognormvariate(0, noise / 1.96) for key, row in rows.items()}
     factors = {technique: generator.lognormvariate(0, 0.5) for technique in TECHNIQUES}
@@ -185,7 +185,7 @@ def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: 
 
 
 class _RowSpace(SearchSpace):
-    """The rows of a table, which is no full product of its fields."""
+    """Search space of the rows of a table, which is no full product of its fields."""
 
     def __init__(self, section: SearchSection, rows: Mapping[str, Row]) -> None:
         super().__init__(section)
@@ -199,12 +199,12 @@ class _RowSpace(SearchSpace):
 
 
 def find_technique(values: Mapping[str, Any]) -> str:
-    """Return how a row divides its ranks."""
+    """Return the technique by which a row divides its ranks."""
     return "pipeline" if values["pipeline"] > 1 else "tensor" if values["tensor"] > 1 else "ddp"
 
 
 def build_point(values: Mapping[str, Any], predicted_s: float | None) -> SweepPoint:
-    """Return a row as a point: a GPU is a node, and how it is divided its technique."""
+    """Return a row as a point: a GPU counts as a node, and the layout as its technique."""
     gpus = values["tensor"] * values["pipeline"] * values["data"]
     spec = {
         "model": {"name": "gpt", "family": "gpt", "shape": {}},
@@ -236,7 +236,7 @@ def build_spec_point(
 
 
 def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step_s: float, noise: float) -> TrialResult:
-    """Return a trial that has run."""
+    """Return a completed trial."""
     batch = point.spec["batch"]
     low, high = step_s * (1 - noise), step_s * (1 + noise)
     quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
@@ -244,7 +244,7 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
 
 
 class Training(NamedTuple):
-    """A recorded training: what was varied, and the loss of held-out text after so many tokens."""
+    """A recorded training: its varied values, and its held-out losses by number of tokens."""
 
     values: dict[str, Any]
     spec: dict[str, Any]
@@ -252,14 +252,14 @@ class Training(NamedTuple):
 
 
 class Halving(NamedTuple):
-    """What successive halving came to."""
+    """The result of successive halving."""
 
-    tokens_to_best: int | None  # trained until the best training had ended; None: it was never trained to its end
+    tokens_to_best: int | None  # trained until the best training ended; None if it never did
     tokens: int  # trained in all
 
 
 def compare_on_trainings(seeds: int) -> None:
-    """Print how many tokens successive halving trains on recorded trainings, each seed another order of them."""
+    """Print how many tokens successive halving needs on recorded trainings; each seed has another order."""
     trainings = read_trainings()
     whole = max(trainings[0].losses)
     rungs = [tokens for tokens in trainings[0].losses if whole % tokens == 0 and (whole // tokens).bit_count() == 1]
@@ -286,7 +286,7 @@ def compare_on_trainings(seeds: int) -> None:
 
 
 def read_trainings() -> list[Training]:
-    """Return the trainings that were all recorded to their end."""
+    """Return the trainings that were recorded to their end."""
     found = []
     for path in store.find_records([RESULTS / "measured/search_learning/whole"]):
         record = store.read_record(path)
@@ -299,7 +299,7 @@ def read_trainings() -> list[Training]:
 
 
 def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: int) -> Halving:
-    """Return what our halving comes to: what goes on is trained from its checkpoint."""
+    """Return the result of our halving, which resumes survivors from their checkpoints."""
     whole = rungs[-1]
     section = SearchSection.model_validate(
         {
@@ -333,7 +333,7 @@ def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: in
 
 
 def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) -> Halving:
-    """Return what one of Optuna's pruners comes to: what it prunes never goes on."""
+    """Return the result of one of Optuna's pruners, which never resumes a pruned trial."""
     whole, unit = rungs[-1], rungs[0]
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -360,7 +360,7 @@ def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) 
 
 
 def time_proposal(sampler: str) -> float:
-    """Return the processor seconds of one proposal after 1,000 trials, the median of five after a first."""
+    """Return the processor seconds of one proposal after 1,000 trials: the median of five after a warm-up."""
     space = {"layers": list(range(1, 21)), "micro": list(range(1, 21)), "accumulation": [1, 2, 3, 4, 5]}
     section = SearchSection.model_validate(
         {"objective": "samples_per_s", "space": space, "sampler": sampler, "trials": 5_000, "gain": 0}

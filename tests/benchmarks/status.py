@@ -1,4 +1,4 @@
-"""What `zeroscale status` costs for ten thousand runs, as a ratio to Python's own start and in seconds.
+"""Cost of `zeroscale status` for ten thousand runs, as a ratio to the start of Python and in seconds.
 
 python -m tests.benchmarks.status [--rounds 5]
 

@@ -1,10 +1,10 @@
-"""What verdicts on many configurations hold: how often they are wrong, and what they find.
+"""Error rates and power of verdicts on many configurations.
 
 python -m tests.benchmarks.verdicts [--families 500]
 
-Simulated families whose truth is known, of three and of five repeats; a repeat's noise is the logarithm of its time.
-`apart` draws repeats of different allocations, `within` ones that share allocations, which differ by three times the
-noise. Normal, t3, two kinds of nodes and unequal noise served to choose the method; the others did not.
+Simulated families have a known truth and three or five repeats; noise is on the logarithm of the time. `apart` draws
+repeats in different allocations, `within` draws repeats that share allocations, which differ by three times the noise.
+Normal, t3, two kinds of nodes and unequal noise served to choose the method; the other noises were held out.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.stats.compare import EQUAL, INTEREST, judge_interval
-from analysis.stats.family import Family, Noise, corrected, equivalent
+from analysis.stats.family import Family, Noise, compute_equivalence, correct_p_values
 from analysis.stats.intervals import Interval
 from bench.core.statistics import LEVEL
 
@@ -27,7 +27,7 @@ SIZES = (2, 5, 10, 50)
 REPEATS = (3, 5)
 LAYOUTS = ((3, False), (3, True), (5, False))
 PAIRS = (1, 10, 50)
-_MOST = 10_000  # configurations of all families of a number
+_MOST = 10_000  # configurations in all families of one size
 
 
 def _unequal(sigma: float) -> Draw:
@@ -58,15 +58,15 @@ NOISES: dict[str, Draw] = {
     "a tenth 5× noisier": _some_noisier(0.1, 5),
     "serial 0.6": lambda rng, shape: serial(rng, shape, 0.6),
 }
-"""The last cannot be held by anything that sees the repeats alone: it says how much is asked of them."""
+"""No method that uses the repeats alone can control the error rate of the last, which shows the limits."""
 
 
 class Found(NamedTuple):
-    """Per cent of families, and numbers per family, where the truth is a spread."""
+    """Results for families with spread true times, in per cent of families or numbers per family."""
 
     ties: float
-    farthest: float  # of the ties from the truly fastest, in per cent of its time
-    best_kept: float  # per cent in which the truly fastest is the fastest measured or tied with it
+    farthest: float  # distance of a tie from the truly fastest, in per cent of its time
+    best_kept: float  # per cent of families where the truly fastest was measured as fastest or tied
 
 
 def main() -> None:
@@ -74,15 +74,15 @@ def main() -> None:
     parser.add_argument("--families", type=int, default=500)
     count = parser.parse_args().families
     tables = (
-        spread(count // 10), power(count // 2), luck(count // 2), pairs(count), equal(count), equal_to_best(count),
-        alike(count),
+        spread(count // 10), power(count // 2), measure_bias_by_size(count // 2), pairs(count), equal(count),
+        equal_to_best(count), alike(count),
     )  # fmt: skip
     for row in itertools.chain(*tables):
         print(row, flush=True)
 
 
 def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
-    """Yield, for configurations that are all alike, the per cent of families in which one is called slower."""
+    """Yield the per cent of families of equal configurations with a false "slower"."""
     yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {format_sizes(SIZES)}"
     for name in names:
         for repeats, blocked in LAYOUTS:
@@ -91,7 +91,7 @@ def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
 
 
 def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
-    """Return the per cent of families of alike configurations in which one is called slower than the fastest."""
+    """Return the per cent of families of equal configurations in which one is called slower than the fastest."""
     rng = np.random.default_rng([*name.encode(), size, repeats, blocked])
     count = min(count, _MOST // size)
     families = (family(NOISES[name](rng, (size, repeats)), rng, blocked=blocked) for _ in range(count))
@@ -104,13 +104,13 @@ def family(noise: Array, rng: np.random.Generator, *, blocked: bool) -> Family:
 
 
 def slower(one: Family) -> list[bool]:
-    """Return which configurations are called slower than the fastest."""
+    """Return for each configuration whether it is called slower than the fastest."""
     gaps = [one.gap(place, one.lead) for place in range(one.means.size)]
-    return [gap.value > gap.reach for gap in gaps]
+    return [gap.value > gap.margin for gap in gaps]
 
 
 def pairs(count: int) -> Iterable[str]:
-    """Yield, for pairs that are alike, the per cent of sets in which one is called different."""
+    """Yield the per cent of sets of equal pairs in which one pair is called different."""
     yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, draw in NOISES.items():
         for repeats in REPEATS:
@@ -119,21 +119,23 @@ def pairs(count: int) -> Iterable[str]:
                 [_told_pairs(draw(rng, (2 * size, repeats))) for _ in range(min(count, _MOST // size))]
                 for size in PAIRS
             ]
-            told = [100 * float(np.mean([min(chances) <= 0.05 for chances in one])) for one in sets]
+            told = [100 * float(np.mean([min(p_values) <= 0.05 for p_values in one])) for one in sets]
             yield f"{name:<20}{repeats:>3}  {format_shares(told)}"
 
 
 def _told_pairs(times: Array) -> list[float]:
-    """Return the corrected p-values of neighbours, two by two."""
+    """Return the corrected p-values of pairs of neighbours."""
     own = stats.ttest_ind(times[::2], times[1::2], axis=1, equal_var=False).pvalue
     noises = [Noise(float(one), times.shape[1]) for one in times.var(axis=1, ddof=1)]
     gaps = (times[::2] - times[1::2]).mean(axis=1)
-    return corrected(gaps, list(zip(noises[::2], noises[1::2], strict=True)), own)
+    return correct_p_values(gaps, list(zip(noises[::2], noises[1::2], strict=True)), own)
 
 
 def equal(count: int) -> Iterable[str]:
-    """Yield how often pairs whose times differ by just 3 % are called equal within 3 %, which is wrong, and how often a
-    pair of equal times is, which is right; the noise is 0.5 and 1 % of the time."""
+    """Yield how often pairs that differ by just 3 % are wrongly called equal within 3 %, and equal pairs rightly.
+
+    The noise is 0.5 and 1 % of the time.
+    """
     margin = np.log1p(0.03)
     yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, repeats in itertools.product(NOISES, REPEATS):
@@ -146,7 +148,7 @@ def equal(count: int) -> Iterable[str]:
 
 
 def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, gap: float) -> tuple[float, float]:
-    """Return the per cent of sets of pairs in which one is called equal, and of pairs that are."""
+    """Return the per cent of sets with a pair called equal, and the per cent of pairs called equal."""
     rng = np.random.default_rng([*name.encode(), pairs, repeats, int(1000 * noise)])
     sets = []
     for _ in range(min(count, _MOST // pairs)):
@@ -154,15 +156,17 @@ def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, 
         times[::2] += gap
         noises = [Noise(float(one), repeats) for one in times.var(axis=1, ddof=1)]
         gaps = (times[::2] - times[1::2]).mean(axis=1)
-        sets.append(equivalent(gaps, list(zip(noises[::2], noises[1::2], strict=True)), float(np.log1p(0.03))))
+        sets.append(compute_equivalence(gaps, list(zip(noises[::2], noises[1::2], strict=True)), float(np.log1p(0.03))))
     equal_pairs = np.array(sets) <= 0.05
     return 100 * float(equal_pairs.any(axis=1).mean()), 100 * float(equal_pairs.mean())
 
 
 def equal_to_best(count: int) -> Iterable[str]:
-    """Yield how often one of a family, half of which takes just 3 % longer, is called equal to the fastest within 3 %:
-    of that half, which is wrong, and of those that are as fast, which is right."""
-    sizes = SIZES[1:]  # with several as fast
+    """Yield how often configurations are called equal to the fastest within 3 %, in families with a slower half.
+
+    The slower half takes just 3 % longer, so an equality is wrong; for the other half it is right.
+    """
+    sizes = SIZES[1:]  # sizes with several equally fast configurations
     head = f"{'':26}{'n':>3}  {format_sizes(sizes)}"
     yield f"\nhalf take 3 % longer: % of families with one of them called equal to the best\n{head}"
     for name, noise, repeats in itertools.product(NOISES, (0.005, 0.01), REPEATS):
@@ -175,8 +179,8 @@ def equal_to_best(count: int) -> Iterable[str]:
 
 
 def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: float) -> tuple[float, float]:
-    """Return the per cent of families in which one is called equal to the fastest that truly takes 3 % more or less,
-    and of configurations that are truly as fast as it those that are called equal."""
+    """Return the per cent of families with a wrong equality to the fastest (a true difference of 3 %), and the per cent
+    of truly equal configurations that are called equal."""
     rng = np.random.default_rng([*name.encode(), size, repeats, int(10_000 * noise)])
     wrongly, rightly = [], []
     for _ in range(min(count, _MOST // size)):
@@ -190,14 +194,14 @@ def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: 
 
 
 def is_equal(told: Family, place: int) -> bool:
-    """Return whether a configuration is called equal to the fastest."""
+    """Return whether a configuration is called equal to the fastest one."""
     gap = told.gap(place, told.lead)
-    low, high = (float(np.exp(end)) for end in (gap.value - gap.reach, gap.value + gap.reach))
+    low, high = (float(np.exp(end)) for end in (gap.value - gap.margin, gap.value + gap.margin))
     return judge_interval(Interval(low, high, "between repeats", LEVEL, 0)) == EQUAL
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield how often one pair of several that differs by some noises is found."""
+    """Yield how often a single different pair among several is detected."""
     yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:
@@ -210,7 +214,7 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield what is left as ties of configurations that are spread evenly over 30 %, their noise 1 %."""
+    """Yield the remaining ties of configurations spread evenly over 30 %, with noise of 1 %."""
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:
@@ -232,23 +236,24 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
     return Found(float(np.mean(ties)), 100 * float(np.mean(farthest)), 100 * float(np.mean(kept)))
 
 
-def luck(count: int) -> Iterable[str]:
-    """Yield by how much the fastest flatters itself, and how much of that is told, in per cent, noise 2 %."""
-    yield f"\nluck of the fastest, noise 2 %, n 3: true and told, %\n{'':<20}{'':>3}  {format_sizes(SIZES)}"
+def measure_bias_by_size(count: int) -> Iterable[str]:
+    """Yield the true selection bias of the fastest and its estimate, in per cent; the noise is 2 %."""
+    yield "\nselection bias of the fastest, noise 2 %, n 3: true and estimated, %"
+    yield f"{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
         true, told = [], []
         for size in SIZES:
             rng = np.random.default_rng([size, int(100 * width)])
-            found = [true_and_told_luck(rng, size, width) for _ in range(count)]
+            found = [measure_selection_bias(rng, size, width) for _ in range(count)]
             true.append(100 * float(np.mean([one[0] for one in found])))
             told.append(100 * float(np.mean([one[1] for one in found])))
-        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(told)}  told"
+        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(told)}  estimated"
 
 
-def true_and_told_luck(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
+def measure_selection_bias(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
     truth = rng.uniform(0, width, size)
     one = Family(list(truth[:, None] + 0.02 * rng.standard_normal((size, 3))))
-    return float(truth[one.lead] - one.means[one.lead]), one.luck
+    return float(truth[one.lead] - one.means[one.lead]), one.selection_bias
 
 
 def format_sizes(sizes: Iterable[int]) -> str:

@@ -1,11 +1,11 @@
-"""How often a run's interval covers the cost of its steps, and what repeats say of it, by kind of process.
+"""Coverage of a run's interval for the true cost of its steps, and verdicts of repeats, by kind of process.
 
 python -m tests.benchmarks.windows [--runs 100]
 
-The processes are those of `tests.benchmarks.processes`. Their steps go through the measured loop itself
-(`bench.measure.loop.run`) by the protocol of conf/measure/full.yaml, on a device whose clock is that of the process: a
-GPU's warm-up, one block ahead. Truth is the long-run mean of a process, which is what hours of training cost, and for a
-process that settles the level it settles at.
+The processes of `tests.benchmarks.processes` drive the measured loop itself (`bench.measure.loop.run`) with the
+protocol of conf/measure/full.yaml, on a simulated GPU with their clock, its warm-up, and one block in flight. The truth
+is the long-run mean of a process, which is the cost of hours of training; for a process that settles, the settled
+level.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from analysis.scaling.time_per_sample import Pace, compare_paces
-from analysis.stats import windows
+from analysis.scaling import Pace, compare_paces
+from analysis.stats import intervals
 from analysis.stats.compare import verdicts
 from analysis.stats.intervals import WIDE
 from bench.core.spec import MeasureSpec
@@ -30,11 +30,11 @@ STEPS_S = (0.2, 1.0, 5.0)
 VERDICT_STEP_S = 0.5
 OFF = 0.02
 RIVAL = 1.04
-"""How much longer the steps of a process truly take than those of the rival beside it."""
+"""True ratio of the step times of a process to those of its rival."""
 
 
 class OneRank:
-    """Peers of a run of one rank."""
+    """Peers of a run with one rank."""
 
     are_real = True
 
@@ -43,8 +43,10 @@ class OneRank:
 
 
 class SteppedDevice:
-    """Stands in for `bench.measure.loop.Trainer` on a GPU: a block's steps take what a process says, and a block is
-    known once the next one is launched."""
+    """Replacement of `bench.measure.loop.Trainer` on a GPU, with step times of a process.
+
+    The times of a block are known once the next block is launched.
+    """
 
     on_gpu, blocks_ahead = True, 1
 
@@ -73,7 +75,7 @@ class SteppedDevice:
 
 
 class SimulatedRun(NamedTuple):
-    """What a run measured."""
+    """The measurement of a simulated run."""
 
     stopped: str
     step_s: tuple[float, ...]  # of its window
@@ -86,7 +88,7 @@ class SimulatedRun(NamedTuple):
 def simulate(
     process: Process, step_s: float, seed: tuple[int, ...], protocol: MeasureSpec | None = None
 ) -> SimulatedRun:
-    """Put a process through the measured loop; `step_s` are the seconds of an undisturbed step."""
+    """Run a process through the measured loop; `step_s` are the seconds of an undisturbed step."""
     series = Series(())
     steps = process.draw(np.random.default_rng(seed), step_s)
     run(cast(Any, SteppedDevice(steps)), MeasureSpec(), lambda: None, series)
@@ -94,13 +96,13 @@ def simulate(
 
 
 def describe_runs(process: Process, step_s: float, runs: int) -> str:
-    """Return a line: bias of the mean and its standard error, coverage, and how many runs are marked."""
+    """Return a line: bias of the mean with standard error, coverage, and the share of flagged runs."""
     found = [
         simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
     ]
     truth = process.slowdown * step_s
     off = np.array([one.mean_s / truth - 1 for one in found])
-    known = [windows.of(one.step_s) for one in found]
+    known = [intervals.describe_window(one.step_s) for one in found]
     covered = [one.mean is not None and one.mean.low <= truth <= one.mean.high for one in known]
     wide = [
         one.mean is None or one.mean.high - one.mean.low > WIDE * run.mean_s
@@ -120,15 +122,15 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
 
 
 def has_stall(one: SimulatedRun) -> bool:
-    """Whether the note `stall` is raised, by its rule."""
+    """Return whether the rule of the note `stall` holds."""
     ordered = sorted(one.step_s)
     longest = ordered[-max(1, len(ordered) // 100) :]
     return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)
 
 
 def describe_verdicts(process: Process, runs: int, draws: int = 200) -> str:
-    """Return a line: of a process beside a rival that is truly 4 % faster, how often five and ten repeats say so, and
-    how often they call it faster, or equal."""
+    """Return a line for a process and a rival that is truly 4 % faster: how often five and ten repeats detect it, and
+    how often they call the process faster or equal."""
     rng = np.random.default_rng(PROCESSES.index(process))
     means = [simulate(process, VERDICT_STEP_S, (PROCESSES.index(process), number)).mean_s for number in range(runs)]
     rival = process.slowdown * VERDICT_STEP_S / RIVAL

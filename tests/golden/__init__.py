@@ -1,6 +1,6 @@
-"""What the command answers today, kept so that moving code about changes none of it.
+"""Digests of the command's current output, which refactoring must not change.
 
-cases       every case by name, and the text that it gives
+cases       every case by name, and its output
 digests.json  the digest of each text
 __main__    writes both: the digests, and the texts themselves for comparing two revisions
 """

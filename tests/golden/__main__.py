@@ -1,4 +1,4 @@
-"""Renew the digests, and write the texts into a folder, e.g. of two revisions for `diff -r`:
+"""Renew the digests, and write the outputs into a folder, e.g. of two revisions for `diff -r`:
 
 python -m tests.golden texts/
 """

@@ -1,6 +1,6 @@
-"""Every case by name: a function that returns what the command answers, with what differs between machines left out.
+"""Every case by name: a function that returns the command's output, without differences between machines.
 
-Only the command is called, so that the cases hold whatever becomes of the code behind it.
+The cases call only the command, so they do not depend on the code behind it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ BLOCKS, IN_CI = 126, 12  # of predictions; each is of 18 to 30 points
 Case = Callable[[], str]
 
 _LARGE = ("frontier_175b", "frontier_1t")
-"""Studies whose schedules take seconds to play; `frontier_22b` has points of the same kinds."""
+"""Studies whose schedules take seconds to simulate; `frontier_22b` has points of the same kinds."""
 _REPORTED = ("failures", "smoke", "testbed/400mbit", "gpt2_3b_testbed")
 _COMPARED = (
     ("gpt2_3b_cpu", "gpt2_3b_testbed"),
@@ -66,9 +66,9 @@ _ZERO = {
     "engine.overlap_comm": ("true", "false"),
     "engine.contiguous_gradients": ("true", "false"),
 }
-"""For stages 1 to 3 without ddp and stage 0, which know no such options, …"""
+"""Options of stages 1 to 3, which ddp and stage 0 do not have."""
 _OFFLOADED = {"engine.offload_optimizer.device": ("cpu",), "optimizer.implementation": ("native",)}
-"""… with the optimizer on the host."""
+"""The same options with the optimizer on the host."""
 
 
 def names(prefix: str) -> list[str]:
@@ -77,10 +77,10 @@ def names(prefix: str) -> list[str]:
 
 
 def cases(*, whole: bool) -> dict[str, Case]:
-    """Return the cases by name; all of them, or those that take a minute together."""
+    """Return the cases by name: all, or a selection that takes a minute."""
     found: dict[str, Case] = {}
     for study, launcher in _planned(whole=whole):
-        words = ("sweep", f"study={study}", f"launcher={launcher}", "--dry-run")
+        words = ("sweep", f"study={study}", f"launcher={launcher}", *_list_gpu_overrides(study, launcher), "--dry-run")
         found[f"dry-run {study} {launcher}"] = partial(answer, *words)
         found[f"dry-run {study} {launcher} as JSON"] = partial(answer, *words, "--json")
     for block in range(BLOCKS if whole else IN_CI):
@@ -99,8 +99,15 @@ def cases(*, whole: bool) -> dict[str, Case]:
     return found
 
 
+def _list_gpu_overrides(study: str, launcher: str) -> list[str]:
+    """Return the override by which the jobs of a study on GPUs ask for them, where the launcher's file has none."""
+    on_gpus = re.search(r"^  machine: (?!cpu|testbed)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE)
+    return ["launcher.gpus=--gres=gpu:{devices}"] if on_gpus and launcher in ("slurm", "slurm_testbed") else []
+
+
 def _planned(*, whole: bool) -> list[tuple[str, str]]:
-    """Return studies with launchers: each with each, or all but the largest for one scheduler and one for all."""
+    """Return pairs of study and launcher: all pairs or, for speed, small studies on one scheduler and one study on
+    all."""
     studies, launchers = names("study"), names("launcher")
     return [
         (study, launcher)
@@ -111,7 +118,7 @@ def _planned(*, whole: bool) -> list[tuple[str, str]]:
 
 
 def answer(*words: str) -> str:
-    """Return what a command prints, and its exit code."""
+    """Return the output of a command and its exit code."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = cli.main(words)
@@ -119,8 +126,10 @@ def answer(*words: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text without what differs between two machines or moments: folders, the time in the names of jobs, and
-    the last digits of numbers, which depend on the processor's instructions."""
+    """Return a text without differences between machines and times.
+
+    These are folders, the time in the names of jobs, and the last digits of numbers, which depend on the processor.
+    """
     text = text.replace(sys.executable, "PYTHON").replace(str(Path(sys.executable).parent), "PROGRAMS")
     text = text.replace(str(ROOT), "ROOT")
     text = re.sub(r"-\d{10}-[0-9a-f]{6}\b", "-JOB", text)
@@ -136,11 +145,11 @@ _SLURM = {
     "sinfo": "true",
     "scancel": "true",
 }
-"""The scheduler's programs on the day on which the study was submitted."""
+"""Fake programs of the scheduler, on the day when the study was submitted."""
 
 
 def _submitted(verb: str, *options: str) -> str:
-    """Return what a verb says of a study that an earlier revision submitted, and what it leaves in its folder."""
+    """Return the output of a verb for a study that an earlier revision submitted, and the resulting folder."""
     with tempfile.TemporaryDirectory() as place, _slurm(Path(place)):
         study = Path(place) / "adhoc"
         shutil.copytree(ROOT / "tests/data/submitted/adhoc", study)
@@ -164,14 +173,16 @@ def _slurm(folder: Path) -> Iterator[None]:
 
 
 def _sets() -> list[str]:
-    """Return the folders of recorded runs that hold points."""
+    """Return the folders of recorded runs with points."""
     studies = {path.parents[2].relative_to(ROOT / RECORDED) for path in find_records([ROOT / RECORDED])}
     return sorted(map(str, studies))
 
 
 def _drawn(block: int) -> Iterator[str]:
-    """Yield the overrides of one block of predictions: engines × two micro-batches × three node counts of one model on
-    one machine, the rest drawn."""
+    """Yield the overrides of one block of predictions: engines × two micro-batches × three node counts.
+
+    The block has one model on one machine; all other values are random.
+    """
     draw = random.Random(block)
     machine = draw.choice(_MACHINES)
     varied = _VARIED | _V100 if machine.startswith("v100") else _VARIED

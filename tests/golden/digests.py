@@ -1,4 +1,4 @@
-"""The digest of every case's text, kept in a file."""
+"""Digests of the outputs of all cases, stored in a file."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ def digest(text: str) -> str:
 
 
 def read() -> dict[str, str]:
-    """Return what was kept, by name of the case."""
+    """Return the stored digests by name of the case."""
     kept: dict[str, str] = json.loads(FILE.read_text())
     return kept
 

@@ -1,4 +1,4 @@
-"""A real Slurm cluster for tests; they skip with the reason where it cannot be had, and fail where it must be had."""
+"""A real Slurm cluster for tests. They skip with a reason if it is not available, and fail if it is required."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder schedules real processes. What is left of them is found by the environment that they
-    were started with, which a forked process does not have."""
+    """Every test of this folder schedules real processes. Leftovers are found by the environment in which they were
+    started, which forked processes do not have."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.processes)
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _missing() -> str | None:
-    """Return why there can be no testbed here."""
+    """Return the reason why no testbed is possible on this machine."""
     if os.geteuid() != 0:
         return "not root"
     programs = [name for name in ("slurmctld", "slurmd", "munged", "ip", "tc") if not shutil.which(name)]
@@ -45,7 +45,7 @@ def slurm_possible() -> None:
 
 @pytest.fixture(scope="session")
 def testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """Three nodes, quick to notice a lost one."""
+    """Three nodes, quick to notice a lost node."""
     bed = Testbed("a")
     try:
         quick = ["--slurmd-timeout-s", "4", "--kill-wait-s", "2", "--conf", "MessageTimeout=4"]
@@ -57,7 +57,7 @@ def testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture
 def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """One more, side by side with the first, for a test to bring up and down."""
+    """A second testbed next to the first, for a test that brings it up and down."""
     bed = Testbed("b")
     try:
         yield bed
@@ -67,7 +67,7 @@ def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="session")
 def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A disk that is soon full; mounted before there are nodes, or they would not see it."""
+    """A small disk, soon full. It is mounted before the nodes start, because later mounts are not visible in them."""
     folder = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=True)
     yield folder
@@ -76,8 +76,8 @@ def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def drilled(small_disk: Path) -> Iterator[Testbed]:
-    """Three nodes for mishaps: quick to schedule and to put a job back, with little room in the queue, slow to give a
-    node up unless told otherwise, so that it is our own supervisors who notice first."""
+    """Three nodes for faults: quick to schedule and requeue, with a short queue, and slow to give a node up by default,
+    so that our own supervisors notice first."""
     bed = Testbed("c")
     try:
         quick = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
@@ -95,7 +95,7 @@ def drilled(small_disk: Path) -> Iterator[Testbed]:
 
 @pytest.fixture
 def study(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
-    """A study on that testbed; whatever is left of its jobs goes with the test."""
+    """A study on that testbed; leftovers of its jobs are removed after the test."""
     monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
     made = Study(drilled, tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""The processes of ours on a testbed's nodes, which live in namespaces of this machine."""
+"""Our processes on a testbed's nodes, which are namespaces of this machine."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ _NAMESPACES = Path("/run/netns")
 
 
 class Rank(NamedTuple):
-    """The process of a rank, and where it last said that it is."""
+    """The process of a rank, and its last reported position."""
 
     pid: int
     beat: RankProgress
 
 
 def ours(bed_name: str, folder: Path) -> list[str]:
-    """Return the command lines of what runs for a study: all of ours on any node of a testbed, since ranks and fork
-    servers name no folder, and whatever names the study's folder anywhere. Zombies have no command line."""
+    """Return the command lines of a study's processes: all of ours on any node of a testbed (command lines of ranks and
+    fork servers name no folder), and all others that name the study's folder. Zombies have no command line."""
     nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
     found = []
     for process, words in _processes():
@@ -33,7 +33,7 @@ def ours(bed_name: str, folder: Path) -> list[str]:
 
 
 def on_node(node: str) -> list[str]:
-    """Return the command lines of ours on one node."""
+    """Return the command lines of our processes on one node."""
     namespace = (_NAMESPACES / node).stat().st_ino
     found = []
     for process, words in _processes():
@@ -44,7 +44,7 @@ def on_node(node: str) -> list[str]:
 
 
 def stepping(node: str, after: Rank | None = None) -> Rank:
-    """Wait until a rank on a node makes steps, and return it: another one than `after`, which may still be ending."""
+    """Wait until a rank on a node makes steps, and return it; not `after`, which may still be ending."""
     found: list[Rank] = []
 
     def steps() -> bool:
@@ -56,7 +56,8 @@ def stepping(node: str, after: Rank | None = None) -> Rank:
 
 
 def _ranks(node: str) -> Iterator[Rank]:
-    """Yield the ranks on a node, read from the memory that each shares with its supervisor: the heartbeat is older."""
+    """Yield the ranks on a node, read from the memory that each shares with its supervisor; the heartbeat file is
+    older."""
     namespace = (_NAMESPACES / node).stat().st_ino
     for process, words in _processes():
         with contextlib.suppress(OSError):

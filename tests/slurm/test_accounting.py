@@ -1,4 +1,4 @@
-"""A Slurm with accounts: what it refuses, what it tells by sacct, and a job that an urgent one puts back."""
+"""A Slurm with accounting: refused requests, answers by sacct, and preemption by an urgent job."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,s
 
 @pytest.fixture(scope="module")
 def accounting(slurm_possible: None) -> Iterator[Testbed]:
-    """Two nodes of a cluster with slurmdbd, which soon forgets ended jobs, so that sacct alone knows them."""
+    """Two nodes of a cluster with slurmdbd that forgets ended jobs quickly, so that only sacct knows them."""
     missing = [name for name in ("slurmdbd", "mariadbd", "my_print_defaults") if not shutil.which(name)]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (Debian packages slurmdbd mariadb-{{server,client}}-core)")
@@ -49,7 +49,7 @@ def study(accounting: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def told(bed: Testbed, name: str) -> JobState:
-    """Return what is known of a job once the queue has forgotten it."""
+    """Return the accounting of a job that the queue has forgotten."""
     wait_for(lambda: ask([name])[name, None].source != "squeue")
     return ask([name])[name, None]
 

@@ -1,5 +1,5 @@
-"""Random faults over sweeps: what a seed does, how outcomes are judged, and a short piece that runs; `make chaos` runs
-any others."""
+"""Random faults in sweeps: content of a seed, rules for outcomes, and a short round that really runs. `make chaos` runs
+more."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,7 @@ from slurm_testbed import Testbed
 pytestmark = pytest.mark.processes
 
 PIECE = plan_round(4)
-"""On one node: kills the command that submits, a coordinator and an srun, and cuts a link briefly."""
+"""A seed on one node: it kills the submitting command, a coordinator and an srun, and cuts a link briefly."""
 
 
 def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:
@@ -30,7 +30,7 @@ def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
     assert judge("kill rank", "error", "rank 1 was killed by SIGKILL in steps at step 7")
     assert not judge("kill rank", "cancelled", "interrupted by SIGTERM") and not judge("kill rank", "error", "no idea")
     assert judge("requeue", "preempted", "the job was asked to end and put back into the queue")
-    assert not judge("cut link briefly", "node_failure", "node 2 has not been heard of for 10 s")
+    assert not judge("cut link briefly", "node_failure", "node 2 has sent no report for 10 s")
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""What befalls the points of an allocation, on a real Slurm: each mishap is one record, and the sweep goes on."""
+"""Faults of the points of an allocation, on a real Slurm: each fault gives one record, and the sweep continues."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Stud
     cut_off = stepping(second)
     drilled("link", second, "--down")
     kind, reason = told(study.next_record())
-    assert kind == "node_failure" and f"({second}) has not been heard of" in reason, reason
+    assert kind == "node_failure" and f"({second}) has sent no report" in reason, reason
     drilled("link", second, "--up")
 
     stepping(second, after=cut_off)

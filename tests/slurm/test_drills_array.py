@@ -1,4 +1,4 @@
-"""Tasks of a job array that run at the same time, each on nodes of its own, on a real Slurm."""
+"""Tasks of a job array that run at the same time, each on its own nodes, on a real Slurm."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,s
 
 @pytest.fixture
 def wide(other_testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
-    """A study on four nodes: room for two tasks of two nodes at a time."""
+    """A study on four nodes: two tasks of two nodes run at a time."""
     other_testbed.up("--nodes", "4", "--rate", "1gbit", "--slurmd-timeout-s", "60", "--conf", _QUICK_TO_SCHEDULE)
     monkeypatch.setenv("SLURM_CONF", str(other_testbed.folder / "slurm.conf"))
     study = Study(other_testbed, tmp_path)
@@ -28,7 +28,7 @@ def wide(other_testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def allocated(bed: Testbed, record: RunRecord) -> list[str]:
-    """Return the hosts of the allocation that a record was made in, as Slurm expands its list of them."""
+    """Return the hosts of the allocation in which a record was made, as Slurm expands its node list."""
     assert record.environment
     return bed.slurm("scontrol", "show", "hostnames", record.environment.slurm["SLURM_JOB_NODELIST"]).split()
 

@@ -1,4 +1,4 @@
-"""What befalls a whole job, on a real Slurm: put back into the queue, its node lost, its time over, its disk full."""
+"""Faults of a whole job, on a real Slurm: requeued, node lost, time limit reached, disk full."""
 
 import contextlib
 import re
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def set_slurmd_timeout(bed: Testbed, seconds: int) -> None:
-    """Have Slurm give a silent node up sooner or later from now on."""
+    """Set Slurm's time limit for silent nodes from now on."""
     conf = bed.folder / "slurm.conf"
     conf.write_text(re.sub("SlurmdTimeout=.*", f"SlurmdTimeout={seconds}", conf.read_text()))
     bed.slurm("scontrol", "reconfigure")
@@ -24,7 +24,7 @@ def set_slurmd_timeout(bed: Testbed, seconds: int) -> None:
 
 @contextlib.contextmanager
 def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
-    """Kill a node's slurmd, and nothing else there; start it again once Slurm has given the node up."""
+    """Kill only a node's slurmd; start it again once Slurm has declared the node down."""
     set_slurmd_timeout(bed, 3)
     bed("slurmd", node, "stop")
     try:
@@ -37,13 +37,13 @@ def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
 
 
 def find_nodes(bed: Testbed, job: str) -> list[str]:
-    """Return the nodes of a job that runs; none of one that waits, or was put back a moment ago."""
+    """Return the nodes of a running job; empty for a job that waits or was requeued a moment ago."""
     running = bed.slurm("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N").strip()
     return bed.slurm("scontrol", "show", "hostnames", running).split() if running else []
 
 
 def last_node(bed: Testbed, job: str, other_than: str = "") -> str:
-    """Wait until a job runs, and not on the node `other_than`; return the last of its nodes."""
+    """Wait until a job runs on nodes without `other_than`; return the last of them."""
     seen: list[str] = []
 
     def runs() -> bool:
@@ -55,7 +55,7 @@ def last_node(bed: Testbed, job: str, other_than: str = "") -> str:
 
 
 def fill(disk: Path) -> None:
-    """Leave no block free on a disk."""
+    """Fill a disk to its last block."""
     with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
         while True:
             ballast.write(bytes(4096))
@@ -91,7 +91,7 @@ def test_a_job_that_is_put_back_settles_what_it_had_begun_and_begins_anew(study:
 
 @pytest.mark.timeout(400)
 def test_a_start_that_slurm_gave_up_ends_once_the_job_has_begun_anew(study: Study, drilled: Testbed) -> None:
-    """Its node's slurmd is dead, so that nothing of Slurm's ends it: neither a signal nor a limit."""
+    """The node's slurmd is dead, so Slurm cannot end the process, neither by a signal nor by a limit."""
     study.sweep(*ENDLESS, "nodes=1", "launcher.time_limit_min=20")
     (job,) = study.status()["jobs"]
     node = last_node(drilled, job)

@@ -1,4 +1,4 @@
-"""Submitting to a real Slurm: killed on the way, twice at once, into a queue with little room, and taken back."""
+"""Submission to a real Slurm: killed halfway, twice at once, into a short queue, and cancelled."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def play_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 
 class Gate:
-    """An `sbatch` that waits at a gate: whoever calls it has looked at the queue, and submits when the gate opens."""
+    """An `sbatch` that waits at a gate: its caller has already looked at the queue, and submits when the gate opens."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
@@ -154,13 +154,13 @@ def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_
 @pytest.mark.thorough
 def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
     refused = study(*study.asking(*QUICK, "nodes=4"), code=2)
-    assert "nodes=4: the partition gives a job 3 nodes at the most" in refused
+    assert "nodes=4: the partition gives a job at most 3 nodes" in refused
     other = Study(drilled, study.results / "other")
     refused = other(*other.asking(*QUICK, "launcher.cpus_per_device=512"), code=2)
     assert "no node of the partition has the cores" in refused and queued(drilled) == []
     study.sweep(*QUICK, "launcher.extra=['--nodes=9']", "batch.micro=3")
     shown = study("status", str(study.folder), "--wait", code=1)
-    assert "as it was asked for it cannot start" in shown and "zeroscale cancel" in shown, shown
+    assert "cannot start with the resources that it asks for" in shown and "zeroscale cancel" in shown, shown
     (waits,) = study.status()["queue"]
     assert waits["stuck"] and waits["job"] in queued(drilled)
 

@@ -1,4 +1,4 @@
-"""The Slurm launcher on a real Slurm: scripts as they are generated, submitted, asked about, cancelled."""
+"""The Slurm launcher on a real Slurm: scripts as generated, submitted, polled and cancelled."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ import pytest
 from slurm_testbed import Testbed, wait_for
 
 from bench.core.errors import UserError
-from bench.core.scheduling import SchedulerAway, Work
+from bench.core.scheduling import SchedulerUnavailable, Work
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, submit
 from bench.launchers.slurm.queue import list_queued
 
@@ -56,8 +56,8 @@ def slurm(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Make jobs that tell how they were started and take so many seconds, or until a file says that it is enough, in a
-    folder with a name of the worst kind."""
+    """Make jobs that print how they were started and run for some seconds, or until a file exists, in a folder with
+    shell metacharacters in its name."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # what is exported where a job is submitted is there when it runs
     (tmp_path / "probe.py").write_text(_PROBE)
 
@@ -75,7 +75,7 @@ def start(job: Work, **options: Any) -> str:
 
 
 def told(job: Work, kind: str = "began") -> list[dict[str, Any]]:
-    """Return what the processes of a job wrote, in order."""
+    """Return the output of a job's processes, sorted."""
     return [json.loads(path.read_text()) for path in sorted(job.folder.glob(f"{kind}*.json"))]
 
 
@@ -230,7 +230,7 @@ def test_a_controller_that_is_away_for_a_moment_is_waited_for(slurm: Testbed, jo
     slurm("controller", "stop")
     back = threading.Timer(5, lambda: slurm("controller", "start"))
     try:
-        with pytest.raises(SchedulerAway):
+        with pytest.raises(SchedulerUnavailable):
             ask([work.name])
         back.start()
         handle = start(work)

@@ -1,4 +1,4 @@
-"""The testbed itself: a cluster that behaves like one, mishaps on demand, and nothing left behind."""
+"""The testbed itself: it behaves like a cluster, makes faults on request, and leaves nothing behind."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ with socket.create_connection((sys.argv[1], 5000)) as link:
 
 
 def _mbit_per_s(bed: Testbed, sender: str, receiver: str, megabytes: int) -> float:
-    """Return what one TCP stream carries from node to node, by the receiver's clock."""
+    """Return the rate of one TCP stream between two nodes, by the receiver's clock."""
     command = [sys.executable, str(PROGRAM), "exec", "--name", bed.name, receiver, "--", sys.executable, "-c", _RECEIVE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout and server.stdout.readline() == "listening\n"
@@ -41,7 +41,7 @@ def _mbit_per_s(bed: Testbed, sender: str, receiver: str, megabytes: int) -> flo
 
 
 def _gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has reaped yet has."""
+    """Return whether a process has ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -160,7 +160,7 @@ def test_a_name_or_action_nobody_knows_is_refused(testbed: Testbed) -> None:
 def test_up_twice_is_refused_and_leaves_the_first_as_it_is(testbed: Testbed) -> None:
     assert "already exists" in testbed.up(code=2).stderr
     elsewhere = testbed.up("--dir", f"{testbed.folder}-second", code=2)
-    assert "already there" in elsewhere.stderr and not Path(f"{testbed.folder}-second").exists()
+    assert "exists already" in elsewhere.stderr and not Path(f"{testbed.folder}-second").exists()
     assert testbed.slurm("srun", "-N3", "hostname")
 
 
@@ -207,7 +207,7 @@ def test_an_up_killed_on_the_way_can_be_taken_down(other_testbed: Testbed, numbe
 
 
 def _processes(bed: Testbed) -> dict[str, dict[str, int]]:
-    """Return the processes on the testbed's ledger, none where there is no ledger yet."""
+    """Return the process ids in the testbed's list of processes; empty without a list."""
     try:
         found: dict[str, dict[str, int]] = json.loads((bed.folder / "state.json").read_text())["processes"]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`make testbed-study`: refused in one line where it cannot be, and leaving nothing behind wherever it is stopped."""
+"""`make testbed-study`: invalid input is refused in one line, and nothing is left behind wherever it is stopped."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
 
 
 def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
-    """Start the program on a testbed and in folders of the test's own."""
+    """Start the program on a testbed and in folders of the test."""
     own = ["--name", bed.name, "--subnet", bed.subnet, "--results", str(results), "--report", str(results / "report")]
     command = [*before, sys.executable, str(PROGRAM), *own]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

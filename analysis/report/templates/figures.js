@@ -1,5 +1,5 @@
-// Figures: a legend's entry hides its series; a point tells its words when hovered over or reached by the arrow keys, and
-// opens its runs by a click or Enter.
+// Figures: an entry of a legend hides its series. A point shows its text when hovered over or reached by the arrow keys,
+// and opens its runs on a click or Enter.
 for (const button of document.querySelectorAll("[data-hides]")) {
   button.addEventListener("click", () => {
     const shown = button.getAttribute("aria-pressed") !== "true";
@@ -43,7 +43,7 @@ for (const figure of document.querySelectorAll("figure svg:has([data-t])")) {
       event.preventDefault();
       seen[(place < 0 ? (step > 0 ? 0 : -1) : place + step + seen.length) % seen.length]?.focus();
     } else if (event.key === "Enter" && place >= 0) {
-      event.preventDefault();  // else the same key closes what it has opened
+      event.preventDefault();  // else the same key press closes the dialog again
       seen[place].dispatchEvent(new Event("click"));
     } else if (event.key === "Escape") untell();
   });

@@ -1,5 +1,5 @@
-// What the page knows: columns, runs, configurations and the words behind points. Text of records only ever becomes text
-// of elements.
+// Data of the page: columns, runs, configurations and the texts of points. Text of records is only ever set as the text
+// of elements, never as HTML.
 const page = JSON.parse(document.getElementById("data").textContent);
 
 const element = (tag, text, ...children) => {
@@ -9,8 +9,8 @@ const element = (tag, text, ...children) => {
   return made;
 };
 
-// Sorts a table by the column of the button pressed, within each group of rows, whose heading stays above them; what is
-// missing stays last both ways.
+// Sorts a table by the column of the pressed button, within each group of rows, whose heading stays above them. Missing
+// values come last in both directions.
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const head = button.closest("th"), column = head.cellIndex;
@@ -48,7 +48,7 @@ const showRun = (place) => {
     term.title = meaning;
     return [term, element("dd", cells[index])];
   });
-  const absent = record === null ? "The record did not fit into this page; it lies in the folder." : "";
+  const absent = record === null ? "The page has no room for the record; it is in the folder." : "";
   return element("article", "",
     element("h3", title), element("p", folder), element("p", absent),
     ...(record ? [folded("record.json", record)] : []), ...(log ? [folded("End of run.log", log)] : []),
@@ -72,7 +72,7 @@ for (const button of document.querySelectorAll("button.open")) {
     table === "configurations" ? openConfiguration(place) : open(page.runs[place][0], [place], 1));
 }
 
-// Narrows tables and failures to what is chosen; of a part with nothing chosen all is shown. The address keeps
+// Filters tables and failures by the checked values; a facet without a checked value filters nothing. The address keeps
 // the choice, so that it can be bookmarked.
 const form = document.getElementById("filters");
 const boxes = form ? [...form.querySelectorAll("input")] : [];
@@ -83,15 +83,15 @@ const matching = () => {
   return (facets) => facets.split(",").every((value, index) => value === "" || !chosen[index] || chosen[index].has(value));
 };
 
-const told = (name, one) => {
+const count = (name) => {
   const rows = [...document.querySelectorAll(`[data-table=${name}] tbody tr[data-f]`)];
-  return `${rows.filter((row) => !row.hidden).length} of ${rows.length} ${one}`;
+  return rows.length ? [`${rows.filter((row) => !row.hidden).length} of ${rows.length} ${name}`] : [];
 };
 
 const narrow = () => {
   const matches = matching();
   for (const item of document.querySelectorAll("[data-f]")) item.hidden = !matches(item.dataset.f);
-  if (form) document.getElementById("count").textContent = `${told("configurations", "configurations")}, ${told("runs", "runs")}`;
+  if (form) document.getElementById("count").textContent = ["configurations", "runs"].flatMap(count).join(", ");
 };
 
 const remember = () => {

@@ -1,7 +1,7 @@
-"""JSON schemas of the files that a user writes, by which an editor completes, explains and checks them.
+"""JSON schemas of the files that a user writes. With them an editor completes, explains and checks the files.
 
-They are made from the classes that decode those files, with every reference written out, and from the comments in the
-files that ship. Keys of installed plug-ins are in them.
+They are made from the classes that decode these files, with references resolved, and from comments in the files that
+ship. They include the keys of installed plug-ins.
 """
 
 import json
@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench.config.decode import PLUGIN_GROUPS, PluginGroup
 from bench.config.reference.config import (
     GROUPS,
-    PLUGIN_GROUPS,
-    PluginGroup,
     list_group_files,
     load_options,
     read_key_comments,
@@ -30,9 +29,8 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _DEFAULTS = {
     "type": "array",
-    "description": "files of the same folder that this one begins with, as in [slurm, _self_]",
+    "description": "files of the same folder whose keys this file starts from, as in [slurm, _self_]",
 }
-_TABLES = ("matmul", "collectives")  # of a calibration: may be tables of words too
 
 
 def build_schemas() -> dict[str, Schema]:
@@ -42,12 +40,19 @@ def build_schemas() -> dict[str, Schema]:
     }  # fmt: skip
     for name, group in PLUGIN_GROUPS.items():
         built[name] = _build_plugin_group(name, group)
-    for table in _TABLES:
-        calibration = built["machine"]["properties"]["calibration"]["anyOf"][0]["properties"]
+    calibration = built["machine"]["properties"]["calibration"]["anyOf"][0]["properties"]
+    # A calibrated file has these tables as text, which is far shorter.
+    for table in ("matmul", "collectives"):
         calibration[table] = {"anyOf": [calibration[table], _TEXT]}
     keys = _list_override_keys(built)
-    built = {name: _finish(name, schema) for name, schema in built.items()}
-    return {name: built[name] for name in GROUPS if name != "study"} | {"study": _build_study(keys)}
+    finished = {
+        # No key is required, because a file may start from other files.
+        name: _build_object({**built[name]["properties"], "defaults": _DEFAULTS}, f"a file of conf/{name}")
+        | {"$schema": DIALECT}
+        for name in GROUPS
+        if name != "study"
+    }
+    return finished | {"study": _build_study(keys)}
 
 
 def to_json(schema: Schema) -> str:
@@ -58,29 +63,20 @@ def to_json(schema: Schema) -> str:
 _TEXT: Schema = {"type": "string"}
 
 
-def _finish(name: str, schema: Schema) -> Schema:
-    """Return the schema of a group's file: any of its keys, none of them required, for a file may begin with others."""
-    properties = {**schema["properties"], "defaults": _DEFAULTS}
-    return _build_object(properties, f"a file of conf/{name}") | {"$schema": DIALECT}
-
-
 def _build_object(properties: Schema, description: str, patterns: Schema | None = None) -> Schema:
     schema = {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
     return schema | ({"patternProperties": patterns} if patterns else {})
 
 
-# ---------------------------------------- classes
-
-
 def _inline(kind: type[BaseModel]) -> Schema:
-    """Return the schema of a class with references written out."""
+    """Return the schema of a class with its references resolved."""
     schema = kind.model_json_schema(by_alias=True)
     inlined: Schema = _resolve(schema, schema.pop("$defs", {}))
     return inlined
 
 
 def _resolve(node: Any, definitions: Schema) -> Any:
-    """Return a part of a schema without references, titles and required keys."""
+    """Return a part of a schema with references resolved, without titles and required keys."""
     if isinstance(node, list):
         return [_resolve(one, definitions) for one in node]
     if not isinstance(node, dict):
@@ -90,6 +86,7 @@ def _resolve(node: Any, definitions: Schema) -> Any:
         inlined: Schema = _resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
         return inlined | beside
     found = {
+        # These hold values of a user, in which a key `$ref` or `title` would be a value.
         key: value if key in ("default", "const", "enum") else _resolve(value, definitions)
         for key, value in node.items()
         if key not in ("title", "properties", "required")
@@ -103,11 +100,8 @@ def _describe(schema: Schema, meaning: str) -> Schema:
     return {**schema, "description": meaning} if meaning else schema
 
 
-# ---------------------------------------- groups with plug-ins
-
-
 def _build_plugin_group(name: str, group: PluginGroup) -> Schema:
-    """Return the keys of a group's files: its own, and those of all its plug-ins."""
+    """Return the schema of a group's files: the keys of the group and of all its plug-ins."""
     properties = _inline(group.spec)["properties"] if group.spec else {}
     properties |= {group.names: {"enum": [*plugins.list_names(group.kind), None]}}
     inner: Schema = {}
@@ -130,19 +124,22 @@ _CONFIG_FILE = "a Hugging Face config.json, instead of shape"
 
 
 def _unite(one: Schema | None, other: Schema) -> Schema:
-    """Return what a key may be of which two plug-ins have different ideas."""
+    """Return the schema of a key that two plug-ins have: either of theirs."""
     if one is None or one == other:
         return other
     return {"anyOf": [one, other], "description": one.get("description") or other.get("description", "")}
 
 
-# ---------------------------------------- a study
-
-
 def _build_study(keys: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a study: its overrides are keys of a run, its axes lists of their values. An axis of another
-    name has mappings for values."""
-    below: Schema = {f"^{key}\\.": {} for key, part in keys.items() if _is_mapping(part)}
+    """Return the schema of a study: `base` has keys of a run, `axes` lists of their values. An axis with any other name
+    has mappings of keys as values."""
+    # Keys that take names that are not in the schema, as `sequence` does.
+    below: Schema = {
+        f"^{key}\\.": {}
+        for key, schema in keys.items()
+        for part in (schema, *schema.get("anyOf", ()))
+        if part.get("type") == "object" and "properties" not in part
+    }
     referred = {key: {"$ref": f"#/$defs/{key}"} for key in keys}
     overrides = _build_object(referred, "keys of a run and their values", below)
     mapping = {"$ref": "#/$defs/overrides"}
@@ -153,26 +150,20 @@ def _build_study(keys: Mapping[str, Schema]) -> Schema:
     }
     study = _inline(Study)["properties"]
     for name in ("base", "control"):
-        study[name] = _describe(mapping, study[name].get("description") or "what every point shares")
+        study[name] = _describe(mapping, study[name].get("description") or "keys that every point shares")
     definitions = {"overrides": overrides, **keys}
     return {"$schema": DIALECT, **_build_object({**study, "axes": axes}, "a file of conf/study"), "$defs": definitions}
 
 
-_AXES = "what varies: a key, or a word for values that are mappings of several keys; every combination is a point"
+_AXES = "lists of values by key, or by any name for values that are mappings of keys; every combination is a point"
 
 
 def _build_list(items: Schema) -> Schema:
     return {"type": "array", "minItems": 1, "items": items}
 
 
-def _is_mapping(schema: Schema) -> bool:
-    """Whether a key takes words that it does not know itself, as `sequence` does."""
-    parts = (schema, *schema.get("anyOf", ()))
-    return any(part.get("type") == "object" and "properties" not in part for part in parts)
-
-
 def _list_override_keys(groups: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Return every key of a run, dotted, and the groups, which take the name of a file."""
+    """Return every dotted key of a run, and the groups, whose values are names of files."""
     file = find_conf_folder() / "config.yaml"
     keys = _flatten(_inline(RunSpec), "", read_key_comments(file))
     for name, schema in groups.items():
@@ -182,7 +173,7 @@ def _list_override_keys(groups: Mapping[str, Schema]) -> dict[str, Schema]:
 
 
 def _flatten(schema: Schema, prefix: str, said: Mapping[str, str]) -> dict[str, Schema]:
-    """Return the keys of an object by dotted name, with those of the objects in it."""
+    """Return the keys of an object, and of the objects in it, by dotted name."""
     found: dict[str, Schema] = {}
     for name, part in schema.get("properties", {}).items():
         path = f"{prefix}.{name}" if prefix else name

@@ -1,1 +1,1 @@
-"""What the data sources share: a corpus, its tokenizer, T5's span corruption and torch's loader."""
+"""Parts of data sources: a corpus with its tokenizer, T5's span corruption, and batches by torch's loader."""

@@ -1,7 +1,7 @@
-"""A text corpus, read through Hugging Face `datasets` and tokenised once.
+"""Text corpora: read through Hugging Face `datasets`, tokenised once, and divided into a learned and a held-out part.
 
 The tokens lie in `datasets`' own cache (HF_DATASETS_CACHE moves it). Its file lock lets one process of all ranks do
-the work while the others wait and then map the same file; a changed file, option or tokenizer makes a new entry.
+the work while the other ranks wait and then map the same file. A changed file, option or tokenizer makes a new entry.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.spec import Frozen, Positive
-from bench.data.pipeline import tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,21 +25,82 @@ if TYPE_CHECKING:
 
     from bench.data.pipeline.spans import Tokens
 
-_BUILDERS = {
-    ".txt": "text",
-    ".md": "text",
-    ".py": "text",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}
+# ---------------------------------------- tokenizers
+
+BYT5 = "byt5"
+BYT5_VOCABULARY = 384  # pad, EOS, UNK, 256 bytes, 125 sentinels: transformers' ByT5Tokenizer()
+BYT5_SENTINELS = 125
+_T5_SENTINELS = 100
+_BYT5_FIRST_BYTE = 3
+_SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # mT5's vocabulary has them with the word mark
+
+
+class Tokenizer(NamedTuple):
+    """The parts of a tokenizer that making samples needs."""
+
+    name: str
+    vocabulary: int  # highest id + 1, sentinels included
+    eos: int
+    sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …; empty outside the T5 family
+    encode: Callable[[Sequence[str]], list[Tokens]]  # without special tokens
+
+    def with_sentinels(self) -> Tokenizer:
+        """Return a tokenizer with sentinels: this one, or a copy with T5's number of them after its vocabulary."""
+        import numpy as np
+
+        if len(self.sentinels):
+            return self
+        first, vocabulary = self.vocabulary, self.vocabulary + _T5_SENTINELS
+        return self._replace(vocabulary=vocabulary, sentinels=np.arange(first, vocabulary, dtype=np.int32))
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "byt5", of a Hugging Face name or in a local folder; UserError if it cannot be loaded."""
+    import numpy as np
+
+    if name == BYT5:
+        # Arithmetic on UTF-8 bytes, 400 times faster than transformers' lists of characters and without importing them.
+        # "</s>" in a text stays text. A test holds both tokenizers equal.
+        first_sentinel = _BYT5_FIRST_BYTE + 256
+
+        def encode_bytes(texts: Sequence[str]) -> list[Tokens]:
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _BYT5_FIRST_BYTE for text in texts]
+
+        sentinels = np.arange(first_sentinel, first_sentinel + BYT5_SENTINELS, dtype=np.int32)
+        return Tokenizer(BYT5, BYT5_VOCABULARY, eos=1, sentinels=sentinels, encode=encode_bytes)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:  # unknown name, no network, not a tokenizer's folder
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"data.tokenizer={name}", reason, "give a local folder, or byt5") from error
+    ids = tokenizer.get_vocab()
+    numbers = {int(match[1]): ids[token] for token in ids if (match := _SENTINEL.fullmatch(token))}
+    if tokenizer.eos_token_id is None:
+        remedy = 'set its `eos_token="…"` in AutoTokenizer.from_pretrained and save_pretrained it, or give another'
+        raise UserError(f"data.tokenizer={name}", "has no EOS", remedy)
+
+    def encode(texts: Sequence[str]) -> list[Tokens]:
+        # verbose=False: no warning that whole documents are longer than the model's maximum
+        rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [np.array(row, dtype=np.int32) for row in rows]
+
+    sentinels = np.array([numbers[n] for n in sorted(numbers) if 0 in numbers], dtype=np.int32)
+    return Tokenizer(name, max(ids.values()) + 1, tokenizer.eos_token_id, sentinels, encode)
+
+
+# ---------------------------------------- corpora
+
+_BUILDERS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+"""Builders of `datasets` by suffix."""
 _COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-_LAYOUT = 1  # raise it when `_documents` yields something else: the cache does not see code
+_LAYOUT = 1  # raise it when `_list_documents` yields something else: the cache does not see code
 
 
 class TextSelection(Frozen):
-    """Which text, and how much of it."""
+    """Files or data set of a text, and limits of its size."""
 
     files: tuple[str, ...] = ()
     hub: str | None = None
@@ -52,9 +113,9 @@ class TextSelection(Frozen):
 
 
 class CorpusSelection(TextSelection):
-    """Which text, how much of it, and by which tokenizer: all that the tokens depend on."""
+    """Selection of a text and its tokenizer, which together determine the tokens."""
 
-    tokenizer: str = tokenizer.BYT5
+    tokenizer: str = BYT5
 
 
 class Corpus(NamedTuple):
@@ -63,13 +124,14 @@ class Corpus(NamedTuple):
     name: str
     documents: int
     bytes: int  # of UTF-8 text
-    sha256: str  # of that text, the documents joined without anything between them
+    sha256: str  # of that text, the documents joined without separators
     tokens: Tokens
-    ends: NDArray[np.int64]  # where in `tokens` each document ends, its EOS included
+    ends: NDArray[np.int64]  # (documents,): the end of each in `tokens`, after its EOS
 
 
 def load(selection: CorpusSelection) -> Corpus:
-    """Return the selected corpus, tokenised now or found in the cache; raise UserError if it cannot be read."""
+    """Return the selected corpus, from the cache or tokenised now; UserError if it is unreadable."""
+    import numpy as np
     from datasets import Dataset, Features, Value
     from datasets.exceptions import DatasetGenerationError
 
@@ -80,22 +142,16 @@ def load(selection: CorpusSelection) -> Corpus:
         "layout": _LAYOUT,
     }
     try:
-        # a list as a keyword argument of its own would be taken for shards
+        # one mapping, because `datasets` would take a list as a keyword argument for shards
         table = Dataset.from_generator(_list_documents, features=columns, gen_kwargs={"request": request})
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
-    return _build_corpus(_format_name(selection), table)
-
-
-def _build_corpus(name: str, table: Any) -> Corpus:
-    import numpy as np
-
     chunks = table.data.column("ids").chunks
     lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
     return Corpus(
-        name=name,
+        name=_format_name(selection),
         documents=len(table),
         bytes=table[-1]["bytes"],
         sha256=table[-1]["sha256"],
@@ -106,11 +162,10 @@ def _build_corpus(name: str, table: Any) -> Corpus:
 
 def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield each document's ids and EOS, with the bytes and the hash of all text so far."""
-
     import numpy as np
 
     selection = CorpusSelection(**request["selection"])
-    words = tokenizer.load(selection.tokenizer)
+    words = load_tokenizer(selection.tokenizer)
     total, digest = 0, hashlib.sha256()
     texts = _list_texts(selection)
     while batch := list(islice(texts, 64)):  # fast tokenizers are fast on batches
@@ -124,7 +179,7 @@ def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_texts(selection: CorpusSelection) -> Iterator[str]:
-    """Yield the documents that are not empty, up to the selection's limits; the last one is cut at `max_bytes`."""
+    """Yield the non-empty documents up to the selection's limits; the last document is cut at `max_bytes`."""
     left = selection.max_bytes
     texts = filter(None, (_get_text(row, selection.field) for row in _open_rows(selection)))
     for text in islice(texts, selection.max_documents):
@@ -145,7 +200,7 @@ def _get_text(row: dict[str, Any], field: str) -> str | None:
 
 
 def _open_rows(selection: CorpusSelection) -> Any:
-    """Return the source's rows as a `datasets` stream: nothing is read or downloaded beyond what is taken."""
+    """Return the source's rows as a `datasets` stream, which reads or downloads only the rows that are taken."""
     from datasets import load_dataset
 
     if selection.hub:
@@ -153,16 +208,18 @@ def _open_rows(selection: CorpusSelection) -> Any:
             return load_dataset(selection.hub, selection.hub_config, split=selection.split, streaming=True)
         except (OSError, ValueError) as error:  # no such data set, configuration or split, or no network
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"data.hub={selection.hub}", reason, "mend the name or give data.files") from error
+            raise UserError(f"data.hub={selection.hub}", reason, "correct the name or give data.files") from error
     paths = list_files(selection)
     builder = _name_builder(paths[0])
     reading = {"sample_by": selection.sample_by, "encoding_errors": "replace"} if builder == "text" else {}
-    names = [str(path) for path in paths]
-    return load_dataset(builder, data_files={"train": names}, split="train", streaming=True, **reading)
+    return load_dataset(builder, data_files={"train": list(map(str, paths))}, split="train", streaming=True, **reading)
 
 
 def list_files(selection: CorpusSelection) -> list[Path]:
-    """Return the local files of a selection without `hub`, all of one format; raise UserError if one is missing."""
+    """Return the local files of a selection without `hub`, all of one format; UserError if one is missing.
+
+    Without `files` these are the first of Python's own sources up to `max_bytes`: a text that every machine has.
+    """
     if not selection.files:
         return _list_standard_library(selection.max_bytes)
     found = [_find_matches(pattern) for pattern in selection.files]
@@ -180,32 +237,29 @@ def list_files(selection: CorpusSelection) -> list[Path]:
 def _find_matches(pattern: str) -> list[Path]:
     try:
         path = Path(pattern).expanduser()
-        if path.exists():  # a name may hold a glob's signs
+        if path.exists():  # before it is read as a glob: a name may contain its characters
             return [path] if path.is_file() else []
         root = Path(path.anchor)
         return sorted(match for match in root.glob(str(path.relative_to(root))) if match.is_file())
-    except (OSError, ValueError, RuntimeError, NotImplementedError):  # a name too long, `a**`, the home of nobody
+    except (OSError, ValueError, RuntimeError, NotImplementedError):  # too long a name, `a**`, an unknown user's home
         return []
 
 
 def _name_builder(path: Path) -> str:
-    """Return the name of the `datasets` builder that reads the format of `path`."""
-    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED]
-    suffix = suffixes[-1] if suffixes else ""
+    """Return the name of the `datasets` builder for the format of `path`; UserError for an unknown format."""
+    suffix = next((suffix for suffix in reversed(path.suffixes) if suffix not in _COMPRESSED), "")
     if suffix not in _BUILDERS:
         raise UserError(f"data.files={path}", "unknown format", f"give files named {', '.join(_BUILDERS)}")
     return _BUILDERS[suffix]
 
 
 def _list_standard_library(max_bytes: int) -> list[Path]:
-    """Return the first of Python's own sources that make up `max_bytes`: a text that every machine has."""
-
     import numpy as np
 
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, names in os.walk(root):
-        # left out: what is no part of the library, and what differs from build to build of one version
+        # excluded: other packages, and files that differ between builds of one version
         folders[:] = [name for name in folders if name not in _NOT_THE_LIBRARY and not name.startswith("config-")]
         modules = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
         paths += [Path(folder, name) for name in modules]
@@ -215,10 +269,9 @@ def _list_standard_library(max_bytes: int) -> list[Path]:
 
 
 def _read_stamps(selection: CorpusSelection) -> list[tuple[str, int, int]]:
-    """Return path, bytes and time of change of all local files that the tokens are made of."""
+    """Return path, bytes and modification time of all local files that the tokens depend on."""
     paths = [] if selection.hub else list_files(selection)
-    folder = Path(selection.tokenizer)
-    paths += sorted(path for path in folder.glob("*") if path.is_file())
+    paths += sorted(path for path in Path(selection.tokenizer).glob("*") if path.is_file())
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
@@ -228,36 +281,38 @@ def _format_name(selection: CorpusSelection) -> str:
     return ",".join(selection.files) or f"Python {platform.python_version()} standard library"
 
 
+# ---------------------------------------- held-out text
+
+
 class DividedText(NamedTuple):
-    """Both parts as corpora of their own; together they are the whole one."""
+    """Both parts as corpora; together they are the whole corpus."""
 
     learned: Corpus
     held_out: Corpus
 
 
 def divide(text: Corpus, share: float, seed: int) -> DividedText:
-    """Hold whole documents out, drawn by `seed`, until they have the `share` of all tokens; UserError where there is
-    only one. Documents of the same tokens stay together: none of them can be learned by heart for the other."""
+    """Hold out whole documents, drawn by `seed`, up to the `share` of all tokens; UserError for a single document.
+
+    Documents with equal tokens stay together, so that a model cannot learn a held-out document by heart.
+    """
     import numpy as np
 
     begins = np.concatenate([[0], text.ends[:-1]])
     contents = [text.tokens[begin:end].tobytes() for begin, end in zip(begins, text.ends, strict=True)]
     numbers = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(numbers) < 2:
-        rule = "has one document, and whole ones are held out"
+        rule = "has one document, and held-out text needs whole documents"
         raise UserError(f"data corpus {text.name}", rule, "set data.sample_by=paragraph, or give several files")
-    content = np.array([numbers[one] for one in contents])
+    content = np.array([numbers[one] for one in contents])  # (documents,): equal for equal documents
     lengths = text.ends - begins
     order = np.random.default_rng(seed).permutation(len(numbers))
     sums = np.cumsum(np.bincount(content, weights=lengths)[order])
-    count = min(int(np.searchsorted(sums, share * sums[-1])) + 1, len(numbers) - 1)  # something is left to learn from
+    count = min(int(np.searchsorted(sums, share * sums[-1])) + 1, len(numbers) - 1)  # at least one is left to learn
     held = np.isin(content, order[:count])
-    return DividedText(_take(text, lengths, ~held), _take(text, lengths, held))
 
+    def take(chosen: NDArray[np.bool_]) -> Corpus:  # with name, bytes and hash of the whole corpus
+        tokens, ends = text.tokens[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen], dtype=np.int64)
+        return text._replace(documents=len(ends), tokens=tokens, ends=ends)
 
-def _take(text: Corpus, lengths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Corpus:
-    """Return some documents of a text, in their order; its name, its bytes and its hash stay those of the whole."""
-    import numpy as np
-
-    tokens, ends = text.tokens[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen], dtype=np.int64)
-    return text._replace(documents=len(ends), tokens=tokens, ends=ends)
+    return DividedText(take(~held), take(held))

@@ -21,8 +21,8 @@ from bench.engines import trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
-from bench.engines.precision.update import on_device, set_learning_rate
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.precision.update import on_device, set_learning_rate, sum_squares
 
 _STATE = "state"
 """DeepSpeed's tag of the only checkpoint in a folder."""

@@ -76,7 +76,9 @@ class LeafModule(Frozen):
 class Zero(Frozen):
     """Section `zero_optimization`. Sizes are elements, not bytes."""
 
-    stage: Literal[0, 1, 2, 3]
+    stage: Literal[0, 1, 2, 3] = Field(
+        description="partitioned among the ranks: 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too"
+    )
 
     # gradients
     reduce_bucket_size: Positive | None = Field(

@@ -16,9 +16,8 @@ from torch.nn import Parameter
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.network import pad_elements
 from bench.core.spec import OptimizerSpec
-from bench.engines.distributed.ranks import sum_squares
 from bench.engines.distributed.slices import TensorRanks, UnslicedGradients
-from bench.engines.precision.update import build_adamw, find_clipping_factor
+from bench.engines.precision.update import build_adamw, find_clipping_factor, sum_squares
 
 
 class FlatLayout(NamedTuple):

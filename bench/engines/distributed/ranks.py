@@ -1,13 +1,9 @@
-"""Functions that every engine's ranks share: weights of micro-batches, evaluation, the norm for verification, and
-the files of each rank's random state.
+"""Functions that every engine's ranks share: weights of micro-batches, evaluation, and the files of each rank's
+random state.
 
 A loss is divided by the target tokens where the spec says so. The mean of micro-batch means depends on how samples with
 different numbers of target tokens are divided into micro-batches and ranks; the mean over all target tokens of a step
 does not.
-
-The norm sums squares in fp64, in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor
-with errors that grow with its size: the norm of 2^27 elements is 1.4 % too small. Clipping uses torch's own norm, in
-every step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,19 +18,6 @@ from torch.nn import Module
 from bench import objectives
 from bench.core.network import IGNORED, PAD, TokenKind
 from bench.core.spec import RunSpec
-
-_CHUNK = 2**16
-"""Elements that are converted at a time: torch would make a copy of the whole tensor in fp64."""
-
-
-def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the sum of all squares in fp64, 0-d, on the device of the gradients; on the host if there are none."""
-    total = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        total = total.to(gradient.device)
-        for chunk in torch.split(gradient.detach().flatten(), _CHUNK):
-            total += chunk.double().square_().sum()
-    return total
 
 
 def evaluate(module: Module, batches: Iterable[dict[str, Tensor]]) -> Tensor:

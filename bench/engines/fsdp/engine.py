@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import trained
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, sum_squares, weigh
+from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision.update import (
     build_adamw,
@@ -37,6 +37,7 @@ from bench.engines.precision.update import (
     on_device,
     parameter_count,
     set_learning_rate,
+    sum_squares,
     torch_dtype,
 )
 

@@ -12,7 +12,7 @@ from bench.core.engine_costs import (
     EngineStep,
     PipelineCosts,
     PlaceCosts,
-    PlayedPass,
+    SimulatedPass,
     StageBytes,
     StageMoment,
     StepPass,
@@ -344,7 +344,7 @@ def simulate_ends(
 
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
-) -> list[PlayedPass]:
+) -> list[SimulatedPass]:
     """Return the time of each pass of a schedule. The passes of one place are in their order."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)
@@ -353,7 +353,7 @@ def list_passes(
         kind: StepPass = "forward" if action.kind == "forward" else "backward"
         seconds = (forward_s if kind == "forward" else backward_s)[action.stage]
         sent_s = None if source is None or passes[source].rank == rank else ends_s[source]
-        found.append(PlayedPass(kind, action.stage, rank, end_s - seconds, end_s, sent_s))
+        found.append(SimulatedPass(kind, action.stage, rank, end_s - seconds, end_s, sent_s))
     return found
 
 

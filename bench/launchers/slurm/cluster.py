@@ -1,47 +1,122 @@
-"""What a cluster takes, as far as Slurm tells."""
+"""Slurm's programs, and the limits of a cluster as far as they report them."""
 
 import contextlib
+import logging
 import os
 import pwd
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.core.errors import UserError
-from bench.core.scheduling import ClusterLimits, SchedulerAway
+from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
 from bench.launchers.slurm.options import Options
-from bench.launchers.slurm.programs import call
 
+_LOGGER = logging.getLogger(__name__)
+_UNAVAILABLE = re.compile(
+    r"unable to (contact|establish)|timed out|connection (refused|reset)|zero bytes were transmitted|not connected"
+    r"|standby mode|no route to host",
+    re.IGNORECASE,
+)
+"""Errors of Slurm's programs that mean no answer, and not a refusal."""
+# They choose a cluster and a way to authenticate, and say nothing of the job around this process.
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+# Slurm's programs give up by themselves: most after seconds, sbatch after two minutes at a full queue.
+_ANSWER_S = 200.0
+# Longer than a healthy controller takes; a user who sees nothing for longer suspects that zeroscale hangs.
+_NOTICE_S = 5.0
 _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
-"""Options of sbatch that choose another partition than the one that the site's file names."""
+"""Options of sbatch that choose another partition than the site's file does."""
+
+
+def build_user_environment() -> dict[str, str]:
+    """Return this process's environment without the variables of the job around it.
+
+    `srun` and `sbatch` would take that job's number of tasks, or its memory, as options of the next job.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return dict(os.environ)
+    return {key: value for key, value in os.environ.items() if not key.startswith("SLURM") or key in _KEPT}
+
+
+def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """Run one of Slurm's programs and return its output.
+
+    A warning is logged if it takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer, and
+    UserError with the program's own message if it refuses.
+    """
+    if environment is None:
+        # Personal settings of these programs would change the form of their output.
+        personal = ("SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
+        environment = {key: value for key, value in build_user_environment().items() if not key.startswith(personal)}
+        environment |= {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="surrogateescape"
+        )
+    except FileNotFoundError as error:
+        remedy = "use a machine of the cluster, or load the module that has it"
+        raise UserError(command[0], "Slurm's program is not on this machine", remedy) from error
+    with process:
+        output, errors = _wait(process, command[0])
+    if process.returncode == 0:
+        return output
+    lines = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ").strip() for line in errors.splitlines()]
+    message = "; ".join(dict.fromkeys(filter(None, lines))) or f"exit code {process.returncode}"
+    if _UNAVAILABLE.search(message):
+        raise SchedulerUnavailable(command[0], message, "try again later")
+    raise UserError(command[0], message)
+
+
+def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
+    """Return a program's output and errors; kill it if it takes too long, or if the user interrupts."""
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=min(_NOTICE_S, _ANSWER_S))
+        _LOGGER.warning("%s has not answered for %.0f s; still waiting, Ctrl-C ends it", program, _NOTICE_S)
+        return process.communicate(timeout=max(0.0, _ANSWER_S - _NOTICE_S))
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise SchedulerUnavailable(program, f"no answer within {_ANSWER_S:.0f} s", "try again later") from error
+    except BaseException:
+        process.kill()
+        raise
 
 
 def limits(options: Options) -> ClusterLimits:
-    """Return the limits of the partition, account and quality of service of `options`; none on a machine without Slurm,
-    where a sweep can still be planned. Raise SchedulerAway if Slurm does not answer."""
+    """Return the limits of the partition, account and quality of service in `options`.
+
+    On a machine without Slurm there are none, so that a sweep can be planned there. Raise SchedulerUnavailable if Slurm
+    does not answer.
+    """
     try:
         known = read_config()
         partitions = call("scontrol", "show", "partition", "--oneliner")
         nodes = call("sinfo", "--noheader", "--all", "--exact", "--format=%P|%c|%G")
-    except SchedulerAway:
+    except SchedulerUnavailable:
         raise
     except UserError:
         return ClusterLimits()
     array, named = known.get("MaxArraySize", ""), options.partition or os.environ.get("SBATCH_PARTITION")
     if any(_OTHER_PLACE.match(option) for option in options.extra):
-        named = ""  # which nobody here reads
+        # The partition is inside an option that is not parsed here: its limits are unknown.
+        named = ""
     found = select_partitions(partitions, named)
+    # More devices than a node has cores for would wait in the queue forever.
+    cores, cpus_per_device = find_max_cpus(found, nodes), options.cpus_per_device
     return ClusterLimits(
         max_array_size=int(array) if array.isdigit() else None,
         max_submit_jobs=_find_max_submit_jobs(options, known.get("ClusterName", ""), found),
         max_time_min=find_max_time_min(found),
         max_nodes=find_max_nodes(found),
-        max_devices_per_node=_find_max_devices_per_node(found, nodes, options.cpus_per_device),
+        max_devices_per_node=cores // cpus_per_device if cores is not None and cpus_per_device else None,
         max_gpus_per_node=find_max_gpus(found, nodes, options.gpus) if options.gpus else None,
     )
 
 
 def read_config() -> dict[str, str]:
-    """Return what `scontrol show config` says."""
+    """Return the parameters that `scontrol show config` prints."""
     return parse_config(call("scontrol", "show", "config"))
 
 
@@ -55,7 +130,7 @@ Partition = Mapping[str, str]
 
 
 def select_partitions(partitions: str, named: str | None) -> list[Partition]:
-    """Return the named partitions (`a,b`), or for None the default one, from `scontrol show partition --oneliner`."""
+    """Return the named partitions (`a,b`), or the default one for None, from `scontrol show partition --oneliner`."""
     lines = (dict(word.split("=", 1) for word in line.split() if "=" in word) for line in partitions.splitlines())
     if named is None:
         return [fields for fields in lines if fields.get("Default") == "YES"]
@@ -63,30 +138,33 @@ def select_partitions(partitions: str, named: str | None) -> list[Partition]:
 
 
 def find_max_time_min(found: Sequence[Partition]) -> int | None:
-    """Return the shortest MaxTime of partitions: a job that is to run in any of them must fit all."""
-    limits = [parse_minutes(fields.get("MaxTime", "")) for fields in found]
+    """Return the shortest MaxTime of partitions in minutes: a job that may run in any of them has to fit all."""
+    limits = (_parse_minutes(fields.get("MaxTime", "")) for fields in found)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def find_max_nodes(found: Sequence[Partition]) -> int | None:
-    """Return how many nodes a job can have in one of these partitions at the most, those counted that are down."""
+    """Return the largest number of nodes of a job in one of these partitions, nodes that are down included."""
     limits = []
     for fields in found:
         numbers = [int(fields[key]) for key in ("TotalNodes", "MaxNodes") if fields.get(key, "").isdigit()]
-        limits.append(min(numbers, default=None))
-    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+        if not numbers:
+            return None
+        limits.append(min(numbers))
+    return max(limits, default=None)
 
 
 def find_max_cpus(found: Sequence[Partition], nodes: str) -> int | None:
     """Return the cores of the largest node in these partitions, from sinfo's lines `partition|cores|resources`."""
-    cores = (fields[0] for fields in _list_nodes(found, nodes))
-    return max((int(number) for number in cores if number.isdigit()), default=None)
+    return max((int(fields[0]) for fields in _list_nodes(found, nodes) if fields[0].isdigit()), default=None)
 
 
-def find_max_gpus(found: Sequence[Partition], nodes: str, asked: str) -> int | None:
-    """Return the most GPUs of the type that `asked` names, or of any, that a node in these partitions has, from sinfo's
-    lines `partition|cores|resources`; None where no node is known."""
-    named = re.search(r"gpu(?:s-per-node=|:)([A-Za-z]\w*):", asked)
+def find_max_gpus(found: Sequence[Partition], nodes: str, gpus: str) -> int | None:
+    """Return the largest number of GPUs of a node in these partitions; None if no node is known.
+
+    `nodes` are sinfo's lines `partition|cores|resources`. If the option `gpus` names a type, only those count.
+    """
+    named = re.search(r"gpu(?:s-per-node=|:)([A-Za-z]\w*):", gpus)
     counts = []
     for fields in _list_nodes(found, nodes):
         resources = re.findall(r"gpu(?::([A-Za-z][\w.-]*))?:(\d+)", fields[1] if len(fields) > 1 else "")
@@ -95,21 +173,17 @@ def find_max_gpus(found: Sequence[Partition], nodes: str, asked: str) -> int | N
 
 
 def _list_nodes(found: Sequence[Partition], nodes: str) -> Iterator[list[str]]:
-    """Yield what sinfo says of each kind of node in these partitions."""
+    """Yield sinfo's fields (cores, resources) of every kind of node in these partitions."""
     names = {fields.get("PartitionName") for fields in found}
     for line in nodes.splitlines():
         name, *fields = line.strip().split("|")
+        # sinfo marks the default partition with a star.
         if name.rstrip("*") in names and fields:
             yield fields
 
 
-def _find_max_devices_per_node(found: Sequence[Partition], nodes: str, cpus_per_device: int | None) -> int | None:
-    cores = find_max_cpus(found, nodes)
-    return None if cores is None or cpus_per_device is None else cores // cpus_per_device
-
-
-def parse_minutes(text: str) -> int | None:
-    """Return the whole minutes of Slurm's `days-hours:minutes:seconds`; None for UNLIMITED and its like."""
+def _parse_minutes(text: str) -> int | None:
+    """Return the whole minutes of Slurm's `days-hours:minutes:seconds`; None for words such as UNLIMITED."""
     parsed = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if not parsed:
         return None
@@ -118,35 +192,37 @@ def parse_minutes(text: str) -> int | None:
 
 
 def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[Partition]) -> int | None:
-    """Return the smallest limit that accounting has for this user here; None where there is no accounting."""
+    """Return the smallest limit that accounting has for this user's jobs; None without accounting."""
     found: list[int] = []
     names = {options.qos} if options.qos else set[str]()
+    show = ("sacctmgr", "--noheader", "--parsable2", "show")
     with contextlib.suppress(UserError, KeyError):
-        user = pwd.getpwuid(os.getuid()).pw_name
-        mine = [f"user={user}", f"cluster={cluster}"]
+        mine = [f"user={pwd.getpwuid(os.getuid()).pw_name}", f"cluster={cluster}"]
         shown = "format=Account,Partition,DefaultQOS,MaxSubmitJobs,GrpSubmitJobs"
-        table = call("sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", *mine, shown)
+        table = call(*show, "assoc", "where", *mine, shown)
         found += list_submit_limits(table, options.account, options.partition)
         names = names or find_default_qos(table, options.account, options.partition)
     names |= {fields["QoS"] for fields in partitions if fields.get("QoS", "N/A") not in ("N/A", "")}
     with contextlib.suppress(UserError):
         if names:
             shown = "format=Name,MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs"
-            of_qos = ["where", f"name={','.join(sorted(names))}", shown]
-            table = call("sacctmgr", "--noheader", "--parsable2", "show", "qos", *of_qos)
+            table = call(*show, "qos", "where", f"name={','.join(sorted(names))}", shown)
             found += [int(limit) for line in table.splitlines() for limit in line.split("|")[1:] if limit.isdigit()]
     return min(found, default=None)
 
 
 def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
-    """Yield the limits in sacctmgr's lines `account|partition|default QOS|limit|limit of the group` that hold for this
-    account and partition; without an account those of all, since which is the default one is not asked."""
+    """Yield the limits of this account and partition in sacctmgr's lines.
+
+    A line is `account|partition|default QOS|limit|limit of the group`. Without an account the limits of all accounts
+    count, since the name of the default account is not known here.
+    """
     for fields in _list_associations(table, account, partition):
         yield from (int(limit) for limit in fields[3:] if limit.isdigit())
 
 
 def find_default_qos(table: str, account: str | None, partition: str | None) -> set[str]:
-    """Return the QOS that jobs get which name none, from the same lines; Slurm itself calls its own `normal`."""
+    """Return the QOS of jobs that name none, from the same lines; `normal` is Slurm's own default."""
     return {fields[2] or "normal" for fields in _list_associations(table, account, partition)}
 
 

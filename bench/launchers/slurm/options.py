@@ -1,5 +1,4 @@
-"""What a site file says of a Slurm cluster: conf/launcher/slurm.yaml explains every key, slurm/README.md how to write
-one."""
+"""Options of a Slurm site: conf/launcher/slurm.yaml explains every key, slurm/README.md how to write a site file."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -20,7 +19,10 @@ from bench.core.private import is_secret
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Frozen, Positive, RunSpec
 
+# sbatch alone would obey these.
 _OTHER_CLUSTER = re.compile(r"--cluster|-M")
+_GPU_OPTION = re.compile(r"--(gpus|gres|tres-per)|-G")
+"""Options of sbatch that ask for GPUs."""
 
 
 def _check_one_line(text: str) -> str:
@@ -33,8 +35,8 @@ def _check_option(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError("is no option of sbatch; begin it with --")
     if _OTHER_CLUSTER.match(text):
-        rule = "names another cluster, and squeue, sacct and scancel would ask this one for the job"
-        raise ValueError(f"{rule}; leave it out and export SLURM_CLUSTERS=… where you call zeroscale")
+        rule = "names another cluster, and squeue, sacct and scancel would look for the job on the default one"
+        raise ValueError(f"{rule}; remove it and export SLURM_CLUSTERS=… where you call zeroscale")
     return _check_one_line(text)
 
 
@@ -47,15 +49,18 @@ def _check_gpus(text: str) -> str:
 def _check_variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("is no name of an environment variable; use letters, digits and _")
-    if is_secret(name):
-        raise ValueError("looks like a secret, and scripts and records are for others to read; export it in your shell")
+    _check_not_secret(name, "")
     return name
 
 
 def _check_value(value: str | int | float) -> str | int | float:
-    if is_secret("", str(value)):
-        raise ValueError("looks like a secret, and scripts and records are for others to read; export it in your shell")
+    _check_not_secret("", str(value))
     return value
+
+
+def _check_not_secret(name: str, value: str) -> None:
+    if is_secret(name, value):
+        raise ValueError("looks like a secret, and scripts and records can be read by others; export it in your shell")
 
 
 OneLine = Annotated[str, AfterValidator(_check_one_line)]
@@ -64,13 +69,11 @@ Variable = Annotated[str, AfterValidator(_check_variable)]
 
 
 class Container(Frozen):
-    """An image that Python runs in."""
+    """A container image that Python runs in."""
 
     runtime: Literal["apptainer", "pyxis", "command"]
     image: OneLine
-    digest: OneLine | None = Field(
-        None, description="what names its content for good; by default the image as it is written"
-    )
+    digest: OneLine | None = Field(None, description="identifies the image's content; by default the image's name")
     mounts: tuple[OneLine, ...] = ()
     options: tuple[OneLine, ...] = ()
     command: tuple[OneLine, ...] = Field(
@@ -80,23 +83,24 @@ class Container(Frozen):
     @model_validator(mode="after")
     def _check_command(self) -> Self:
         if (self.runtime == "command") != bool(self.command):
-            raise ValueError("runtime: command, and no other, is told by `command`; write both or neither")
+            raise ValueError("`command` belongs to runtime: command, and to no other; write both or neither")
         if self.command and (self.mounts or self.options):
             raise ValueError("mounts and options are for apptainer and pyxis; write them into `command`")
         return self
 
     @model_serializer(mode="wrap")
-    def _without_an_empty_command(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _drop_empty_command(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Records of earlier versions have no `command`, and must stay equal.
         plain: dict[str, Any] = serialize(self)
         return plain if plain.get("command") else {key: plain[key] for key in plain if key != "command"}
 
 
 class Autopilot(Frozen):
-    """What the small job of `--autopilot` asks for where it differs from the others: it needs a core and no GPU."""
+    """Options of the small job of `--autopilot` that differ from the other jobs': it needs one core and no GPU."""
 
     partition: OneLine | None = None
     qos: OneLine | None = None
-    begin: OneLine | None = Field(None, description="None: at once, whatever the others have")
+    begin: OneLine | None = Field(None, description="None: at once, also where the other jobs begin later")
 
 
 _WRITTEN = (
@@ -107,11 +111,11 @@ _WRITTEN = (
     "mode", "job_max_min", "throttle",
     "max_queued", "nice", "begin", "requeue", "warning_s", "autopilot",
 )  # fmt: skip
-"""The options in the order in which sweeps and records have them."""
+"""Order of the options in sweeps and records."""
 
 
 class Options(SchedulingOptions):
-    """What a user may set in conf/launcher/slurm.yaml and in a site's file."""
+    """Options in conf/launcher/slurm.yaml and in a site's file."""
 
     # where
     partition: OneLine | None = None
@@ -121,7 +125,7 @@ class Options(SchedulingOptions):
     reservation: OneLine | None = None
     extra: tuple[Option, ...] = ()
 
-    # per point
+    # for each point
     gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = None
     cpus_per_device: Positive | None = None
     memory_gb: int | None = Field(None, ge=0, description="per node; 0 is all of it")
@@ -143,26 +147,26 @@ class Options(SchedulingOptions):
     warning_s: int = Field(60, ge=0, le=65535, description=SchedulingOptions.model_fields["warning_s"].description)
 
     @model_serializer(mode="wrap")
-    def _in_the_order_of_old(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _order(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         plain = serialize(self)
         return {key: plain[key] for key in _WRITTEN if key in plain}
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for what a site file cannot start."""
+    """Raise UserError for options that cannot start `spec`."""
     host = options.network.rendezvous_host
     if spec.nodes > 1 and "{host}" not in host:
-        raise UserError(
-            f"launcher.network.rendezvous_host={host}",
-            f"nodes={spec.nodes} are any of the cluster's",
-            "write {host} for the first node's name",
-        )
+        rule = f"the first of nodes={spec.nodes} may be any node of the cluster"
+        raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} for the first node's name")
 
 
 def job_setup(options: Options) -> JobSetup:
-    """Return what the command of a job runs in."""
+    """Return the devices, container, Python and variables of a job's command."""
+    asks = options.gpus is not None or any(map(_GPU_OPTION.match, options.extra))
     return JobSetup(
-        device="cuda" if options.gpus else None,
+        # An exclusive job gets all GPUs that its nodes have, if they have any.
+        device="cuda" if asks else None if options.exclusive else "cpu",
+        gpu_override="launcher.gpus=--gres=gpu:{devices}",
         image=options.container.image if options.container else None,
         python=options.python,
         variables={name: str(value) for name, value in options.environment.items()},

@@ -1,10 +1,14 @@
-"""From work and a site's options to the text of a job script. Pure: it reads the template and asks nothing else."""
+"""From work and a site's options to the text of a job script, and from a job's variables to its context.
+
+No side effects: only the template is read.
+"""
 
 import functools
 import math
 import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -12,21 +16,24 @@ import jinja2
 import bench
 from bench.core.errors import UserError
 from bench.core.processes import build_module_command
-from bench.core.scheduling import LaunchPlan, Work
+from bench.core.scheduling import JobContext, LaunchPlan, Work
 from bench.launchers.slurm.options import Container, Options
 
-SCRIPT = "job.sh"
-_TEMPLATE = "job.sh.j2"
 _PLAIN = re.compile(r"[\w@%+=:,./~-]+", re.ASCII)
+_JOB_VARIABLES = re.compile(
+    r"SLURM_(JOB_(ID|NAME|PARTITION|NODELIST|NUM_NODES)|ARRAY_(JOB|TASK)_ID|CLUSTER_NAME|RESTART_COUNT)"
+)
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return how `work` starts: a script in its folder and the `sbatch` that submits it. UserError for a folder that no
-    job script can name."""
+    """Return the script in the folder of `work`, and the `sbatch` that submits it.
+
+    Raise UserError for a folder that no job script can name.
+    """
     folder = work.folder.absolute()
-    _check(folder, options)
-    path = folder / SCRIPT
-    return LaunchPlan(("sbatch", "--parsable", str(path)), {}, folder, {path: _render(work, options, folder)})
+    _check_folders(folder, options)
+    path = folder / "job.sh"
+    return LaunchPlan(("sbatch", "--parsable", str(path)), {}, folder, {path: _render(work, options, path)})
 
 
 def find_log(folder: Path, handle: str, task: int | None) -> Path:
@@ -34,22 +41,18 @@ def find_log(folder: Path, handle: str, task: int | None) -> Path:
     return folder / (f"slurm-{handle}.log" if task is None else f"slurm-{handle}_{task}.log")
 
 
-def find_template_folder() -> Path:
-    """Return the folder of the template: beside the packages in a checkout, inside `bench` in a wheel."""
-    package = Path(bench.__path__[0])
-    inside = package / "slurm"
-    return inside if inside.is_dir() else package.parent / "slurm"
-
-
 def quote_directive(value: object) -> str:
-    """Quote a value for an #SBATCH line. Those are read by sbatch, which knows quotes and backslashes and nothing else
-    of a shell: `_get_argument` in its src/sbatch/opt.c, in these two the same since 2006."""
+    """Quote a value for an #SBATCH line.
+
+    sbatch reads these lines itself. It knows quotes and backslashes, and nothing else of a shell: `_get_argument` in
+    src/sbatch/opt.c, unchanged in this since 2006.
+    """
     text = str(value)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return text if _PLAIN.fullmatch(text) else f'"{escaped}"'
 
 
-def _check(folder: Path, options: Options) -> None:
+def _check_folders(folder: Path, options: Options) -> None:
     if "\\" in str(folder) or not str(folder).isprintable():
         rule = "Slurm cannot name a log in a folder with a backslash, a line break or an unreadable letter in its path"
         raise UserError(repr(str(folder)), rule, "choose another results folder")
@@ -61,39 +64,45 @@ def _check(folder: Path, options: Options) -> None:
 
 
 @functools.cache
-def load_template(file: Path) -> jinja2.Template:
-    """Return the template of a script, with what quotes values for a shell and for sbatch; a name that it uses and
-    nobody gives is an error."""
+def _load_template() -> jinja2.Template:
+    """Return the template of a script, from the checkout or from inside `bench` in a wheel."""
+    package = Path(bench.__path__[0])
+    inside = package / "slurm"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(file.parent),
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.FileSystemLoader(inside if inside.is_dir() else package.parent / "slurm"),
+        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, and not an empty string
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters |= {"directive": quote_directive, "shell": lambda value: shlex.quote(str(value))}
-    return environment.get_template(file.name)
+    return environment.get_template("job.sh.j2")
 
 
-def _render(work: Work, options: Options, folder: Path) -> str:
-    small = work.devices_per_node == 0
-    log = "slurm-%j.log" if work.tasks is None else "slurm-%A_%a.log"
+def _render(work: Work, options: Options, path: Path) -> str:
+    small, folder = work.devices_per_node == 0, path.parent
     variables = dict(options.environment)
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
-    return load_template(find_template_folder() / _TEMPLATE).render(
+    limit_min = work.time_limit_min
+    # Only the attempt's limit is known: add time for the job to begin.
+    if limit_min is None and options.time_limit_min is not None:
+        limit_min = math.ceil(options.time_limit_min + options.setup_min)
+    tasks, cpus = _count_tasks(work, options)
+    return _load_template().render(
         work=work,
         options=options,
         place=_select_place(options, small=small),
-        script=folder / SCRIPT,
-        log=f"{folder}/".replace("%", "%%") + log,
+        script=path,
+        # A % in the folder's name is doubled, since Slurm replaces %j and its like.
+        log=f"{folder}/".replace("%", "%%") + ("slurm-%j.log" if work.tasks is None else "slurm-%A_%a.log"),
         directory=Path.cwd(),
-        time_limit_min=_find_time_limit_min(work, options),
+        time_limit_min=limit_min,
         small=small,
         nodes=1 if small else work.nodes,
         gpus=options.gpus and options.gpus.replace("{devices}", str(work.devices_per_node)),
-        tasks_per_node=_count_tasks_per_node(work, options),
-        cpus_per_task=_count_cpus_per_task(work, options),
+        tasks_per_node=tasks,
+        cpus_per_task=cpus,
         variables=variables,
         programs=None if options.python or options.container else Path(sys.executable).parent,
         command=_build_small_command(work, options) if small else _build_command(work, options, folder),
@@ -101,7 +110,7 @@ def _render(work: Work, options: Options, folder: Path) -> str:
 
 
 def _select_place(options: Options, *, small: bool) -> dict[str, object]:
-    """Return where and when a job is to run; the small one of the autopilot where its own options say so."""
+    """Return where and when a job runs; for the small job of the autopilot its own options count more."""
     keys = ("partition", "account", "qos", "constraint", "reservation", "nice", "begin")
     place: dict[str, object] = {key: getattr(options, key) for key in keys}
     if not small:
@@ -112,49 +121,44 @@ def _select_place(options: Options, *, small: bool) -> dict[str, object]:
     return place | {"qos": place["qos"] if own.qos is None else own.qos, "begin": own.begin}
 
 
-def _find_time_limit_min(work: Work, options: Options) -> int | None:
-    """Return the job's time limit; where only the attempt's is known, with time for the job to begin."""
-    if work.time_limit_min is not None:
-        return work.time_limit_min
-    return None if options.time_limit_min is None else math.ceil(options.time_limit_min + options.setup_min)
-
-
-def _count_tasks_per_node(work: Work, options: Options) -> int:
-    return work.devices_per_node if options.span == "device" and work.devices_per_node else 1
-
-
-def _count_cpus_per_task(work: Work, options: Options) -> int | None:
+def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:
+    """Return the tasks per node of a job, and the cores of each; None leaves them to the cluster."""
+    tasks = work.devices_per_node if options.span == "device" and work.devices_per_node else 1
     if options.cpus_per_device is None or not work.devices_per_node:
-        return None
-    return options.cpus_per_device * work.devices_per_node // _count_tasks_per_node(work, options)
+        return tasks, None
+    return tasks, options.cpus_per_device * work.devices_per_node // tasks
 
 
 def _build_small_command(work: Work, options: Options) -> list[list[str]]:
-    """Return what runs on one node without a device: in no container, since it asks Slurm, whose programs are outside,
-    so with the Python that runs now."""
+    """Return the command of a job without a device.
+
+    It runs in no container, since Slurm's programs, which it calls, are outside: so with the Python that runs now.
+    """
     python = options.python if options.python and not options.container else (sys.executable,)
     return [build_module_command(work.module, *work.arguments, python=python)]
 
 
 def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]]:
-    """Return what runs on every node, in parts that are a line of the script each."""
-    tasks, cpus = _count_tasks_per_node(work, options), _count_cpus_per_task(work, options)
-    # --export: a site may have told sbatch to export nothing, and srun would obey too.
+    """Return the command that runs on every node, in parts that are a line of the script each."""
+    tasks, cpus = _count_tasks(work, options)
+    # --export: a site may configure sbatch to export nothing, which srun would inherit.
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
-    said = {option.partition("=")[0] for option in options.srun}  # by the site's file itself
-    srun += [option for option in _list_bindings(options) if option.partition("=")[0] not in said]
+    of_site = {option.partition("=")[0] for option in options.srun}
+    srun += [option for option in _list_bindings(options) if option.partition("=")[0] not in of_site]
     inside = _build_container_command(options.container, folder) if options.container else []
     python = options.python or (("python3",) if options.container else (sys.executable,))
     return [srun + list(options.srun), *inside, build_module_command(work.module, *work.arguments, python=python)]
 
 
 def _list_bindings(options: Options) -> list[str]:
-    """Return how processes are bound to what a node has of the job. One supervisor per node has all of it, since its
-    ranks share that: what a cluster binds by itself, often to a single core, would be all that they get. A task per
-    device keeps to its cores and to the memory beside them, and sees every device: a rank takes its own by number, and
-    reaches its neighbours' directly."""
+    """Return the options of srun that bind processes to a node's cores and devices.
+
+    One supervisor per node gets all that the job has there, since its ranks share that; a cluster's own binding is
+    often a single core. A task per device keeps to its cores and to the memory next to them. It sees every device: a
+    rank selects its own by number, and accesses the other devices of its node directly.
+    """
     sees_all = options.gpus is not None and "per-task" not in options.gpus
     devices = ["--gpu-bind=none"] if sees_all else []
     if options.span == "node":
@@ -163,8 +167,8 @@ def _list_bindings(options: Options) -> list[str]:
 
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
-    """Return what puts a command into a container that sees the study: its jobs, like its attempts, have their folders
-    two levels below it."""
+    """Return the words that run a command in a container with the study's folder mounted."""
+    # Folders of jobs, like those of attempts, lie two levels below the study's.
     study = str(folder.parent.parent)
     if container.runtime == "command":
         return [[word.replace("{study}", study).replace("{image}", container.image) for word in container.command]]
@@ -173,3 +177,31 @@ def _build_container_command(container: Container, folder: Path) -> list[list[st
         return [["apptainer", "exec", *container.options], binds, [container.image]]
     mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in (study, *container.mounts))
     return [[f"--container-image={container.image}", f"--container-mounts={mounts}", *container.options]]
+
+
+def context(environment: Mapping[str, str]) -> JobContext | None:
+    """Return the job of the process with this environment, which `srun` or a job's script started; None outside."""
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    cores = environment.get("SLURM_CPUS_PER_TASK", "")
+    task, ends_at = environment.get("SLURM_ARRAY_TASK_ID"), environment.get("SLURM_JOB_END_TIME")
+    return JobContext(
+        job_id=environment["SLURM_JOB_ID"],
+        name=environment.get("SLURM_JOB_NAME", ""),
+        number=int(environment.get("SLURM_PROCID", 0)),
+        processes=int(environment.get("SLURM_STEP_NUM_TASKS", 1)),
+        nodes=int(environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))),
+        cluster=environment.get("SLURM_CLUSTER_NAME", ""),
+        nodelist=environment.get("SLURM_JOB_NODELIST", ""),
+        task=None if task is None else int(task),
+        restart=int(environment.get("SLURM_RESTART_COUNT", 0)),
+        cores=int(cores) if cores.isdigit() else None,
+        ends_at=float(ends_at) if ends_at else None,
+        variables={name: value for name, value in environment.items() if _JOB_VARIABLES.fullmatch(name)},
+    )
+
+
+def spread(command: Sequence[str], nodes: int) -> list[str]:
+    """Return the command that starts one process on each node of this job, with all that the job has there."""
+    options = ["--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--cpu-bind=none"]
+    return ["srun", *options, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *command]

@@ -1,4 +1,4 @@
-"""How Slurm's programs and its completion log say how jobs are. Pure: text in, states out."""
+"""States of jobs, parsed from the output of Slurm's programs and from its completion log. No side effects."""
 
 import re
 import signal
@@ -24,99 +24,24 @@ _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
     "REVOKED": (None, ""),
     "TIMEOUT": ("timeout", "the job reached its time limit"),
 }
-"""Job state codes of squeue's manual, and what they mean for a run. A word that is in neither set counts as running: a
-newer Slurm's word must not look like a death."""
-
-
+"""By job state code of squeue's manual: the outcome of a run. A code in neither set counts as running: a code that a
+newer Slurm adds must not look like the end of a job."""
 _STUCK = re.compile(
     r"PartitionConfig|Partition(Node|Time)Limit|Partition(Down|Inactive)|BadConstraints|DependencyNeverSatisfied"
     r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|JobHeld(Admin|User)|launch_failed_requeued_held|.*PerJob(Limit)?"
 )
-"""Reasons, of those in squeue's manual, that do not go away by themselves."""
+"""Reasons in squeue's manual that last until someone changes something."""
 _NOTHING = ("", "None", "N/A", "(null)")
 _SHELL_SIGNAL = 128
-"""A shell ends with so much and the number of the signal that ended what it ran."""
-
-
-def find_phase(word: str) -> Phase:
-    """Return where in its life a job is of which Slurm says this word."""
-    return "pending" if word in _PENDING else "ended" if word in _ENDED else "running"
-
+"""The exit code of a shell whose command was ended by a signal is this plus the signal's number."""
 
 _SQUEUE = {
     "ArrayJobID": 12, "ArrayTaskID": 12, "State": 20, "RestartCnt": 8, "NumNodes": 8, "StartTime": 20, "EndTime": 20,
     "Reason": 64, "exit_code": 10, "Name": 256,
 }  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
-"""Columns of fixed width: a name may hold any separator, and comes last because widths are bytes, not letters."""
+"""Columns of fixed width, because a name may hold any separator. It comes last, because widths count bytes."""
 SACCT_FORMAT = "JobID,State,NNodes,Start,End,ExitCode,Reason,JobName"
-
-
-def parse_squeue(text: str) -> Iterator[JobState]:
-    """Yield what `squeue --noheader --array --Format=SQUEUE_FORMAT` says; UserError if no line of it can be read."""
-    is_read = False
-    for line in text.splitlines():
-        columns, begin = {}, 0
-        for field, width in _SQUEUE.items():
-            columns[field] = line[begin : begin + width].strip()
-            begin += width
-        if not columns["ArrayJobID"].isdigit():
-            continue  # a heading, such as a cluster's name
-        is_read = True
-        task = int(columns["ArrayTaskID"]) if columns["ArrayTaskID"].isdigit() else None
-        yield _build_state(
-            columns["ArrayJobID"],
-            task,
-            columns["Name"],
-            columns["State"],
-            reason=columns["Reason"],
-            restarts=_parse_number(columns["RestartCnt"]),
-            nodes=_parse_number(columns["NumNodes"]),
-            times=(columns["StartTime"], columns["EndTime"]),
-            exit_code=_parse_wait_status(columns["exit_code"]),
-            source="squeue",
-            words=line,
-        )
-    if not is_read:
-        _check_silent("squeue", text)
-
-
-def parse_sacct(text: str) -> Iterator[JobState]:
-    """Yield what `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT` says: of a job that
-    was put back into the queue, every start. UserError if no line of it can be read."""
-    is_read = False
-    for line in text.splitlines():
-        if found := _ACCOUNTED.fullmatch(line):
-            is_read = True
-            _, _, _, state, nodes, start, end, exit_code, reason, name = found.groups()
-            tasks = parse_tasks(found[3]) if found[3] else [int(found[2]) if found[2] else None]
-            for task in tasks:
-                yield _build_state(
-                    found[1],
-                    task,
-                    name,
-                    state,
-                    reason=reason,
-                    restarts=0,
-                    nodes=_parse_number(nodes),
-                    times=(start, end),
-                    exit_code=_parse_exit_code(exit_code),
-                    source="sacct",
-                    words=line,
-                )
-    if not is_read:
-        _check_silent("sacct", text)
-
-
-def _check_silent(program: str, text: str) -> None:
-    """Raise UserError where a program said something, of which nothing could be read: to take that for "no such job"
-    would submit everything again."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
-    if lines:
-        rule = f"its answer is in no form that is known here: {' '.join(lines[0].split())[:80]}"
-        raise UserError(program, rule, f"report it with what `{program} --version` says")
-
-
 _ACCOUNTED = re.compile(
     r"(\d+)(?:_(\d+)|_\[([^]|]*)\]?)?[^|]*\|([^|]*)\|(\d*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)"
 )
@@ -128,28 +53,79 @@ _LOGGED_EXIT = re.compile(r" ExitCode=(\S+)")
 _LOGGED_TASK = re.compile(r" ArrayJobId=(\d+) ArrayTaskId=(\d+)")
 
 
+def find_phase(word: str) -> Phase:
+    """Return the phase of a job from its state code."""
+    return "pending" if word in _PENDING else "ended" if word in _ENDED else "running"
+
+
+def parse_squeue(text: str) -> Iterator[JobState]:
+    """Yield the states in the output of `squeue --noheader --array --Format=SQUEUE_FORMAT`.
+
+    Raise UserError if no line of it can be parsed.
+    """
+    is_parsed = False
+    for line in text.splitlines():
+        columns, begin = [], 0
+        for width in _SQUEUE.values():
+            columns.append(line[begin : begin + width].strip())
+            begin += width
+        job, task, state, restarts, nodes, start, end, reason, exit_code, name = columns
+        if not job.isdigit():
+            # A heading, such as a cluster's name.
+            continue
+        is_parsed = True
+        status = _parse_wait_status(exit_code)
+        found = _build_state("squeue", line, job, _parse_number(task), name, state, nodes, start, end, status, reason)
+        yield found._replace(restarts=_parse_number(restarts))
+    if not is_parsed:
+        _check_empty("squeue", text)
+
+
+def parse_sacct(text: str) -> Iterator[JobState]:
+    """Yield the states in the output of sacct, one for every start of a job that was put back into the queue.
+
+    The call is `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT`. Raise UserError if no
+    line of it can be parsed.
+    """
+    is_parsed = False
+    for line in text.splitlines():
+        if found := _ACCOUNTED.fullmatch(line):
+            is_parsed = True
+            job, task, tasks, state, nodes, start, end, exit_code, reason, name = found.groups()
+            for number in parse_tasks(tasks) if tasks else [_parse_number(task or "")]:
+                status = _parse_exit_code(exit_code)
+                yield _build_state("sacct", line, job, number, name, state, nodes, start, end, status, reason)
+    if not is_parsed:
+        _check_empty("sacct", text)
+
+
+def _check_empty(program: str, text: str) -> None:
+    """Raise UserError for output of which nothing could be parsed.
+
+    Taken for "no such job", it would make zeroscale submit every point again.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
+    if lines:
+        rule = f"its output has no known form: {' '.join(lines[0].split())[:80]}"
+        raise UserError(program, rule, f"report it with the output of `{program} --version`")
+
+
 def parse_completion_log(text: str) -> Iterator[JobState]:
-    """Yield what the file of Slurm's jobcomp/filetxt says, every start of a job."""
+    """Yield the states in the file of Slurm's jobcomp/filetxt, one for every start of a job."""
     for line in text.splitlines():
         if found := _LOGGED.match(line):
             of_array, exit_code = _LOGGED_TASK.search(line, found.end()), _LOGGED_EXIT.search(line, found.end())
-            yield _build_state(
-                of_array[1] if of_array else found["job"],
-                int(of_array[2]) if of_array else None,
-                found["name"],
-                found["state"],
-                restarts=0,
-                nodes=int(found["nodes"]),
-                times=(found["start"], found["end"]),
-                exit_code=_parse_exit_code(exit_code[1]) if exit_code else (0, 0),
-                source="completion log",
-                words=line,
-            )
+            job, task = (of_array[1], int(of_array[2])) if of_array else (found["job"], None)
+            name, state, nodes, start, end = found.group("name", "state", "nodes", "start", "end")
+            status = _parse_exit_code(exit_code[1]) if exit_code else (0, 0)
+            yield _build_state("completion log", line, job, task, name, state, nodes, start, end, status)
 
 
 def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
-    """Return the last state of each name and task. Earlier starts of the same job count as restarts; of two jobs of one
-    name the younger is meant."""
+    """Return the last state of each name and task.
+
+    Earlier starts of the same job count as restarts. Of two jobs with one name the younger counts.
+    """
     found: dict[tuple[str, int | None], JobState] = {}
     for state in states:
         key = state.name, state.task
@@ -165,7 +141,7 @@ def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], Jo
 
 
 def parse_tasks(text: str) -> list[int]:
-    """Return the tasks that `3-9%2` or `0,2,8-12:2` means: those of an array that wait together."""
+    """Return the numbers in `3-9%2` or `0,2,8-12:2`: pending tasks of an array, which Slurm lists together."""
     tasks: list[int] = []
     for part in text.partition("%")[0].split(","):
         if found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
@@ -174,46 +150,40 @@ def parse_tasks(text: str) -> list[int]:
 
 
 def _build_state(
-    job: str,
-    task: int | None,
-    name: str,
-    state: str,
-    *,
-    restarts: int | None,
-    nodes: int | None,
-    times: tuple[str, str],
-    exit_code: tuple[int, int],
-    source: str,
-    words: str,
-    reason: str = "",
-) -> JobState:
-    word = state.split()[0].rstrip("+") if state.split() else ""
+    source: str, line: str, job: str, task: int | None, name: str, state: str, nodes: str, start: str, end: str,
+    exit_code: tuple[int, int], reason: str = "",
+) -> JobState:  # fmt: skip
+    """Return a state from Slurm's words in `line`; `exit_code` is (exit code, signal)."""
+    word = state.split()[0].rstrip("+") if state.split() else ""  # CANCELLED, without its "by 0"
     outcome, why = _ENDED.get(word, (None, ""))
-    started_at, ended_at = map(_parse_seconds, times)
+    stuck = ""
+    if find_phase(word) == "pending" and _STUCK.fullmatch(reason):
+        held = "held" in reason.lower()
+        stuck = "held until it is released" if held else "cannot start with the resources that it asks for"
     return JobState(
         handle=job,
         name=name,
         task=task,
         phase=find_phase(word),
-        state=word,  # such as CANCELLED without its "by 0"
+        state=word,
         reason="" if reason in _NOTHING else reason,
         outcome=outcome,
         why=why,
-        restarts=restarts,
-        nodes=nodes,
-        started_at=started_at,
-        ended_at=ended_at if word in _ENDED else None,  # of a live one it is a forecast
+        restarts=0,
+        nodes=_parse_number(nodes),
+        started_at=_parse_seconds(start),
+        ended_at=_parse_seconds(end) if word in _ENDED else None,  # of a job that has not ended it is a forecast
         source=source,
-        words=" ".join(words.split()),
+        words=" ".join(line.split()),
         exit_code=exit_code[0] if word in _ENDED and not exit_code[1] else None,
         exit=describe_exit(*exit_code),
-        stuck=_describe_stuck(word, reason),
+        stuck=stuck,
         follows=reason == "Dependency",
     )
 
 
 def describe_exit(code: int, number: int) -> str:
-    """Return in words that a job's script ended with an exit code, or by a signal of this number; empty for a good end.
+    """Return in words an exit code, or the signal of this number that ended a script; empty for exit code 0.
 
     A shell passes on the signal that ended its command as an exit code above 128.
     """
@@ -231,24 +201,20 @@ def _name_signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _describe_stuck(word: str, reason: str) -> str:
-    if find_phase(word) != "pending" or not _STUCK.fullmatch(reason):
-        return ""
-    return "held, until somebody releases it" if "held" in reason.lower() else "as it was asked for it cannot start"
-
-
 def _parse_exit_code(text: str) -> tuple[int, int]:
-    """Return the exit code and the signal of sacct's and the completion log's `3:0`; neither where it is no such."""
+    """Return exit code and signal of the `3:0` in sacct and in the completion log; zeros for any other form."""
     found = re.fullmatch(r"(\d+):(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _parse_wait_status(text: str) -> tuple[int, int]:
-    """Return the exit code and the signal in squeue's word: a number up to some version after 22.05, which is what
-    wait(2) gives (768 is exit code 3), and `3:0` in 24.11. Of a job that never started signal 1 is Slurm's own word,
-    and not SIGHUP."""
+    """Return exit code and signal in squeue's column `exit_code`.
+
+    Slurm 22.05 prints the status of wait(2), in which 768 is exit code 3; 24.11 prints `3:0`.
+    """
     status = int(text) if text.isdigit() else 0
     found = _parse_exit_code(text) if ":" in text else (status >> 8 & 0xFF, status & 0x7F)
+    # Slurm's mark of a job that never started, and not SIGHUP.
     return (0, 0) if found == (0, 1) else found
 
 

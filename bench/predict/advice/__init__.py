@@ -1,19 +1,27 @@
-"""From choices to advice: the best for what was asked, of each engine and node count too, and what cannot be told."""
+"""Advice from choices: the best choice for a question, the best of each engine and node count, and its ties."""
 
 import math
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, TypeVar
 
 from bench.core.formatting import format_interval
-from bench.predict.advice.choices import Choice, compute_extra_share, compute_worst_price, is_surely_faster
+from bench.predict.advice.choices import (
+    Choice,
+    compute_extra_share,
+    compute_price,
+    compute_worst_price,
+    is_surely_faster,
+)
 from bench.predict.goodput import FailureTerms, Goodput, predict_goodput
 from bench.predict.scaling_laws import TrainingNeed
+from bench.predict.step_time.compute import CALIBRATED
 
 Kind = TypeVar("Kind")
+Point = TypeVar("Point")
 
 CLOSE = 0.05
-"""Share of the time per token (and device) below which one choice is as good as another. Where a prediction is at its
-best its errors are that large on average (results/predictions, step times)."""
+"""Share of the time per token (and device) within which two choices count as equal. The best predictions have errors of
+this size on average (results/predictions, step times)."""
 
 
 Best = Literal["shortest", "cheapest"]
@@ -21,7 +29,7 @@ Best = Literal["shortest", "cheapest"]
 
 
 class HoursInterval(NamedTuple):
-    """How long a training takes."""
+    """Hours of a training."""
 
     likely: float
     low: float
@@ -29,30 +37,30 @@ class HoursInterval(NamedTuple):
 
 
 class AdviceQuestion(NamedTuple):
-    """What is asked for. None: not limited."""
+    """The length of a training, its limits and the objective. None: not limited."""
 
     tokens: float | None = None  # to train on: of all kinds, padding included
     deadline_h: float | None = None
     node_hours: float | None = None
-    best: Best | None = None  # None: as the limits have it
-    need: TrainingNeed | None = None  # in place of tokens: as many as a loss takes, which depends on the batch
-    failures: FailureTerms | None = None  # None: hours are those of a job that never fails
+    best: Best | None = None  # None: follows from the limits
+    need: TrainingNeed | None = None  # in place of tokens: those that a loss takes, which depend on the batch
+    failures: FailureTerms | None = None  # None: hours are those of a job without failures
 
     @property
     def per_device(self) -> bool:
-        """Whether the cheapest is the best; else the fastest is."""
+        """True if the cheapest choice is the best; else the fastest is."""
         if self.best:
             return self.best == "cheapest"
         return self.deadline_h is not None or self.node_hours is None
 
     @property
     def has_length(self) -> bool:
-        """Whether it is known how much is to be trained."""
+        """True if the length of the training is known."""
         return self.tokens is not None or self.need is not None
 
     @property
     def objective(self) -> str:
-        """What the best is, in words."""
+        """The objective and its limits, in words."""
         limits = [
             *([f"done in {format_hours(self.deadline_h)}"] if self.deadline_h else []),
             *([f"{self.node_hours:,.4g} node-hours at most"] if self.node_hours else []),
@@ -65,7 +73,7 @@ class AdviceQuestion(NamedTuple):
         return self.need.compute_tokens(choice.time.tokens) if self.need else self.tokens
 
     def steps(self, choice: Choice) -> int | None:
-        """Return the optimizer steps that these make."""
+        """Return the optimizer steps of the training."""
         tokens = self.count_tokens(choice)
         return math.ceil(tokens / choice.time.tokens) if tokens else None
 
@@ -74,13 +82,14 @@ class AdviceQuestion(NamedTuple):
         return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
-        """Return how long the training takes if a step takes `step_s`, with the failures to be expected."""
+        """Return the hours of the training if a step takes `step_s`, expected failures included."""
         goodput = self.predict_goodput(choice)
         return self._compute_hours(choice, step_s, goodput.share if goodput else 1.0)
 
     def predict_hours(self, choice: Choice) -> HoursInterval | None:
-        """Return how long the training takes, with its interval; failures may be fewer or more than expected."""
+        """Return the hours of the training with their interval, which includes the range of failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
+        # the fast end of the interval has the fewest failures
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
         found = [
             self._compute_hours(choice, seconds, share)
@@ -96,14 +105,15 @@ class AdviceQuestion(NamedTuple):
         return tokens / choice.time.tokens * step_s / 3600 / goodput if goodput else math.inf
 
     def compute_weight(self, choice: Choice) -> float:
-        """Return what a token of `choice` counts for: more where batches are large, or where jobs often fail."""
+        """Return the factor on the tokens of `choice`: large batches need more tokens, failures repeat some."""
         goodput = self.predict_goodput(choice)
         share = goodput.share if goodput else 1.0
         tokens = self.need.compute_tokens(choice.time.tokens) / self.need.least_tokens if self.need else 1.0
         return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
-        """Whether `choice` stays within the limits, also if it takes as long as may be; None: only if all goes well."""
+        """Return whether `choice` keeps the limits, also at the slow end; None: at the likely time, not at the slow
+        end."""
         hours = self.predict_hours(choice)
         if hours is None:
             return True
@@ -113,23 +123,29 @@ class AdviceQuestion(NamedTuple):
         yield self.deadline_h is None or hours <= self.deadline_h
         yield self.node_hours is None or hours * choice.spec.nodes <= self.node_hours
 
+    def compute_costs(self, choice: Choice) -> tuple[float, float]:
+        """Return time and cost: seconds and device-seconds for each token that the training keeps."""
+        weight, step_s = self.compute_weight(choice), choice.estimate.step_s
+        time_s, cost = (weight * compute_price(choice, step_s, per_device=each) for each in (False, True))
+        return time_s, cost
+
 
 class Advice(NamedTuple):
-    """The answer; both lists hold the winner, too."""
+    """The answer. Both lists include the winner."""
 
     question: AdviceQuestion
     winner: Choice
-    engines: list[Choice]  # each at its best on the winner's nodes, or on others if it is nothing there; best first
-    nodes: list[Choice]  # the best of each node count
+    engines: list[Choice]  # best choice of each engine, on the winner's nodes if it has a choice there; best first
+    nodes: list[Choice]  # best choice of each node count
     perhaps: Choice | None  # would be better, if it fits into memory and the limits
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Whether the winner is better than `rival` for sure."""
+        """Return whether the winner is surely better than `rival`."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 
     def compute_extra_share(self, rival: Choice) -> float:
-        """Return how much more `rival` takes than the winner, as a share."""
+        """Return how much more `rival` takes than the winner, as a share; negative for a rival predicted better."""
         more = compute_extra_share(self.winner, rival, per_device=self.question.per_device)
         weight = self._compare_weights(rival)
         return more if weight == 1 else (1 + more) * weight - 1
@@ -139,53 +155,82 @@ class Advice(NamedTuple):
         return 1.0 if own == other else other / own
 
     @property
-    def better_but_less_sure(self) -> Choice | None:
-        """The tie that is predicted to be better than the winner by more than CLOSE, and is less sure."""
-        by = {id(tie): self.compute_extra_share(tie) for tie in self.ties}
-        best = min(self.ties, key=lambda tie: by[id(tie)], default=None)
-        return best if best and by[id(best)] < -CLOSE else None
+    def rivals(self) -> list[Choice]:
+        """The best of each engine and of each node count, without the winner."""
+        found = {id(rival): rival for rival in (*self.engines, *self.nodes) if rival is not self.winner}
+        return list(found.values())
 
     @property
     def ties(self) -> list[Choice]:
-        """Those of the best that may be as good as the winner."""
-        rivals = {id(rival): rival for rival in (*self.engines, *self.nodes) if rival is not self.winner}
-        sound = [
-            rival
-            for rival in rivals.values()
-            if rate_doubt(rival, self.question) == rate_doubt(self.winner, self.question)
-        ]
+        """Rivals that cannot be told apart from the winner."""
+        doubt = rate_doubt(self.winner, self.question)
+        sound = [rival for rival in self.rivals if rate_doubt(rival, self.question) == doubt]
         return [rival for rival in sound if not self.is_distinct(rival)]
+
+    def explain_order(self, rival: Choice) -> str:
+        """Return why a rival that is predicted to be better is listed after the winner; empty for other rivals."""
+        share = self.compute_extra_share(rival)
+        if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
+            return ""
+        if rival.has_host_work and not self.winner.has_host_work and rival.estimate.evidence == "predicted":
+            slower = f"{100 * (CALIBRATED[1] - 1):.0f} %"
+            return f"less sure: no rate contains its work on the host, which may slow it by up to {slower}"
+        if self.winner.estimate.evidence == "measured" != rival.estimate.evidence:
+            return "less sure: the advised choice was measured"
+        if share < -CLOSE:
+            return "less sure: its slow end is later"
+        if rival.spec.nodes > self.winner.spec.nodes:
+            return f"equal within {100 * CLOSE:.0f} %: fewer nodes are advised"
+        return f"equal within {100 * CLOSE:.0f} %: the larger micro-batch is advised"
 
 
 def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
-    """Return 0 for what fits and stays within the limits for sure, 1 where the limits, 2 where the memory is in doubt,
-    3 beyond the limits: a higher one is chosen only where there is no lower one."""
+    """Return 0 for a choice that surely fits and keeps the limits, 1 if the limits are in doubt, 2 if the memory is in
+    doubt, 3 beyond the limits. A higher value is chosen only if there is no lower one."""
     kept = question.kept(choice)
     if kept is False:
         return 3
     return 2 if choice.candidate.fits is None else 0 if kept else 1
 
 
-def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
-    """Return the advice; the winner may stand beyond the limits, where everything does. Raises ValueError without
-    choices.
+def find_front(points: Iterable[Point], take: Callable[[Point], tuple[float, float]]) -> list[Point]:
+    """Return the Pareto front: points that no other point beats in time without costing more, the fastest first; of
+    equal points the first. `take` gives time and cost."""
+    front: list[Point] = []
+    for point in sorted(points, key=take):
+        if not front or take(point)[1] < take(front[-1])[1]:
+            front.append(point)
+    return front
 
-    Choices are put in the order of what they take if what is in doubt of each alone turns out badly: of two that cannot
-    be told apart the surer one is advised, which is the lower stage or the one that was measured. Of those that are as
-    good as the first by CLOSE, the one with the fewest nodes is, then one that was measured, then the largest
-    micro-batch.
+
+class _RankedChoice(NamedTuple):
+    choice: Choice
+    order: tuple[int, float]  # rate_doubt, and the time per token (and device) at the slow end
+
+
+def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
+    """Return the advice. The winner may lie beyond the limits if every choice does. Raises ValueError without choices.
+
+    Choices are ordered by their time at the slow end of their own errors. So the surer of two choices that cannot be
+    told apart is advised, which is the lower stage or the measured point. Among choices within CLOSE of the first, the
+    order is: fewest nodes, measured, largest micro-batch.
     """
-    ranked = sorted((_rank_choice(choice, question) for choice in choices), key=lambda one: one.order)
+    ranked = []
+    for choice in choices:
+        price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
+        ranked.append(_RankedChoice(choice, (rate_doubt(choice, question), price)))
+    ranked.sort(key=lambda one: one.order)
+    # lower doubt first: what may not fit, or may miss a limit, is advised only if nothing else is there
     first = _find_best(ranked)
     winner, (doubt, takes_s) = first.choice, first.order
     more = [one for one in ranked if doubt < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]
-    there = [one for one in ranked if one.choice.spec.nodes == winner.spec.nodes]
-    engines = (
-        _find_best_of_each(ranked, _get_engine_name)
-        | _find_best_of_each(there, _get_engine_name)
-        | {_get_engine_name(winner): first}
-    )
-    nodes = _find_best_of_each(ranked, _get_nodes) | {_get_nodes(winner): first}
+    on_same_nodes = [one for one in ranked if one.choice.spec.nodes == winner.spec.nodes]
+    engines = {
+        name: one
+        for some in (ranked, on_same_nodes)
+        for name, one in _find_best_of_each(some, lambda choice: choice.spec.engine.name).items()
+    } | {winner.spec.engine.name: first}
+    nodes = _find_best_of_each(ranked, lambda choice: choice.spec.nodes) | {winner.spec.nodes: first}
     return Advice(
         question,
         winner,
@@ -195,37 +240,20 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     )
 
 
-class _RankedChoice(NamedTuple):
-    choice: Choice
-    order: tuple[int, float]  # its standing, and what it takes per token (and device) at worst
-
-
-def _rank_choice(choice: Choice, question: AdviceQuestion) -> _RankedChoice:
-    price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
-    return _RankedChoice(choice, (rate_doubt(choice, question), price))
-
-
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the one of `ranked`, which are in order, that is advised."""
+    """Return the advised one of `ranked`, which are in order."""
     return _find_thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
 
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
+    """Return the choice with the fewest nodes among those within CLOSE of the fastest."""
     least_s = min(one.order[1] for one in ranked)
-    return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=_build_thrift_key)
 
+    def order(one: _RankedChoice) -> tuple[int, bool, int]:
+        spec = one.choice.spec
+        return spec.nodes, one.choice.estimate.evidence != "measured", -spec.batch.micro
 
-def _build_thrift_key(one: _RankedChoice) -> tuple[int, bool, int]:
-    spec = one.choice.spec
-    return spec.nodes, one.choice.estimate.evidence != "measured", -spec.batch.micro
-
-
-def _get_engine_name(choice: Choice) -> str:
-    return choice.spec.engine.name
-
-
-def _get_nodes(choice: Choice) -> int:
-    return choice.spec.nodes
+    return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=order)
 
 
 def _find_best_of_each(ranked: list[_RankedChoice], kind: Callable[[Choice], Kind]) -> dict[Kind, _RankedChoice]:
@@ -235,14 +263,18 @@ def _find_best_of_each(ranked: list[_RankedChoice], kind: Callable[[Choice], Kin
     return {name: _find_best(group) for name, group in groups.items()}
 
 
+_UNITS = ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (48 * 3600.0, 3600.0, "h"), (math.inf, 86_400.0, "days"))
+"""Durations below the first number have the unit of the second, all in seconds. Two days are still shown in hours."""
+
+
 def format_hours(hours: float) -> str:
-    """Return hours as people say them."""
-    if hours < 48:
-        return f"{hours:.3g} h"
-    return f"{hours / 24:.3g} days" if hours < 24_000 else f"{hours / 24:,.0f} days"
+    """Return a duration in the unit that suits it."""
+    seconds = 3600 * hours
+    _, size, unit = next(one for one in _UNITS if seconds < one[0] or one[0] == math.inf)
+    return f"{seconds / size:.3g} {unit}" if hours < 24_000 else f"{seconds / size:,.0f} {unit}"
 
 
 def format_hours_interval(hours: float, low: float, high: float) -> str:
-    """Return hours with their interval in one unit, three digits each."""
-    divisor, unit = (1, "h") if high < 48 else (24, "days")
-    return f"{format_interval(hours / divisor, low / divisor, high / divisor)} {unit}"
+    """Return a duration with its interval in one unit, three digits each."""
+    _, size, unit = next(one for one in _UNITS if 3600 * high < one[0] or one[0] == math.inf)
+    return f"{format_interval(*(3600 * value / size for value in (hours, low, high)))} {unit}"

@@ -1,5 +1,5 @@
-"""Which configurations are tried: engines, nodes, layouts of the ranks that the engine supports, micro-batches,
-accumulations and checkpointing that fit.
+"""Configurations to compare: engines, nodes, layouts of the ranks that the engine supports, micro-batches,
+accumulations and checkpointing, as far as they fit into memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,30 +12,78 @@ from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_
 from bench.predict.workload import get_network
 
 STAGES = (1, 2, 4)
-"""Stages on a rank that are tried where there are several ranks in a pipeline; where there is one: a stage for each
-block, which is layered gradient accumulation."""
+"""Stages per rank that are tried for pipelines of several ranks. With one rank it is one stage for each block, which is
+layered gradient accumulation."""
 ENOUGH = 2
-"""Layouts whose copies have more than so many times the ranks of the smallest that fits are not looked at, unless they
-are named: they only compute in smaller portions, and wait more."""
-
-
+"""Layouts whose copies have more than this multiple of the ranks of the smallest copy that fits are not searched,
+unless the user names them: they only compute smaller portions, and wait more."""
 MOST_MICRO_BATCHES = 128
-"""Of a step that goes through stages: a larger micro-batch, or more copies, come to the same, and are looked at."""
+"""Largest accumulation of a step with pipeline stages. Larger micro-batches, or more copies, have the same effect, and
+are searched."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Node counts that are looked at where none is given."""
+"""Node counts of the search by default."""
 
 
 class LayoutAxes(NamedTuple):
-    """What is tried. None: powers of two, tensor-parallel ranks inside of a node."""
+    """Layouts to search. None: powers of two, with tensor-parallel ranks inside a node."""
 
     tensor: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
     stages_per_rank: tuple[int, ...] | None = None
 
 
+class Axes(NamedTuple):
+    """Limits of the search. None: micro-batches are powers of two, the numbers halfway between them, and the largest
+    that fits; accumulations double up to the largest global batch, and without such a limit there is none."""
+
+    nodes: tuple[int, ...] = NODES
+    checkpointing: tuple[bool, ...] = (False, True)
+    micro: tuple[int, ...] | None = None
+    accumulation: tuple[int, ...] | None = None
+    global_batch: int | None = None  # samples per optimizer step, exactly
+    max_global_batch: int | None = None  # samples per optimizer step, at most
+    layouts: LayoutAxes = LayoutAxes()
+
+    @property
+    def most_samples(self) -> int:
+        """Largest global batch that the limits allow."""
+        return min([limit for limit in (self.global_batch, self.max_global_batch) if limit], default=2**62)
+
+
+class DeviceLimits(NamedTuple):
+    """The memory that a point must fit into."""
+
+    bytes: int  # of one device
+    device: Device
+    seen: Callable[[RunSpec], bool | None] = lambda spec: None  # whether a measured run fitted; None: never tried
+
+
+class Candidate(NamedTuple):
+    """A point and its predicted memory."""
+
+    spec: RunSpec
+    memory: MemoryPrediction
+    fits: bool | None  # None: perhaps
+
+
+class Shortage(NamedTuple):
+    """A point that does not fit, and the least bytes that are lacking; 0 or less if a measured run showed it."""
+
+    spec: RunSpec
+    bytes: int
+
+
+class CandidateSearch(NamedTuple):
+    """Result of a search."""
+
+    candidates: list[Candidate]
+    short: list[Shortage]  # of each engine, node count and checkpointing without a candidate
+    undivided: list[RunSpec]  # points whose ranks cannot divide the global batch
+
+
 def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parallel]:
-    """Return the layouts of `spec` that its engine can do, the smallest copies first; its own alone where the engine
-    knows no other."""
+    """Return the layouts of `spec` that its engine supports, the smallest copies first; only its own layout for an
+    engine without layouts."""
     able = engines.facts(spec).layouts
     if not {"tensor", "pipeline"} & able:
         return [spec.parallel]
@@ -52,28 +100,36 @@ def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parall
 
 
 def _list_possible(spec: RunSpec, tensor: int, pipeline: int, axes: LayoutAxes, device: Device) -> list[Parallel]:
-    """Return those that can be of as many ranks: with one stage on each, and with as many as are tried, for more of
-    them shorten the wait for others."""
-    found = [
+    """Return the possible layouts of so many ranks: with one stage on each rank, and with the most that are tried,
+    since more stages on a rank shorten its waits."""
+    stages_tried = axes.stages_per_rank
+    if stages_tried is None:
+        blocks = sum(stack.layers for stack in get_network(spec).stacks)
+        stages_tried = STAGES if pipeline > 1 else (1, blocks) if blocks > 1 else (1,)
+    layouts = [
         spec.parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline, "stages_per_rank": stages})
-        for stages in _list_stages(spec, axes, pipeline)
+        for stages in stages_tried
     ]
-    possible = [layout for layout in found if can_run(apply_layout(spec, layout), device)]
+    possible = [layout for layout in layouts if can_run(apply_layout(spec, layout), device)]
     if axes.stages_per_rank:
         return possible
     return [layout for layout in possible if layout.stages_per_rank in (1, possible[-1].stages_per_rank)]
 
 
 def apply_layout(spec: RunSpec, layout: Parallel) -> RunSpec:
-    """Return `spec` with a layout, and as many samples for each of its ranks as there are in a micro-batch."""
+    """Return `spec` with a layout, and with as many micro-batches in a step as a copy has ranks: so every layout has
+    the same samples per device."""
     placed = spec.model_copy(update={"parallel": layout})
-    micro, accumulation = spec.batch.micro, layout.ranks
-    batch = Batch(micro=micro, accumulation=accumulation, global_=micro * accumulation * placed.data_parallel)
-    return placed.model_copy(update={"batch": batch})
+    return _with_batch(placed, spec.batch.micro, layout.ranks)
+
+
+def _with_batch(spec: RunSpec, micro: int, accumulation: int) -> RunSpec:
+    total = micro * accumulation * spec.data_parallel
+    return spec.model_copy(update={"batch": Batch(micro=micro, accumulation=accumulation, global_=total)})
 
 
 def can_run(spec: RunSpec, device: Device) -> bool:
-    """Whether nothing of an engine's rules stands against a spec."""
+    """Return whether a spec breaks no rule of its engine."""
     plugin = engines.load(spec.engine.backend)
     try:
         plugin.check(plugin.Options.model_validate(spec.engine.options), spec, device)
@@ -85,70 +141,20 @@ def can_run(spec: RunSpec, device: Device) -> bool:
     return True
 
 
-def is_worthwhile(spec: RunSpec) -> bool:
-    """Whether several micro-batches go through several stages of a rank, and not more than are looked at."""
-    layered = spec.parallel.stages_per_rank > 1 and spec.accumulation == 1
-    return not layered and spec.accumulation <= MOST_MICRO_BATCHES
-
-
 def list_doublings(largest: int) -> Iterator[int]:
+    """Yield the powers of two up to `largest`."""
     number = 1
     while number <= largest:
         yield number
         number *= 2
 
 
-def _list_stages(spec: RunSpec, axes: LayoutAxes, pipeline: int) -> tuple[int, ...]:
-    if axes.stages_per_rank:
-        return axes.stages_per_rank
-    if pipeline > 1:
-        return STAGES
-    blocks = sum(stack.layers for stack in get_network(spec).stacks)
-    return (1, blocks) if blocks > 1 else (1,)
-
-
-class Axes(NamedTuple):
-    """Limits of the candidates. None: micro-batches are powers of two, the numbers in their middles, and the largest
-    that fits; accumulations double up to the largest global batch, and without such a batch there is none."""
-
-    nodes: tuple[int, ...] = NODES
-    checkpointing: tuple[bool, ...] = (False, True)
-    micro: tuple[int, ...] | None = None
-    accumulation: tuple[int, ...] | None = None
-    global_batch: int | None = None  # samples per optimizer step, exactly
-    max_global_batch: int | None = None  # samples per optimizer step, at most
-    layouts: LayoutAxes = LayoutAxes()
-
-
-class DeviceLimits(NamedTuple):
-    """What a point must fit into."""
-
-    bytes: int  # of one device
-    device: Device
-    seen: Callable[[RunSpec], bool | None] = lambda spec: None  # whether a point was measured to fit; None: not tried
-
-
-class Candidate(NamedTuple):
-    """A point, and what it needs of a device."""
-
-    spec: RunSpec
-    memory: MemoryPrediction
-    fits: bool | None  # None: perhaps
-
-
-class Shortage(NamedTuple):
-    """A point that does not fit, and by how many bytes at least; 0 or less where a measured run says so."""
-
-    spec: RunSpec
-    bytes: int
-
-
-class CandidateSearch(NamedTuple):
-    """What was looked at."""
-
-    candidates: list[Candidate]
-    short: list[Shortage]  # of each engine, node count and checkpointing without a candidate
-    undivided: list[RunSpec]  # among whose ranks no global batch that is asked for can be divided
+def list_micro_batches(largest: int) -> Iterator[int]:
+    """Yield the powers of two up to `largest`, and the numbers halfway between them."""
+    for number in list_doublings(largest):
+        yield number
+        if number > 1 and number + number // 2 <= largest:
+            yield number + number // 2
 
 
 def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) -> CandidateSearch:
@@ -163,9 +169,9 @@ def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) 
 
 
 def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
-    """Add the candidates that differ in how ranks share a copy, and in their batch."""
-    smallest = 0  # ranks of a copy of which something fits
-    times = ENOUGH if len(axes.nodes) == 1 else 1  # to be quick where many node counts are looked at
+    """Add the candidates that differ in layout and batch."""
+    smallest = 0  # ranks of the smallest copy that fits
+    times = ENOUGH if len(axes.nodes) == 1 else 1  # with many node counts the search has to be quick
     for layout in list_layouts(start, axes.layouts, room.device):
         if smallest and layout.ranks > times * smallest and axes.layouts == LayoutAxes():
             break
@@ -176,12 +182,13 @@ def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: Ca
 
 
 def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
-    """Add the candidates that differ in their batch alone. Memory grows with the micro-batch: the first that does not
-    fit is the last to be looked at, and the largest that surely fits lies between two that were."""
+    """Add the candidates that differ only in their batch. Memory grows with the micro-batch: the search ends at the
+    first that does not fit, and the largest that surely fits lies between two that were tried."""
     before, smallest, sure, unsure = len(found.candidates), None, 0, 0
-    largest = min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)
+    # the largest global batch bounds the micro-batch as well
+    largest = min(LARGEST_MICRO_BATCH, axes.most_samples // start.data_parallel)
     for micro in axes.micro or list_micro_batches(largest):
-        tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, micro, axes, room.device)]
+        tried = _list_with_micro(start, micro, axes, room)
         fitting = [candidate for candidate in tried if candidate.fits is not False]
         found.candidates.extend(fitting)
         if tried and all(candidate.fits for candidate in tried):
@@ -192,6 +199,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
             smallest = smallest or tried[0]
             if not axes.micro:
                 break
+    # a user's list of micro-batches is kept as it is
     if not axes.micro and sure + 1 < unsure:
         found.candidates.extend(_find_largest(start, sure, unsure, axes, room))
     if len(found.candidates) > before:
@@ -203,12 +211,12 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
 
 
 def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Return the candidates with the largest micro-batch above `sure` and below `unsure` that surely fits, if any. One
-    whose global batch is not asked for counts as too large."""
+    """Return the candidates with the largest micro-batch between `sure` and `unsure` that surely fits, if any. A
+    micro-batch without an allowed global batch counts as too large."""
     best: list[Candidate] = []
     while unsure - sure > 1:
         middle = (sure + unsure) // 2
-        tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, middle, axes, room.device)]
+        tried = _list_with_micro(start, middle, axes, room)
         if tried and all(candidate.fits for candidate in tried):
             best, sure = tried, middle
         else:
@@ -216,46 +224,28 @@ def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: Devi
     return best
 
 
-def list_micro_batches(largest: int) -> Iterator[int]:
-    """Yield the powers of two up to `largest`, and the numbers in the middle between two of them."""
-    for number in list_doublings(largest):
-        yield number
-        if number > 1 and number + number // 2 <= largest:
-            yield number + number // 2
-
-
-def _build_candidate(spec: RunSpec, room: DeviceLimits) -> Candidate:
-    needed, seen = predict_memory(spec, room.device, room.bytes), room.seen(spec)
-    return Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen)
-
-
-def _find_max_samples(axes: Axes) -> int:
-    """Return the largest global batch that is asked for."""
-    limits = [limit for limit in (axes.global_batch, axes.max_global_batch) if limit]
-    return min(limits, default=2**62)
-
-
-def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes, device: Device) -> list[RunSpec]:
-    """Return the points with this micro-batch whose global batch may be. Where nothing is said of it, each rank of a
-    copy stands for a micro-batch: so all layouts have as many samples for each device."""
+def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
+    """Return the points with this micro-batch and an allowed global batch. Without a limit, accumulation equals the
+    ranks of a copy: so all layouts have the same samples per device."""
     samples = micro * start.data_parallel  # of all ranks in a micro-step
-    max_accumulation = _find_max_samples(axes) // samples
+    most = axes.most_samples // samples
     if axes.accumulation:
         tried = list(axes.accumulation)
     elif axes.global_batch:
-        tried = [max_accumulation]
+        tried = [most]
     else:
-        tried = (
-            sorted({*list_doublings(max_accumulation), max_accumulation})
-            if axes.max_global_batch
-            else [start.parallel.ranks]
-        )
-    sizes = [(number, number * samples) for number in tried if 0 < number <= max_accumulation]
-    found = [
-        start.model_copy(update={"batch": Batch(micro=micro, accumulation=number, global_=total)})
-        for number, total in sizes
-        if axes.global_batch in (None, total)
+        tried = sorted({*list_doublings(most), most}) if axes.max_global_batch else [start.parallel.ranks]
+    specs = [
+        _with_batch(start, micro, number)
+        for number in tried
+        if 0 < number <= most and axes.global_batch in (None, number * samples)
     ]
-    if start.parallel == Parallel():
-        return found
-    return [spec for spec in found if is_worthwhile(spec) and can_run(spec, device)]
+    if start.parallel != Parallel():
+        # several micro-batches pass through the stages of a rank, and not more than are searched
+        fewest = 2 if start.parallel.stages_per_rank > 1 else 1
+        specs = [s for s in specs if fewest <= s.accumulation <= MOST_MICRO_BATCHES and can_run(s, room.device)]
+    found = []
+    for spec in specs:
+        needed, seen = predict_memory(spec, room.device, room.bytes), room.seen(spec)
+        found.append(Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen))
+    return found

@@ -1,9 +1,9 @@
 """Memory of one rank, by phase and by term, the largest micro-batch that fits, and the memory of a node's host.
 
-Tensor bytes follow from what torch and transformers allocate and from what engines say of themselves; nothing here is
-fitted to a measurement. What a process takes besides has names of its own below, a low and a high value each: between
-them lies the doubt. A host's memory is that of its processes and what their engine keeps there in place of the device,
-without loaders' own processes and the page cache.
+Tensor bytes follow from the allocations of torch and transformers and from the facts of engines; nothing here is fitted
+to a measurement. The other memory of a process has named constants below, a low and a high value each, whose difference
+is the uncertainty. Host memory is that of its processes and of the states that their engine keeps there, without the
+loaders' own processes and the page cache.
 """
 
 import functools
@@ -22,6 +22,7 @@ from bench.core.engine_costs import (
     sum_bytes,
 )
 from bench.core.errors import UserError
+from bench.core.formatting import format_count
 from bench.core.network import Stacks
 from bench.core.spec import WIDTH, Batch, Device, RunSpec
 from bench.predict.memory.activations import Segment, list_segments
@@ -29,17 +30,22 @@ from bench.predict.memory.stages import list_place_phases
 from bench.predict.workload import Workload, build_workload, get_network, predict_engine_memory, predict_pipeline
 
 FRAGMENTATION = (0.0, 0.1)
-"""What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
-at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from step to step."""
+"""Bytes that torch's caching allocator reserves beyond live tensors, as a share of the tensors that come and go: none
+in the best case; a tenth in the worst, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from
+step to step."""
 LARGEST_MICRO_BATCH = 2**16
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
-"""Resident set of a rank's process beside tensors: torch, DeepSpeed and transformers. Measured here with torch's CPU
-build: 0.44 to 0.60 GB after initialisation, up to 0.68 GB at the end, 74 recorded ranks. CUDA adds up to 2 GB where it
-loads all kernels at once (pytorch issues 12873, 19397), and little where it loads them when they are first used."""
+"""Resident set of a rank's process without tensors: torch, DeepSpeed and transformers. Measured with torch's CPU build:
+0.44 to 0.60 GB after initialisation, up to 0.68 GB at the end, 74 recorded ranks. CUDA adds up to 2 GB if it loads all
+kernels at once (pytorch issues 12873, 19397), and little if it loads them at their first use."""
+
+
+def _compare_with_room(low: int, high: int, room: int) -> bool | None:
+    return True if high <= room else False if low > room else None
 
 
 class MemoryPhase(NamedTuple):
-    """The moment of a phase when most lives; bytes by term."""
+    """Bytes by term at the peak of a phase."""
 
     name: str
     terms: Terms
@@ -50,12 +56,12 @@ class MemoryPhase(NamedTuple):
 
 
 class MemoryPrediction(NamedTuple):
-    """What one rank needs, in bytes."""
+    """Memory of one rank, in bytes."""
 
     phases: tuple[MemoryPhase, ...]
     resident: int  # between steps
-    base: tuple[int, int]  # of the process beside tensors, low and high
-    reserve: tuple[int, int]  # of the allocator beside tensors, low and high
+    base: tuple[int, int]  # of the process without tensors, low and high
+    reserve: tuple[int, int]  # of the allocator on top of tensors, low and high
 
     @property
     def init_peak(self) -> int:
@@ -69,19 +75,18 @@ class MemoryPrediction(NamedTuple):
 
     @property
     def device(self) -> tuple[int, int]:
-        """What the device must have, low and high."""
+        """Memory that the device must have, low and high."""
         highest = max(self.init_peak, self.peak)
         low, high = (highest + base + reserve for base, reserve in zip(self.base, self.reserve, strict=True))
         return low, high
 
     def fits(self, memory_bytes: int) -> bool | None:
-        """Whether this fits into a device's memory; None where the doubt is too large to say."""
-        low, high = self.device
-        return True if high <= memory_bytes else False if low > memory_bytes else None
+        """Return whether this fits into a device's memory; None if the uncertainty is too large to say."""
+        return _compare_with_room(*self.device, memory_bytes)
 
 
 class LargestMicroBatch(NamedTuple):
-    """Samples per micro-batch that fit: for sure, and perhaps; 0 where not even one does."""
+    """Samples per micro-batch that surely fit, and that may fit; 0 if not even one does."""
 
     surely: int
     perhaps: int
@@ -90,62 +95,58 @@ class LargestMicroBatch(NamedTuple):
 def predict_memory(
     spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False
 ) -> MemoryPrediction:
-    """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`, on a
-    device of `room` bytes; raises NoPrediction for a family that does not describe its network and for an engine that
-    does not say its part, UserError for sizes that nothing can hold."""
+    """Return the memory of the rank with the most, on a device of `room` bytes. `rehearsed`: its collectives are only
+    simulated.
+
+    Raises NoPrediction for a family that does not describe its network and for an engine without a prediction of its
+    part, UserError for sizes that overflow.
+    """
     try:
-        return _predict_memory(spec, device, room, rehearsed=rehearsed)
+        if places := predict_memory_by_place(spec, device, rehearsed=rehearsed):
+            return max(places, key=lambda place: place.device[1])
+        network = get_network(spec)
+        engine = predict_engine_memory(spec, device, room, rehearsed=rehearsed)
+        buckets = {"buckets": engine.kept_buckets()}
+        segments = _stack_segments(network, build_workload(spec, device))
+        phases = (
+            MemoryPhase("initialisation", engine.initialisation(network.discarded)),
+            *_find_pass_peaks(engine, WIDTH[spec.precision], segments),
+            MemoryPhase("update", engine.update() | buckets),
+        )
+        return _add_process(phases, sum_bytes(engine.resident() | buckets), device)
     except OverflowError as error:
         point = f"{spec.model.name} {spec.engine.name} micro {spec.batch.micro}"
         raise UserError(point, "more bytes than can be counted", "look for a number that is far too large") from error
 
 
-def _predict_memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> MemoryPrediction:
-    if places := _predict_places(spec, device, rehearsed=rehearsed):
-        return max(places, key=lambda place: place.device[1])
-    network = get_network(spec)
-    engine = predict_engine_memory(spec, device, room, rehearsed=rehearsed)
-    buckets = {"buckets": engine.kept_buckets()}
-    phases = (
-        MemoryPhase("initialisation", engine.initialisation(network.discarded)),
-        *_find_pass_peaks(engine, WIDTH[spec.precision], _stack_segments(network, build_workload(spec, device))),
-        MemoryPhase("update", engine.update() | buckets),
-    )
-    return _add_process(phases, sum_bytes(engine.resident() | buckets), device)
-
-
 def predict_memory_by_place(
     spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False
 ) -> tuple[MemoryPrediction, ...]:
-    """Return the memory of the ranks in each place of a pipeline, whose stages are s, s + `parallel.pipeline`, and so
-    on from place s; nothing where the model is whole on every rank. Errors are those of `predict_memory`."""
-    return _predict_places(spec, device, rehearsed=rehearsed)
-
-
-def _predict_places(spec: RunSpec, device: Device, *, rehearsed: bool) -> tuple[MemoryPrediction, ...]:
+    """Return the memory of the ranks in each place of a pipeline; place s has the stages s, s + `parallel.pipeline`,
+    and so on. Empty for a model that is whole on every rank. Errors are those of `predict_memory`."""
     costs = predict_pipeline(spec, device, rehearsed=rehearsed)
     if costs is None:
         return ()
     found = []
     for place in list_place_phases(spec, get_network(spec), build_workload(spec, device), costs):
-        terms = (place.initialisation, place.forward, place.backward, place.update)
-        phases = tuple(map(MemoryPhase, ("initialisation", "forward", "backward", "update"), terms))
+        phases = tuple(MemoryPhase(name, terms) for name, terms in place.phases.items())
         found.append(_add_process(phases, sum_bytes(place.resident), device))
     return tuple(found)
 
 
 def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) -> MemoryPrediction:
-    """Return the prediction of a rank with these phases, its process and the allocator's reserve included."""
+    """Return the prediction of a rank with these phases, including its process and the allocator's reserve."""
     highest = max(phase.total for phase in phases)
     coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
+    # memory that never moves is not fragmented
     low, high = (int(share * coming) if device == "cuda" else 0 for share in FRAGMENTATION)
     return MemoryPrediction(phases, lasting, base, (low, high))
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _stack_segments(network: Stacks, load: Workload) -> Array:
-    """Return the fields of all segments in the order of forward, one row per field."""
+    """Return the fields of all segments in the order of forward, one row per field: (fields, segments)."""
     distinct: list[Segment] = []
     order: list[int] = []
     for block, times in list_segments(network, load):
@@ -155,75 +156,67 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
 
 
 def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
-    """Forward and backward of the last micro-step, each at the segment where most lives."""
-    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
+    """Return forward and backward of the last micro-step, each at its peak: at a segment, or after the last one."""
+    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments  # (segments,) each
     kept, resident_terms = np.cumsum(saved), engine.resident()
-    forward = engine.forward(len(saved))
+    own_gradients = resident_terms.get("gradients", 0)
+
+    def build_phase(name: str, working: Array, engine_bytes: SegmentBytes, at_end: int = 0) -> MemoryPhase:
+        gradients = engine_bytes.gradients
+        at = int(np.argmax(kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered))
+        wide = int(logits[at])  # 1 if the segment is as wide as the vocabulary
+        last = int((saved * logits)[: at + 1].sum())
+        terms = resident_terms | {
+            "gradients": own_gradients + int(gradients[at]),
+            "buckets": int(engine_bytes.buckets[at]),
+            "gathered layers": int(engine_bytes.gathered[at]),
+            "activations": int(kept[at]) - last,
+            "logits and loss": last + wide * int(working[at]),
+            "working memory": (1 - wide) * int(working[at]),
+        }
+        # after the last segment only gradients and `at_end` bytes of buckets remain, which may be the peak
+        ended = resident_terms | {"gradients": own_gradients + int(gradients[0]), "buckets": at_end}
+        return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
+
     backward = engine.backward(BackwardWork(backing, standing, parameters, largest, transposed))
-    waiting = width * np.cumsum(carried[::-1])[::-1]
+    waiting = width * np.cumsum(carried[::-1])[::-1]  # gradients that are incomplete until the end of backward
     backward = backward._replace(gradients=waiting + backward.gradients)
     return (
-        _build_phase("forward", resident_terms, kept, running, forward, logits, saved),
-        _build_phase("backward", resident_terms, kept, backing, backward, logits, saved, engine.after_backward()),
+        build_phase("forward", running, engine.forward(len(saved))),
+        build_phase("backward", backing, backward, engine.after_backward()),
     )
 
 
-def _build_phase(
-    name: str,
-    resident_terms: Terms,
-    kept: Array,
-    working: Array,
-    engine_bytes: SegmentBytes,
-    logits: Array,
-    saved: Array,
-    at_end: int = 0,
-) -> MemoryPhase:
-    gradients = engine_bytes.gradients
-    total = kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered
-    at = int(np.argmax(total))
-    standing = resident_terms.get("gradients", 0)
-    wide = int(logits[at])
-    last = int((saved * logits)[: at + 1].sum())
-    terms = resident_terms | {
-        "gradients": standing + int(gradients[at]),
-        "buckets": int(engine_bytes.buckets[at]),
-        "gathered layers": int(engine_bytes.gathered[at]),
-        "activations": int(kept[at]) - last,
-        "logits and loss": last + wide * int(working[at]),
-        "working memory": (1 - wide) * int(working[at]),
-    }
-    ended = resident_terms | {"gradients": standing + int(gradients[0]), "buckets": at_end}
-    return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
-
-
 def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
-    """Return the largest micro-batches with which `spec`, otherwise the same, fits into `memory_bytes` per device."""
+    """Return the largest micro-batches with which `spec`, otherwise unchanged, fits `memory_bytes` per device."""
 
-    def needed(micro: int) -> tuple[int, int]:
-        batch = Batch(
-            micro=micro, accumulation=spec.accumulation, global_=micro * spec.accumulation * spec.data_parallel
+    def fits(micro: int, end: int) -> bool:
+        total = micro * spec.accumulation * spec.data_parallel
+        batch = Batch(micro=micro, accumulation=spec.accumulation, global_=total)
+        return (
+            predict_memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device[end] <= memory_bytes
         )
-        return predict_memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device
 
-    def largest(doubt: int) -> int:
+    # memory grows with the micro-batch, so doubling and then bisection finds the boundary
+    def find_largest(end: int) -> int:
         low, high = 0, 1
-        while high <= LARGEST_MICRO_BATCH and needed(high)[doubt] <= memory_bytes:
+        while high <= LARGEST_MICRO_BATCH and fits(high, end):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if needed(middle)[doubt] <= memory_bytes else (low, middle)
+            low, high = (middle, high) if fits(middle, end) else (low, middle)
         return low
 
-    return LargestMicroBatch(surely=largest(1), perhaps=largest(0))
+    return LargestMicroBatch(surely=find_largest(1), perhaps=find_largest(0))
 
 
 def format_gigabytes(size_bytes: float) -> str:
-    """Return 10^9 bytes in three digits, or in whole ones."""
+    """Return bytes in units of 10^9, with three digits, or all digits of the integer part."""
     return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"
 
 
 class HostMemory(NamedTuple):
-    """What one node's host must have for all its ranks, in bytes by name, low and high."""
+    """Host memory of one node for all its ranks, in bytes by name, low and high."""
 
     terms: dict[str, ByteRange]
 
@@ -236,39 +229,33 @@ class HostMemory(NamedTuple):
         return sum(high for _, high in self.terms.values())
 
     def fits(self, memory_bytes: int) -> bool | None:
-        """Whether this fits into a host's memory; None where the doubt is too large to say."""
-        return True if self.high <= memory_bytes else False if self.low > memory_bytes else None
+        """Return whether this fits into a host's memory; None if the uncertainty is too large to say."""
+        return _compare_with_room(self.low, self.high, memory_bytes)
 
 
 def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> HostMemory | None:
-    """Return what each node's host needs if a device has `room` bytes; None where its engine cannot tell."""
-    ranks = spec.devices_per_node
-    terms = {"processes": _multiply(ranks, PROCESS_BYTES[device])}
+    """Return the host memory of each node if a device has `room` bytes; None if its engine cannot predict it."""
     if device == "cpu":  # host and device are the same memory
-        low, high = predict_memory(spec, device).device
-        return HostMemory(terms | {"tensors": (ranks * low, ranks * high)})
-    of_a_rank = {} if predict_pipeline(spec, device) else predict_engine_memory(spec, device, room).host()
+        of_a_rank: dict[str, ByteRange] | None = {"tensors": predict_memory(spec, device).device}
+    else:
+        of_a_rank = {} if predict_pipeline(spec, device) else predict_engine_memory(spec, device, room).host()
     if of_a_rank is None:
         return None
-    return HostMemory(terms | {name: _multiply(ranks, span) for name, span in of_a_rank.items()})
+    ranks, terms = spec.devices_per_node, {"processes": PROCESS_BYTES[device], **of_a_rank}
+    return HostMemory({name: (ranks * low, ranks * high) for name, (low, high) in terms.items()})
 
 
 def format_host_memory(needed: HostMemory | None, ranks: int, room: int | None) -> str:
-    """Return a sentence or two for a reader; `room` is the host's memory in bytes, None where it is unknown."""
+    """Return a sentence on host memory; `room` is the host's memory in bytes, None if it is unknown."""
     if needed is None:
-        return "What a node's host needs is unknown."
-    parts = ", ".join(f"{name} {_format_span(span)}" for name, span in needed.terms.items())
-    text = f"A node's host needs {_format_span((needed.low, needed.high))} GB for {ranks} ranks ({parts})."
+        return "The host memory of a node is unknown."
+
+    def span(low: int, high: int) -> str:
+        return "–".join(dict.fromkeys(map(format_gigabytes, (low, high))))
+
+    parts = ", ".join(f"{name} {span(*bounds)}" for name, bounds in needed.terms.items())
+    text = f"A node's host needs {span(needed.low, needed.high)} GB for {format_count(ranks, 'rank')} ({parts})"
     if room is None:
-        return text
+        return f"{text}."
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[needed.fits(room)]
-    return f"{text[:-1]}; it has {format_gigabytes(room)} GB: {verdict}."
-
-
-def _multiply(count: int, span: ByteRange) -> ByteRange:
-    return count * span[0], count * span[1]
-
-
-def _format_span(span: ByteRange) -> str:
-    low, high = map(format_gigabytes, span)
-    return low if low == high else f"{low}–{high}"
+    return f"{text}; it has {format_gigabytes(room)} GB: {verdict}."

@@ -1,17 +1,16 @@
 """Memory of the ranks of a pipeline, place by place.
 
-A rank has a network that is cut into stages and sliced: a network again, of less. A pass through a stage is the
-segments of its units, and the states that come and go. At each moment of the very schedule that runs, a place holds
-what the passes of its stages keep, what waits between stages, and what the engine has beside both.
+A rank holds a network that is cut into stages and sliced, which is a smaller network. A pass through a stage consists
+of the segments of its units, with received and sent states. At each moment of the schedule, a place holds the bytes
+kept by the passes of its stages, the states that wait between stages, and the states of its engine.
 
-What a stage takes up and hands on are tensors of their own, which live longer than the pass: they are counted once, by
-`bench.core.engine_costs.StageMoment`, and not with what a pass keeps.
+States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted once, by
+`bench.core.engine_costs.StageMoment`, and not with the bytes kept by a pass.
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,17 +19,24 @@ from numpy.typing import NDArray
 from bench.core.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms
 from bench.core.network import Attention, Mlp, Part, Stack, Stacks
 from bench.core.spec import FULL, RunSpec
-from bench.predict.memory.activations import INDEX, RepeatedSegments, Segment, list_segments
+from bench.predict.memory.activations import INDEX, Segment, list_segments
 from bench.predict.workload import Workload
 
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
 def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
-    """Return the network with the blocks of a part alone, of one of `tensor` slices: heads, the width between an MLP's
+    """Return the network with only the blocks of a part, in one of `tensor` slices: heads, the width between an MLP's
     matrices and the vocabulary are divided (bench.engines.distributed.cut). A stack may have no block."""
     blocks = part.blocks([stack.layers for stack in network.stacks])
+
+    def slice_part(one: Attention | Mlp) -> Attention | Mlp:
+        if isinstance(one, Mlp):
+            return dataclasses.replace(one, inner=one.inner // tensor)
+        groups = None if one.key_heads is None else one.key_heads // tensor
+        return dataclasses.replace(one, heads=one.heads // tensor, key_heads=groups)
+
     stacks = tuple(
-        dataclasses.replace(stack, layers=len(here), block=tuple(_slice_part(one, tensor) for one in stack.block))
+        dataclasses.replace(stack, layers=len(here), block=tuple(map(slice_part, stack.block)))
         for stack, here in zip(network.stacks, blocks, strict=True)
     )
     return dataclasses.replace(network, stacks=stacks, vocab=network.vocab // tensor)
@@ -38,8 +44,8 @@ def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
 
 @functools.lru_cache(maxsize=1024)
 def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
-    """Return for each stage the first one that is like it: with as many blocks of each stack, and the same ends of
-    stacks and of the model."""
+    """Return for each stage the number of the first equal stage: with as many blocks of each stack, and the same ends
+    of stacks and of the model."""
     first: dict[object, int] = {}
     layers = [stack.layers for stack in network.stacks]
     found = []
@@ -51,38 +57,28 @@ def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def ends_stack(network: Stacks, part: Part, place: int) -> bool:
-    """Whether a part has the last block of the stack in this place, and so its last norm."""
-    layers = [stack.layers for stack in network.stacks]
-    return layers[place] - 1 in part.blocks(layers)[place]
-
-
-def _slice_part(part: Attention | Mlp, tensor: int) -> Attention | Mlp:
-    if isinstance(part, Mlp):
-        return dataclasses.replace(part, inner=part.inner // tensor)
-    groups = None if part.key_heads is None else part.key_heads // tensor
-    return dataclasses.replace(part, heads=part.heads // tensor, key_heads=groups)
-
-
 class TensorSlices(NamedTuple):
-    """Among how many ranks matrices are sliced, and whether states outside of these regions are divided by tokens."""
+    """Tensor parallelism: ranks that slice matrices, and whether states between these regions are divided by tokens."""
 
     ranks: int = 1
     sequence: bool = False
 
     @property
     def shares(self) -> int:
-        """Ranks that the states between regions are divided among."""
+        """Ranks that divide the states between regions."""
         return self.ranks if self.sequence else 1
 
 
+WHOLE = TensorSlices()
+
+
 class PassPeak(NamedTuple):
-    """The moment of a pass when most lives, in bytes; states that came in and gradients that came back are not here."""
+    """Peak of a pass, in bytes, without received states and received gradients."""
 
     activations: int
     logits: int
     working: int
-    gradients: int = 0  # beside those that are there from the beginning
+    gradients: int = 0  # in addition to those before the pass
 
     @property
     def total(self) -> int:
@@ -92,19 +88,19 @@ class PassPeak(NamedTuple):
 class StagePass(NamedTuple):
     """One micro-batch on one stage, in bytes."""
 
-    takes: int  # of the states that come in; 0 for the first stage
-    kept: int  # from its forward to its backward, beside these
+    takes: int  # of the received states; 0 for the first stage
+    kept: int  # from its forward to its backward, in addition
     forward: PassPeak
     backward: PassPeak
 
 
 def count_state_bytes(network: Stacks, load: Workload, slices: TensorSlices) -> int:
-    """Return the bytes of what goes between two stages for one micro-batch: a tensor for each stack."""
+    """Return the bytes sent between two stages for one micro-batch: a tensor for each stack."""
     return sum(_count_states(network, stack, load, slices) for stack in network.stacks)
 
 
 def count_passed_bytes(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of the states that a stage hands on as they came: those of stacks of which it has no block."""
+    """Return the bytes of states that a stage sends on unchanged: those of stacks without a block on this stage."""
     here = part.blocks([stack.layers for stack in network.stacks])
     passed = [stack for stack, blocks in zip(network.stacks, here, strict=True) if not (blocks or part.first)]
     return sum(_count_states(network, stack, load, slices) for stack in passed)
@@ -114,25 +110,24 @@ def _count_states(network: Stacks, stack: Stack, load: Workload, slices: TensorS
     return load.width * load.micro * load.tokens(stack.tokens) * network.width // slices.shares
 
 
-@functools.lru_cache(maxsize=4096)  # stages of a pipeline are alike, and points of a sweep share them
+@functools.lru_cache(maxsize=4096)  # many stages are equal, and points of a sweep share them
 def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> StagePass:
-    """Return what a pass of a part needs."""
+    """Return the bytes of a pass of a part."""
     segments = list_stage_segments(network, load, part, slices)
     saved, running, backing, largest, carried, transposed, logits = np.array(
         [(s.saved, s.forward, s.backward, s.largest, s.carried, s.transposed, s.logits) for s in segments], np.int64
     ).T
     states, counted = count_state_bytes(network, load, slices), _count_known_states(network, load, part, slices)
+    # received states are counted once for the place, so norms and checkpoints that keep them count none
     kept = np.cumsum(saved) - counted
     wide = np.cumsum(saved * logits)
+    # gradients exist whole before they are reduced into the engine's own
     gradients = load.width * (largest + transposed + np.cumsum(carried[::-1])[::-1])
 
-    def find(working: np.ndarray, beside: np.ndarray) -> PassPeak:
-        at = int(np.argmax(kept + working + beside))
-        last, needed = int(wide[at]), int(working[at])
-        is_wide = bool(logits[at])
-        return PassPeak(
-            int(kept[at]) - last, last + is_wide * needed, (not is_wide) * needed, int(beside[at])
-        )  # fmt: skip
+    def find(working: np.ndarray, extra: np.ndarray) -> PassPeak:
+        at = int(np.argmax(kept + working + extra))
+        last, needed, is_wide = int(wide[at]), int(working[at]), bool(logits[at])
+        return PassPeak(int(kept[at]) - last, last + is_wide * needed, (not is_wide) * needed, int(extra[at]))
 
     return StagePass(
         takes=0 if part.first else states,
@@ -143,7 +138,7 @@ def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSli
 
 
 def _count_known_states(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of what a stage's first norms and checkpoints keep, where that is what came in."""
+    """Return the received bytes that a stage's first norms and checkpoints keep; these are counted with the states."""
     if part.first or (network.norm == "rms_wide" and load.width < FULL and not load.checkpointing):
         return 0
     here = part.blocks([stack.layers for stack in network.stacks])
@@ -155,18 +150,24 @@ def _count_known_states(network: Stacks, load: Workload, part: Part, slices: Ten
 
 
 def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Segment]:
-    """Return a part of the forward pass in order, of one tensor-parallel rank."""
+    """Return the segments of a part of the forward pass in order, for one tensor-parallel rank."""
     sliced = cut_network(network, part, slices.ranks)
     first, *stacks, head = list_segments(sliced, load)
     embedded, blocks = list[Segment](), list[Segment]()
+    layers = [stack.layers for stack in network.stacks]
     for place, stack in enumerate(sliced.stacks):
-        pieces = stacks[4 * place : 4 * place + 4]
-        tokens, tables = _divide_embedding(sliced, stack, load, pieces[0].block[0], slices)
+        # four entries per stack: embedding, all blocks but the last, the last block, final norm
+        embedding, *repeated, final = stacks[4 * place : 4 * place + 4]
+        norm = final.block[0]
+        tokens, tables = _divide_embedding(sliced, stack, load, embedding.block[0], slices)
         embedded.append(tokens)
         if stack.layers:
-            blocks += [tables, *_list_blocks(sliced, stack, load, pieces[1:3], pieces[3].block[0], slices)]
-        if ends_stack(network, part, place):
-            blocks += _list_last_norm(sliced, place, load, pieces[3].block[0], part, slices)
+            blocks.append(tables)
+            for segments, times in repeated:
+                blocks += _divide_by_tokens(sliced, stack, load, segments, norm, slices) * times
+        if layers[place] - 1 in part.blocks(layers)[place]:  # the stack's last block, and so its last norm
+            blocks.append(_build_last_norm(sliced, place, load, norm, part, slices))
+    # the first stage makes the embeddings of all stacks, and later stages receive them as states
     begin = [*first.block, *embedded] if part.first else []
     end = _list_head(sliced, load, head.block, slices) if part.last else []
     leaving = [] if part.last else [Segment(0, forward=count_state_bytes(network, load, slices))]
@@ -176,52 +177,34 @@ def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: Ten
 def _divide_embedding(
     network: Stacks, stack: Stack, load: Workload, whole: Segment, slices: TensorSlices
 ) -> tuple[Segment, Segment]:
-    """Return the embedding of tokens and positions, which the first stage has, and what all blocks of a stack use,
-    which every stage makes that has some of them."""
+    """Return the embedding of tokens and positions, which is on the first stage, and the tables used by all blocks of a
+    stack, which every stage with such blocks makes."""
     length = load.tokens(stack.tokens)
     indices = load.micro * length + length * (stack.positions > 0)
     if stack.positions and load.documents:
         indices += (load.micro - 1) * length
     rows, heads = stack.bias_table or (0, 0)
     table = rows * heads
-    own = load.micro * length * (slices.ranks > 1)  # a byte for each token: whether this rank knows it
+    own = load.micro * length * (slices.ranks > 1)  # a byte per token: whether it is in this rank's vocabulary slice
     tokens = whole._replace(saved=INDEX * indices + own, parameters=whole.parameters - table)
     return tokens, Segment(whole.saved - INDEX * indices, parameters=table, largest=table)
-
-
-def _list_blocks(
-    network: Stacks,
-    stack: Stack,
-    load: Workload,
-    pieces: Sequence[RepeatedSegments],
-    norm: Segment,
-    slices: TensorSlices,
-) -> list[Segment]:
-    found = list[Segment]()
-    for segments, times in pieces:
-        found += _divide_by_tokens(network, stack, load, segments, norm, slices) * times
-    return found
 
 
 def _divide_by_tokens(
     network: Stacks, stack: Stack, load: Workload, block: list[Segment], norm: Segment, slices: TensorSlices
 ) -> list[Segment]:
-    """Return a block where each rank has some tokens of the states between regions: a norm keeps those alone, and what
-    a region begins with is gathered for it, also from another stack, and kept whole."""
+    """Return a block whose ranks divide the tokens of the states between regions: a norm keeps only its own tokens. The
+    input of a region is gathered, also from another stack, and kept whole."""
     if slices.shares == 1:
         return block
     less = _count_saved_by_sharing(network, stack, load, norm, slices)
-    changes = [
-        sum(
-            load.width * load.micro * load.tokens(network.named(over).tokens) * network.width for over in [part] if over
-        )
-        - less
-        for part in (getattr(part, "over", None) for part in stack.block)
-    ]
+    attended = (getattr(part, "over", None) for part in stack.block)
+    changes = [(_count_states(network, network.named(over), load, WHOLE) if over else 0) - less for over in attended]
     if not load.checkpointing:
         return [part._replace(saved=part.saved + change) for part, change in zip(block, changes, strict=True)]
-    kept = _count_whole_states(network, stack, load)
+    kept = _count_states(network, stack, load, WHOLE)
     until = itertools.accumulate(changes)
+    # recomputation keeps the gathered inputs of all regions up to the current one
     again = [
         part._replace(forward=part.forward + change, backward=part.backward + changed, standing=part.standing + changed)
         for part, change, changed in zip(block, changes, until, strict=True)
@@ -229,30 +212,27 @@ def _divide_by_tokens(
     return [again[0]._replace(saved=again[0].saved - kept + kept // slices.shares), *again[1:]]
 
 
-def _count_whole_states(network: Stacks, stack: Stack, load: Workload) -> int:
-    return _count_states(network, stack, load, TensorSlices())
-
-
 def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm: Segment, slices: TensorSlices) -> int:
-    """Return the bytes that a norm keeps less where tokens are divided; what it makes is gathered, and so is whole."""
-    own = norm.saved - _count_whole_states(network, stack, load)
+    """Return the bytes that a norm saves if tokens are divided; its output is gathered, and so is whole."""
+    own = norm.saved - _count_states(network, stack, load, WHOLE)
     return own - own // slices.shares
 
 
-def _list_last_norm(
+def _build_last_norm(
     network: Stacks, place: int, load: Workload, norm: Segment, part: Part, slices: TensorSlices
-) -> list[Segment]:
-    """The norm behind a stack. Where nothing on this stage takes up what it makes, that leaves; where tokens are
-    divided, who takes it up gathers it."""
+) -> Segment:
+    """Return the norm after a stack. Its output is kept only if something on this stage uses it; with divided tokens,
+    the user gathers it."""
     stack = network.stacks[place]
     attended = any(stack.name in other.attended and other.layers for other in network.stacks)
     used = part.last or (attended and slices.shares == 1)
-    made = 0 if used else _count_whole_states(network, stack, load)
-    return [norm._replace(saved=norm.saved - made - _count_saved_by_sharing(network, stack, load, norm, slices))]
+    made = 0 if used else _count_states(network, stack, load, WHOLE)
+    return norm._replace(saved=norm.saved - made - _count_saved_by_sharing(network, stack, load, norm, slices))
 
 
 def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: TensorSlices) -> list[Segment]:
-    """Head and loss; sliced, the loss is in fp32 and keeps probabilities of this rank's tokens alone."""
+    """Return head and loss. With tensor slices the loss is in fp32 and keeps the probabilities of this rank's slice of
+    the vocabulary."""
     if slices.ranks == 1:
         return whole
     head, _ = whole
@@ -267,12 +247,9 @@ def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: Te
 
 
 class PlacePhases(NamedTuple):
-    """What lives on the ranks of one place: bytes by term at the peak of each phase, and between two steps."""
+    """Bytes by term on the ranks of one place, at the peak of each phase and between two steps."""
 
-    initialisation: Terms
-    forward: Terms
-    backward: Terms
-    update: Terms
+    phases: dict[str, Terms]
     resident: Terms
 
 
@@ -280,13 +257,13 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
     """Return the memory of every place."""
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     states = count_state_bytes(network, load, slices)
-    # inputs and labels of all micro-batches, which every rank takes as it needs them
+    # inputs and labels of all micro-batches are on every rank; with one kind of tokens they are two tensors
     tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
     samples = INDEX * load.micro * spec.accumulation * tokens
     alike = list_alike(network, costs.parts)
     measured = {number: measure_stage(network, load, costs.parts[number], slices) for number in dict.fromkeys(alike)}
     stages = [measured[number] for number in alike]
-    if len(costs.places) == 1:  # what a stage hands on as it came is the same tensor
+    if len(costs.places) == 1:  # states that a stage sends on unchanged are the same tensor
         stages = [
             one._replace(takes=one.takes - count_passed_bytes(network, load, before, slices)) if number else one
             for number, (one, before) in enumerate(zip(stages, (costs.parts[0], *costs.parts), strict=False))
@@ -295,21 +272,23 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
-    """Return the phases of a place, forward and backward each at the moment when most lives."""
+    """Return the phases of a place, forward and backward at their peaks."""
     moments = place.list_moments()
     counts = _count_what_lives(moments, place.stages)
+    # thousands of moments: the totals of all by one product, the terms of only the two peaks
     totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
     forward_terms, backward_terms = (
         _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
         for at in (counts.forwards, counts.others)
     )
-    return PlacePhases(place.initialisation, forward_terms, backward_terms, place.update, place.resident)
+    phases = {"initialisation": place.initialisation, "forward": forward_terms, "backward": backward_terms}
+    return PlacePhases(phases | {"update": place.update}, place.resident)
 
 
 class MomentCounts(NamedTuple):
-    """How many of what lives at each moment of a place."""
+    """Counts of the live objects at each moment of a place."""
 
-    of_each: NDArray[np.float64]  # a row for each moment, a column for each of `_list_sizes`
+    of_each: NDArray[np.float64]  # (moments, sizes), sizes as in `_list_sizes`
     forwards: NDArray[np.int64]  # rows of forwards
     others: NDArray[np.int64]
 
@@ -327,8 +306,8 @@ def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...])
 
 
 def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
-    """Return the bytes of one of each that lives at a moment beside what does between steps: with their numbers the sum
-    of `_build_terms`, for many moments."""
+    """Return the bytes of one object of each kind that lives at a moment but not between steps. Multiplied with their
+    counts they give the sum of `_build_terms`, for many moments at once."""
     return [
         states,
         *(one.kept + one.takes for one in passes),
@@ -342,13 +321,20 @@ def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list
 
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
+    """Return the bytes by term at a moment. A reduction runs no pass."""
     at = place.stages.index(moment.stage)
-    own, taken = _choose_peak(passes[at], moment), passes[at].takes * (moment.kind != "reduce")
+    reduces = moment.kind == "reduce"
+    own = PassPeak(0, 0, 0) if reduces else passes[at].forward if moment.kind == "forward" else passes[at].backward
+    taken, reducing = (0, place.by_stage[at].reducing) if reduces else (passes[at].takes, 0)
     kept = sum(count * one.kept for count, one in zip(moment.kept, passes, strict=True))
     came = sum(count * one.takes for count, one in zip(moment.kept, passes, strict=True))
     wait = states * (moment.waiting + moment.gradients + moment.leaving)
-    gathered, gradients = _sum_divided(place, moment)
-    reducing = place.by_stage[at].reducing if moment.kind == "reduce" else 0
+    gathered = gradients = 0
+    # only engines that divide weights within a stage (sharding=zero3) gather them
+    if any(one.whole for one in place.by_stage):
+        each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
+        gathered = sum(one.whole * whole for one, whole, _, _ in each)
+        gradients = sum(one.unreduced * there + one.reduced * done for one, _, there, done in each)
     standing = place.resident
     return standing | {
         "gradients": standing.get("gradients", 0) + gradients + own.gradients,
@@ -358,19 +344,3 @@ def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment
         "logits and loss": own.logits,
         "working memory": own.working + reducing,
     }
-
-
-def _choose_peak(one: StagePass, moment: StageMoment) -> PassPeak:
-    """Return what a pass needs at a moment; a reduction has none."""
-    if moment.kind == "reduce":
-        return PassPeak(0, 0, 0)
-    return one.forward if moment.kind == "forward" else one.backward
-
-
-def _sum_divided(place: PlaceCosts, moment: StageMoment) -> tuple[int, int]:
-    """Return the bytes of gathered weights, and of gradients whole or reduced."""
-    if not any(one.whole for one in place.by_stage):
-        return 0, 0
-    each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
-    gathered = sum(one.whole * whole for one, whole, _, _ in each)
-    return gathered, sum(one.unreduced * there + one.reduced * done for one, _, there, done in each)

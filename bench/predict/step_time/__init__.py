@@ -1,13 +1,13 @@
-"""Seconds of one optimizer step, part by part, what bounds it, and how sure that is.
+"""Seconds of one optimizer step, part by part, with its bound and its interval.
 
-Compute comes from the machine's rates or from a rehearsal of one rank; communication from the bytes that the engine
-moves and the links that they cross; overlap as the engine really overlaps. Nothing is fitted to the time of a step.
+Compute comes from the machine's rates or from a rehearsal of one rank, communication from the bytes that the engine
+moves and the links that they cross, overlap from the engine's schedule. Nothing is fitted to the time of a step.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.core.engine_costs import PlayedPass
+from bench.core.engine_costs import SimulatedPass
 from bench.core.machine import Machine
 from bench.core.spec import Device, RunSpec
 from bench.predict.step_time.compute import ComputeTime, StepContext, predict_compute_time
@@ -17,9 +17,9 @@ from bench.predict.work import StepFlops, compute_flops_per_step
 from bench.predict.workload import OWN, Software, predict_engine_step, predict_pipeline
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
-"""Parts that depend on what a device computes per second; idle: a rank waits for other stages of a pipeline."""
+"""Parts that depend on the device's rates; idle: a rank waits for other stages of a pipeline."""
 MOST_PASSES = 4096
-"""Of a step that are listed one by one."""
+"""Passes of a step up to which they are listed one by one."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
 
 
@@ -27,13 +27,13 @@ class StepTime(NamedTuple):
     """One optimizer step."""
 
     parts: dict[str, float]  # seconds by name; their sum is the step's time
-    hidden_s: float  # of communication behind compute
+    hidden_s: float  # of communication that overlaps with compute
     low_s: float
     high_s: float
     flops: StepFlops
     tokens: int  # of all kinds, padding included, over all ranks
     peak_flops: float | None  # of all devices, per second
-    bound: str  # what takes most of the step
+    bound: str  # the largest part of the step
     exposed_s: float = 0.0  # of communication that the step waits for
 
     @property
@@ -46,7 +46,7 @@ class StepTime(NamedTuple):
 
     @property
     def mfu(self) -> float | None:
-        """The model's FLOP/s over the devices' dense peak; None where that is not known."""
+        """The model's FLOP/s over the devices' dense peak; None if the peak is unknown."""
         return self.flops.model / self.step_s / self.peak_flops if self.peak_flops else None
 
 
@@ -54,22 +54,27 @@ def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0, software: Software = OWN,
 ) -> StepTime:  # fmt: skip
-    """Return the time of one step of `spec`; UserError for a number that the machine's file lacks, and for what its
-    engine cannot predict.
+    """Return the time of one step of `spec`; UserError if the machine's file lacks a number, or if the engine cannot
+    predict its part.
 
-    `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
-    compute time over the others', `data_wait_s` what a step waits for its batches, `software` what a published
-    run had instead of this project's engines.
+    `rehearsed_s`: computing seconds of a step of this spec, from a rehearsal on this machine; `straggler`: computing
+    time of the slowest rank over that of the other ranks; `data_wait_s`: seconds in which a step waits for its batches;
+    `software`: class of the software that trains, by default this project's engines.
     """
     context = StepContext(spec=spec, machine=machine, device=device, software=software, rehearsed_s=rehearsed_s)
     own, moved, idle_s = _time_rank(context)
+    exposed_by_kind: dict[str, float] = {}
+    for transfer, _, exposed_s in moved:
+        name = NAMES[transfer.kind]
+        exposed_by_kind[name] = exposed_by_kind.get(name, 0.0) + exposed_s
+    # the order is that of the printed list
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,
         "backward": own.backward,
         "optimizer": own.optimizer,
         "stragglers": (straggler - 1) * own.total,
-        **_sum_exposed_by_kind(moved),
+        **exposed_by_kind,
         "idle": idle_s,
         "data": data_wait_s,
     }
@@ -83,7 +88,7 @@ def predict_step_time(
         hidden_s=hidden,
         exposed_s=exposed,
         low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
-        high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # if nothing overlapped
+        high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # without any overlap
         flops=compute_flops_per_step(spec),
         tokens=spec.global_batch * spec.tokens_per_sample,
         peak_flops=1e12 * peak * spec.world_size if peak else None,
@@ -94,9 +99,9 @@ def predict_step_time(
 def predict_passes(
     spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES,
     software: Software = OWN,
-) -> Sequence[PlayedPass]:  # fmt: skip
-    """Return when each pass of a step is made; nothing of an engine that divides no layers among ranks, and of a step
-    of more than `most` passes. Errors are those of `predict_step_time`."""
+) -> Sequence[SimulatedPass]:  # fmt: skip
+    """Return begin and end of each pass of a step; nothing for an engine that divides no layers among ranks, and for a
+    step with more than `most` passes. Errors are those of `predict_step_time`."""
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
     if costs is None or 2 * spec.accumulation * len(costs.parts) > most:
         return ()
@@ -105,8 +110,8 @@ def predict_passes(
 
 
 def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], float]:
-    """Return what one rank computes and moves, and the seconds in which it waits for other stages: of a pipeline the
-    rank that has most to do."""
+    """Return computing, transfers, and waiting for other stages of one rank; in a pipeline, of the rank with most
+    work."""
     spec = context.spec
     if costs := predict_pipeline(spec, context.device):
         found = time_pipeline(context, costs)
@@ -116,18 +121,11 @@ def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], f
     return own, time_transfers(added.transfers, own, spec, context.machine, spec.accumulation), 0.0
 
 
-def _sum_exposed_by_kind(moved: list[TransferTime]) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for transfer, _, exposed in moved:
-        name = NAMES[transfer.kind]
-        seconds[name] = seconds.get(name, 0.0) + exposed
-    return seconds
-
-
 def _find_bound(moved: list[TransferTime], own: ComputeTime, idle_s: float, spec: RunSpec) -> str:
-    """Return what takes most of the step."""
-    if idle_s > max(own.total, sum(m.exposed_s for m in moved)):
+    """Return the name of the largest part of the step."""
+    exposed_s = sum(one.exposed_s for one in moved)
+    if idle_s > max(own.total, exposed_s):
         return "waiting for other stages"
-    if sum(m.exposed_s for m in moved) > own.total:
+    if exposed_s > own.total:
         return "links between nodes" if spec.nodes > 1 else "links inside a node"
     return own.bound

@@ -1,32 +1,215 @@
-"""Seconds that one rank computes in a step, pass by pass: from its work and the machine's rates, or a rehearsal."""
+"""Computing time of one rank in a step, pass by pass: from its work and the machine's rates, or from a rehearsal.
+
+Rates are those calibrated on the machine, else its published rates. Products, attention, element-wise work and the
+optimizer run one after the other. Where shapes were not calibrated, a product takes the time of its tiles or of its
+memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785). On a GPU the host starts
+operations while others run, so a pass takes about the longer of both times; on a CPU the starts are part of the pass.
+
+A product on a GPU takes more than its FLOPs: for tiles that are not full, for waves of tiles that are not full, and for
+the begin and end of each tile. A library divides the result into tiles, one for each multiprocessor at a time (NVIDIA,
+Matrix Multiplication Background User's Guide: tile and wave quantization). It chooses the tile, and the division of k,
+with the shortest time; so does this model.
+"""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.core.errors import UserError
 from bench.core.machine import Machine
 from bench.core.network import Stacks
 from bench.core.spec import FULL, WIDTH, Device, Precision, RunSpec
-from bench.predict.step_time.rates import DeviceRates, read_rates
-from bench.predict.work import PassWork, compute_backward, compute_forward, compute_recomputed
+from bench.predict.work import Matmul, PassWork, compute_backward, compute_forward, compute_recomputed
 from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
 
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns of the result: the sizes that the guide lists."""
+DIVISIONS = (1, 2, 4, 8)
+"""Parts that k is divided into."""
+NEEDED_INTENSITY = 43.0
+"""FLOPs per loaded byte below which a tile waits for memory: an A100 does 221,184 in 16 bits per clock, and its L2
+delivers 5,120 bytes (NVIDIA, A100 white paper)."""
+STARTED_K = 160
+"""Elements of k whose time the begin and end of a tile take, since its operands come from memory and its result goes
+back. A product of k = 1024 loses 14 %. 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. Chosen in
+that range together with BESIDE."""
+ALIGNMENT_BYTES = 16
+"""Tensor cores load whole vectors only if each row of the operands starts at a multiple of this."""
+UNALIGNED = 3.0
+"""Factor on the time of unaligned products: 2 to 4 by the guide's figures for 16-bit operands."""
+NEIGHBOURS = 4
+"""Calibrated shapes that a rate is interpolated from, weighted by inverse squared distance in log space."""
+CEILING_OF_PEAK: dict[Precision, float] = {"fp32": 0.93, "bf16": 0.8, "fp16": 0.8}
+"""Best matmul as a share of the peak, where it is not published. 16 bits: A100 0.87, H100 and H200 0.80, B200 0.78,
+MI300X 0.51 (ml-engineering @744d01e, accelerator benchmarks). fp32 needs far less from memory and power per FLOP: V100
+14.4 of 15.7, which is 0.92 (arXiv 1804.06826 has 0.92 to 0.94)."""
+ATTENTION_OF_MATMUL = 0.5
+"""Rate of attention in one kernel as a share of a product's, where it was not calibrated: 0.3 to 0.5 of the peak for
+head width 64 (arXiv 2307.08691, figures 4 and 5, with kernels that accept a bias), the best product 0.87."""
+MEMORY_OF_PEAK = 0.88
+"""Bytes that element-wise work moves per second as a share of the memory's published rate: V100 0.88, A100 0.87, H200
+0.90 (device copies; ml-engineering @744d01e has the last)."""
+SUSTAINED_OF_BURST = 0.775
+"""Rate of large products in a training as a share of the best product, on a GPU in 16 bits, where it is not published:
+A100's by published steps (conf/machine/a100_80.yaml)."""
+BESIDE = 3.0
+"""Order of the norm that combines host and device time of a pass: infinite if they always overlapped (the longer time),
+1 if they never did. Large products let the host run ahead, small operations wait for it, and each pass has both. Chosen
+on two thirds of the traces of GPT (analysis.validation.published_times)."""
+BETWEEN_S = 1.5e-6
+"""Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
+Getting Started with CUDA Graphs)."""
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes
-three; torch's own makes a decay, a lerp, a product, a square root, a quotient, a sum and the update, one after the
+three. torch's own makes a decay, a lerp, a product, a square root, a quotient, a sum and the update, one after the
 other, each with operands and result in memory."""
 UPDATE_PASSES = 4
-"""The same beside AdamW: the gradient's norm is read, its scaling read and written, the weights copied."""
+"""The same for the rest of the update: the gradient's norm is read, its scaling read and written, weights copied."""
 UNCALIBRATED = OWN.interval
-"""Computing time over its prediction where nothing was calibrated and the class of software is unknown. It held 89 to
-90 % of the published steps of decoders, each source predicted by constants of the others. The predicted time is the
-median. Sources differ more than steps of one source: of a single source all steps may lie outside
+"""Computing time over its prediction without a calibration, for unknown software. It contained 89 to 90 % of the
+published steps of decoders, each source predicted by constants of the other sources. The predicted time is the median.
+Sources differ more than steps of one source: all steps of a single source may lie outside
 (analysis.validation.published_steps)."""
 CALIBRATED = (0.8, 1.6)
-"""The same from calibrated rates alone, which know nothing of what an engine does on the host: on one node of the
-testbed steps took 0.87 to 1.57 times what was predicted, the latter at stage 3 (results/predictions)."""
+"""The same from calibrated rates, which contain no work of an engine on the host. On one node of the testbed steps took
+0.87 to 1.57 times their prediction, the latter at stage 3 (results/predictions)."""
 REHEARSED = (0.9, 1.1)
-"""The same from a rehearsal: one node's steps took 0.94 to 1.06 times what was predicted (as above)."""
+"""The same from a rehearsal: one node's steps took 0.94 to 1.06 times their prediction (as above)."""
+
+
+# -- rates
+
+
+@functools.lru_cache(maxsize=65536)  # points of a sweep share it
+def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
+    """Return the FLOPs that take as long at the rate of the best product; `width` in bytes per element.
+
+    Without `multiprocessors`, waves are assumed to be full.
+    """
+    m, k, n, times = product
+    divisions = DIVISIONS if multiprocessors else (1,)
+    best = min(_count_with_tile(m, k, n, tile, parts, width, multiprocessors) for tile in TILES for parts in divisions)
+    # fp32 products without TF32 use no tensor cores, so alignment and intensity do not matter to them
+    aligned = width >= 4 or not (k * width % ALIGNMENT_BYTES or n * width % ALIGNMENT_BYTES)
+    return times * best * (1.0 if aligned else UNALIGNED)
+
+
+def _count_with_tile(
+    m: int, k: int, n: int, tile: tuple[int, int], parts: int, width: int, multiprocessors: int | None
+) -> float:
+    rows, columns = tile
+    tiles: float = math.ceil(m / rows) * math.ceil(n / columns) * parts
+    if multiprocessors:
+        tiles = math.ceil(tiles / multiprocessors) * multiprocessors
+    reached = min(1.0, rows * columns / (rows + columns) / NEEDED_INTENSITY) if width < 4 else 1.0
+    return tiles * 2 * rows * columns * (k / parts + STARTED_K) / reached
+
+
+class CalibratedShapes(NamedTuple):
+    """Calibrated products, one row each."""
+
+    sizes: NDArray[np.float64]  # log2 of m, k, n
+    rates: NDArray[np.float64]  # log2 of FLOP/s
+
+    def interpolate_s(self, products: tuple[Matmul, ...]) -> float:
+        """Return the seconds of `products` at the rates of their nearest calibrated shapes, all at once."""
+        if not products:
+            return 0.0
+        wanted = np.log2([product[:3] for product in products])
+        distance = ((wanted[:, None, :] - self.sizes) ** 2).sum(axis=2)  # (products, shapes)
+        nearest = distance.argsort(axis=1)[:, :NEIGHBOURS]
+        weights = 1 / np.maximum(np.take_along_axis(distance, nearest, 1), 1e-6)  # an equal shape outweighs the rest
+        rates = 2 ** ((self.rates[nearest] * weights).sum(axis=1) / weights.sum(axis=1))
+        return float(([product.flops for product in products] / rates).sum())
+
+
+class DeviceRates(NamedTuple):
+    """Rates of a device in one precision."""
+
+    device: Device
+    width: int  # bytes per element
+    ceiling: float  # FLOP/s of the best product
+    memory: float  # bytes/s
+    attention: float  # FLOP/s
+    start_s: float  # to start one operation
+    shapes: CalibratedShapes | None
+    calibrated_attention: bool
+    multiprocessors: int | None
+    pace: float = 1.0  # time of a pass over that of its work at these rates
+
+    def products_s(self, work: PassWork) -> float:
+        """Return the seconds of all matrix products, those of attention included."""
+        if self.calibrated_attention or self.device == "cpu":
+            attention_s = work.attention_flops / self.attention
+        else:  # batched products are so many that they fill a device: no wave quantization
+            written_out = sum(self._product_s(p, None) for p in work.batched)
+            attention_s = work.fused_flops / self.attention + written_out
+        if self.shapes is not None:
+            return attention_s + self.shapes.interpolate_s(work.matmuls)
+        return attention_s + sum(self._product_s(p, self.multiprocessors) for p in work.matmuls)
+
+    def _product_s(self, product: Matmul, multiprocessors: int | None) -> float:
+        moved = product.elements * self.width / self.memory
+        if self.device == "cpu":
+            return max(product.flops / self.ceiling, moved)
+        return max(count_tiled_flops(product, self.width, multiprocessors) / self.ceiling, moved)
+
+    def pass_s(self, work: PassWork) -> float:
+        """Return the seconds of one pass, the host's included."""
+        between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
+        running = self.products_s(work) + work.traffic_bytes / self.memory + between
+        starting = work.operations * self.start_s
+        if self.device == "cpu":  # the host is the device, so nothing overlaps
+            return running + starting
+        return self.pace * float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
+
+
+@functools.lru_cache(maxsize=64)  # points of a sweep share it
+def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
+    """Return the rates of the machine in `machine_json` (JSON, to cache calls); UserError for an unknown rate. A
+    calibration on the machine replaces the values of the class of software."""
+    machine = Machine.model_validate_json(machine_json)
+    found, memory = machine.calibration, machine.memory_bytes_per_s
+    products = [p for p in found.matmul if p.precision == precision] if found else []
+    missing = None if memory else "memory_bytes_per_s"
+    if not products and precision not in {**machine.peak_tflops, **machine.matmul_ceiling_tflops}:
+        missing = f"peak_tflops.{precision}"
+    if missing or memory is None:
+        rule = f"machine={machine.name} has no {missing}"
+        raise UserError("", rule, "measure it with zeroscale calibrate, or choose a machine that has it")
+    table = np.log2([(p.m, p.k, p.n, p.tflops) for p in products])
+    shapes = CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12)) if products else None
+    best = max((p.tflops for p in products), default=0.0)
+    ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
+    attention = found.attention_tflops.get(precision) if found else None
+    # a calibrated memory rate is already what a copy reaches; a CPU's published rate is taken as it is
+    published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
+    start_s = (found.kernel_s if found else None) or (software.start_s if device == "cuda" else 0.0)
+    share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
+    # calibrated products include the software's effects
+    pace = software.pace if device == "cuda" and shapes is None else 1.0
+    return DeviceRates(
+        device, WIDTH[precision], ceiling, memory * (MEMORY_OF_PEAK if published else 1.0),
+        1e12 * attention if attention else share * ceiling, start_s, shapes,
+        attention is not None, machine.multiprocessors, pace,
+    )  # fmt: skip
+
+
+def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:
+    """Return the rate in TFLOP/s of large products in a training. A machine file with only a best product is taken as
+    stated, and so is a best product below the sustained rate, which a user's file may have."""
+    sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
+    if known := [rate for rate in (sustained, burst) if rate]:
+        return min(known)
+    kept = SUSTAINED_OF_BURST if device == "cuda" and precision != "fp32" else 1.0
+    return kept * CEILING_OF_PEAK[precision] * machine.peak_tflops.get(precision, 0.0)
+
+
+# -- passes of a step
 
 
 class ComputeTime(NamedTuple):
@@ -36,7 +219,7 @@ class ComputeTime(NamedTuple):
     recomputation: float
     backward: float
     optimizer: float
-    bound: str  # what most of it is
+    bound: str  # the largest part of it
     doubt: tuple[float, float] = UNCALIBRATED  # factors, low and high
 
     @property
@@ -44,18 +227,14 @@ class ComputeTime(NamedTuple):
         return self.forward + self.recomputation + self.backward + self.optimizer
 
     def scaled(self, factor: float) -> "ComputeTime":
-        """Return this `factor` times as long."""
-        return self._replace(
-            forward=factor * self.forward,
-            recomputation=factor * self.recomputation,
-            backward=factor * self.backward,
-            optimizer=factor * self.optimizer,
-        )
+        """Return this time multiplied by `factor`."""
+        forward, recomputation, backward, optimizer = (factor * seconds for seconds in self[:4])
+        return ComputeTime(forward, recomputation, backward, optimizer, self.bound, self.doubt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """A point and what its step is predicted from. Derived values are computed once."""
+    """A point with everything that its step is predicted from. Derived values are computed once."""
 
     spec: RunSpec
     machine: Machine
@@ -70,7 +249,7 @@ class StepContext:
 
     @functools.cached_property
     def rates(self) -> DeviceRates:
-        """The device's rates; UserError for a rate that is needed and unknown."""
+        """The device's rates; UserError for an unknown rate."""
         return read_rates(self.machine_json, self.spec.precision, self.device, self.software)
 
     @functools.cached_property
@@ -87,7 +266,7 @@ class StepContext:
 
     @property
     def contention(self) -> float:
-        """Factor by which ranks that share a processor compute longer; 1 if that was not calibrated."""
+        """Factor on the computing time of ranks that share a processor; 1 if it was not calibrated."""
         slowdown = self.machine.calibration.slowdown if self.machine.calibration else ()
         if self.device == "cuda" or not slowdown:
             return 1.0
@@ -97,58 +276,63 @@ class StepContext:
         return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
 
 
-def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
-    """Return the computing time of one rank, which updates so many elements. A rehearsed time is divided among the
-    passes in proportion to their predicted times. Raises UserError for a rate that is needed and unknown."""
-    found = _compute_by_rates(context, updated)._replace(doubt=context.doubt)
-    if context.rehearsed_s is not None:
-        found = found.scaled(context.rehearsed_s / found.total)
-    return found.scaled(context.contention)
-
-
 class PassTimes(NamedTuple):
     """Seconds of a micro-step on one device."""
 
     forward: float
     recomputation: float
     backward: float
-    kinds: dict[str, float]  # what they would take alone
+    kinds: dict[str, float]  # seconds that each kind of work would take alone
 
 
-def _compute_by_rates(context: StepContext, updated: int) -> ComputeTime:
-    spec = context.spec
-    found = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
+def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
+    """Return the computing time of one rank that updates `updated` elements. A rehearsed time is divided among the
+    passes in proportion to their predicted times. UserError for an unknown rate."""
+    spec, steps = context.spec, context.spec.accumulation
+    passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.rates)
-    kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
-    bound = max(kinds, key=lambda name: kinds[name])
-    passes = found.forward, found.recomputation, found.backward
-    forward, recomputation, backward_ = (spec.accumulation * seconds for seconds in passes)
-    return ComputeTime(forward, recomputation, backward_, updating, bound)
+    found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
+    # a rehearsal runs one rank alone: contention comes on top of it
+    if context.rehearsed_s is not None:
+        found = found.scaled(context.rehearsed_s / found.total)
+    return found.scaled(context.contention)
+
+
+def build_compute_time(passes: list[PassTimes], updating: float, micro_steps: int) -> ComputeTime:
+    """Return the time of a step from that of one micro-step in each stage of a rank."""
+    kinds = {name: sum(one.kinds[name] for one in passes) for name in passes[0].kinds}
+    kinds["memory traffic of the optimizer"] = updating / micro_steps
+    forward, recomputation, backward = (
+        micro_steps * sum(float(getattr(one, name)) for one in passes)
+        for name in ("forward", "recomputation", "backward")
+    )
+    return ComputeTime(forward, recomputation, backward, updating, max(kinds, key=lambda name: kinds[name]))
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _compute_passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> PassTimes:
-    there, again = compute_forward(network, load), compute_recomputed(network, load)
-    return time_passes(there, again, machine_json, precision, load.device, load.software)
+    forward, again = compute_forward(network, load), compute_recomputed(network, load)
+    return time_passes(forward, again, machine_json, precision, load.device, load.software)
 
 
 def time_passes(
-    there: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device, software: Software = OWN
-) -> PassTimes:
-    """Return the seconds of a forward pass, of what of it is computed `again`, and of the pass back."""
-    known, back = read_rates(machine_json, precision, device, software), compute_backward(there)
-    work = there.plus(again).plus(back)
+    forward: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device,
+    software: Software = OWN,
+) -> PassTimes:  # fmt: skip
+    """Return the seconds of a forward pass, of its recomputation `again`, and of the backward pass."""
+    known, backward = read_rates(machine_json, precision, device, software), compute_backward(forward)
+    work = forward.plus(again).plus(backward)
     kinds = {
         "matrix products": known.products_s(work),
         "memory traffic of element-wise work": work.traffic_bytes / known.memory,
         "starting operations": work.operations * known.start_s,
     }
-    return PassTimes(known.pass_s(there), known.pass_s(again), known.pass_s(back), kinds)
+    return PassTimes(known.pass_s(forward), known.pass_s(again), known.pass_s(backward), kinds)
 
 
 def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
-    """Seconds of the optimizer's step on so many elements; every pass goes over all of them in memory."""
+    """Return the seconds of the optimizer's step on `elements`; every pass over them goes through memory."""
     width = WIDTH[spec.precision]
-    copies = (width + FULL) if width < FULL else 0  # the gradient made fp32, the weight narrow again
+    copies = (width + FULL) if width < FULL else 0  # the gradient converted to fp32, the weight converted back
     moved = FULL * (ADAMW_PASSES[spec.optimizer.implementation] + UPDATE_PASSES) + 2 * copies
     return moved * elements / known.memory

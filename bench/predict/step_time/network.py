@@ -1,9 +1,9 @@
-"""Seconds of a collective, and of the transfers of a step with how much of them nothing hides.
+"""Seconds of a collective, and of the transfers of a step with their exposed part, which overlaps with no computing.
 
 A collective's time was calibrated on the machine, or follows from the links that a ring crosses. A ring over n ranks
 sends (n - 1) / n of the payload over every link, an all-reduce twice that (Patarasuk and Yuan,
-doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). It crosses the edge of a node once each way, however
-many devices the node has, so a node's network cards together carry what one device sends to the next.
+doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). It crosses the edge of a node once each way for any
+number of devices in the node, so all network cards of a node share the traffic from one device to the next.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.core.engine_costs import Transfer
 from bench.core.errors import UserError
-from bench.core.machine import Calibration, CollectiveKind, CollectiveTime, Machine
+from bench.core.machine import CollectiveKind, CollectiveTime, Machine
 from bench.core.spec import RunSpec
 from bench.predict.step_time.compute import ComputeTime
 
@@ -24,61 +24,63 @@ INSIDE_SPEED, INSIDE_REACHED = 300.0, (
     (128 * MIB, 176.92), (256 * MIB, 194.07), (512 * MIB, 222.72), (GIB, 229.04), (4 * GIB, 233.88),
 )  # fmt: skip
 """A link's GB/s, and the bus bandwidth of an all-reduce in GB/s by payload: 8 A100 (results/published/collectives.csv).
-Other devices are taken to reach the same share of their links at every payload."""
+Other devices are assumed to reach the same share of their links at every payload."""
 BETWEEN_SPEED, BETWEEN_REACHED = 400.0, (
     (256 * KIB, 1.33), (MIB, 5.37), (4 * MIB, 18.9), (16 * MIB, 64.43), (64 * MIB, 156.74), (128 * MIB, 197.94),
     (256 * MIB, 229.09), (512 * MIB, 326.9), (GIB, 361.99), (4 * GIB, 377.34),
 )  # fmt: skip
-"""The same between 4 nodes of B200 (as above; its 32 KiB is printed to one digit, and left out)."""
+"""The same between 4 nodes of B200 (as above; its value at 32 KiB is printed to one digit, and excluded)."""
 SCALES = {
     "intra_node_bytes_per_s": (INSIDE_REACHED, INSIDE_SPEED),
     "inter_node_bytes_per_s": (BETWEEN_REACHED, BETWEEN_SPEED),
 }
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
-"""Time of communication that nothing hides, over what is predicted of it: 0.77 to 1.12 by the testbed's steps on
-several nodes at the two link rates that were calibrated (results/predictions)."""
+"""Time of exposed communication over its prediction: 0.77 to 1.12 by the testbed's steps on several nodes at the two
+calibrated link rates (results/predictions)."""
 
 
 class RankSpan(NamedTuple):
-    """Where the ranks of a collective are."""
+    """Nodes and ranks of a collective."""
 
     nodes: int
     ranks: int
 
     @property
     def wire(self) -> float:
-        """Share of the payload that a link carries, once around."""
+        """Share of the payload that a link carries in one round of the ring."""
         return (self.ranks - 1) / self.ranks
 
 
 def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankSpan, machine: Machine) -> float:
-    """Return the seconds of one collective; UserError where the machine's links are not known."""
+    """Return the seconds of one collective; UserError if the machine's links are unknown."""
     if span.ranks == 1 or not payload_bytes:
         return 0.0
-    if rows := _select_calibrated(machine.calibration, kind, span):
-        return _interpolate(rows, payload_bytes)
+    rows = machine.calibration.collectives if machine.calibration else ()
+    if calibrated := [row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks)]:
+        return _interpolate(sorted(calibrated, key=lambda row: row.payload_bytes), payload_bytes)
     rounds = 2 if kind == "all_reduce" else 1
     return rounds * payload_bytes * span.wire / _find_bytes_per_s(span, machine, payload_bytes)
 
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
-    """Return the seconds in which one device gives another one so many bytes: in its node, or all of a node's together
+    """Return the seconds of a transfer from one device to another: inside a node, or of all devices of a node together
     to those of another node."""
     return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
 
 
 def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) -> float:
-    """Return what the slowest link of a ring carries, one way."""
+    """Return the rate of the slowest link of a ring, one way."""
     inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
     needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
     needed |= {"inter_node_bytes_per_s": between} if span.nodes > 1 else {}
     for name, value in needed.items():
         if value is None:
-            rule = f"machine={machine.name} does not say it, so no time of communication can be told"
+            rule = f"machine={machine.name} does not have it, so no communication time is predicted"
             raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
+    # a link reaches its rate only with large payloads
     reached = {name: _find_link_share(name, payload_bytes) for name in needed}
-    for name in reached.keys() & machine.calibrated.keys():  # what was measured there is what large payloads reach
+    for name in reached.keys() & machine.calibrated.keys():  # a measured rate is that of large payloads already
         reached[name] /= _find_link_share(name, LARGE)
     return min(reached[name] * value for name, value in needed.items() if value)
 
@@ -86,8 +88,8 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
 def _find_link_share(link: str, payload_bytes: float) -> float:
     """Return the share of a link that an all-reduce of this payload reaches. Between published payloads its time is
-    linear, and never shorter than that of a smaller one; one smaller than any takes as long as the smallest, and one
-    larger goes at the rate of the largest."""
+    linear, and never shorter than that of a smaller payload. Below the smallest payload the time is constant, above the
+    largest the rate is."""
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
     at_speed_s = np.maximum.accumulate(sizes / rates)  # times 1e-9
@@ -95,16 +97,9 @@ def _find_link_share(link: str, payload_bytes: float) -> float:
     return payload_bytes / (float(np.interp(payload_bytes, sizes, at_speed_s)) * beyond * speed)
 
 
-def _select_calibrated(found: Calibration | None, kind: CollectiveKind, span: RankSpan) -> list[CollectiveTime]:
-    rows = found.collectives if found else ()
-    return sorted(
-        (row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks)),
-        key=lambda row: row.payload_bytes,
-    )
-
-
 def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
-    """Linear between calibrated payloads; beyond the largest at its own rate, below the smallest as long as that."""
+    """Interpolate linearly between calibrated payloads; below the smallest the time is constant, above the largest the
+    rate is."""
     sizes, seconds = [row.payload_bytes for row in rows], [row.s for row in rows]
     if payload_bytes > sizes[-1]:
         return seconds[-1] * payload_bytes / sizes[-1]
@@ -114,8 +109,8 @@ def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
 def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
     """Return `slow` with its nodes' links at another speed, from the calibrations of one machine at two speeds.
 
-    A collective takes what software needs at any speed, and its bytes on the wire over that speed: two measurements
-    tell both. Raises UserError where the two were not calibrated alike.
+    A collective's time is that of the software, the same at any speed, plus its bytes over the speed: two measurements
+    determine both. Raises UserError if the two were not calibrated alike.
     """
     speeds = read_link_speed(slow), read_link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
@@ -132,12 +127,13 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
             rows.append(row.model_copy(update={"s": seconds}))
     calibration = slow.calibration.model_copy(update={"collectives": tuple(rows)})
     calibrated = {name: was for name, was in slow.calibrated.items() if name != "inter_node_bytes_per_s"}
+    # the new rate is not a measured one, so it is no longer listed as calibrated
     changed = {"inter_node_bytes_per_s": bytes_per_s, "calibration": calibration, "calibrated": calibrated}
     return slow.model_copy(update=changed)
 
 
 def read_link_speed(machine: Machine) -> float | None:
-    """Return what the links between nodes are made for, also where a calibration replaced it by what they reach."""
+    """Return the published rate of the links between nodes, also where a calibration replaced it."""
     with contextlib.suppress(KeyError, ValueError):
         return float(machine.calibrated["inter_node_bytes_per_s"])
     return machine.inter_node_bytes_per_s
@@ -154,9 +150,9 @@ class TransferTime(NamedTuple):
 def time_transfers(
     found: list[Transfer], own: ComputeTime, spec: RunSpec, machine: Machine, micro_steps: int
 ) -> list[TransferTime]:
-    """Return each transfer's seconds in a step of so many `micro_steps`. What overlaps in one pass shares its links,
-    and what the pass computes hides it: but for the first call of a gather or the last of a reduction, each call runs
-    beside its share of the pass."""
+    """Return each transfer's seconds in a step of `micro_steps`. Transfers that overlap with one pass share the links,
+    and overlap with its computing: each call with its share of the pass, except the first call of a gather or the last
+    of a reduction."""
     whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}
     moved = []
@@ -165,11 +161,11 @@ def time_transfers(
             moved.append(TransferTime(transfer, seconds, seconds))
             continue
         together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
+        # transfers of a pass that runs once in several micro-steps overlap only with that share of its computing
         room = computing[transfer.when] * transfer.passes / micro_steps
         share = seconds / together if together else 0.0
-        alone = seconds * (
-            transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls
-        )
+        first = transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls
+        alone = seconds * first
         covered_s = share * room * (1 - 1 / transfer.calls)
         moved.append(TransferTime(transfer, seconds, alone + max(0.0, seconds - alone - covered_s)))
     return moved

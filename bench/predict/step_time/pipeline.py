@@ -1,5 +1,5 @@
-"""Seconds of a step of a pipeline: its very schedule is played through, with what each stage computes and moves for one
-micro-batch. Behind the last pass come the reductions, a moment when all ranks have met, the update, and the gathers.
+"""Seconds of a step of a pipeline, by simulation of its schedule with computing and transfers of each stage for one
+micro-batch. After the last pass follow the reductions, a barrier of all ranks, the update, and the gathers.
 
 A tensor-parallel rank waits for each exchange at a region's edge: one all-reduce of the states where they are not
 divided by tokens (arXiv 1909.08053), else a gather and a reduce-scatter of as many bytes (arXiv 2205.05198).
@@ -13,40 +13,47 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.core.engine_costs import PipelineCosts, PlaceCosts, PlayedPass, StepPass, Transfer
+from bench.core.engine_costs import PipelineCosts, PlaceCosts, SimulatedPass, StepPass, Transfer
 from bench.core.machine import CollectiveKind
 from bench.core.network import Attention, Part, Stacks
 from bench.core.spec import FULL, Precision, RunSpec
 from bench.engines.distributed.cut import count_unit_flops
 from bench.predict.memory.stages import TensorSlices, count_state_bytes, cut_network, list_alike
-from bench.predict.step_time.compute import ComputeTime, PassTimes, StepContext, compute_update_s, time_passes
+from bench.predict.step_time.compute import (
+    ComputeTime,
+    PassTimes,
+    StepContext,
+    build_compute_time,
+    compute_update_s,
+    time_passes,
+)
 from bench.predict.step_time.network import TransferTime, compute_hop_s, compute_transfer_s, time_transfers
 from bench.predict.work import PassWork, compute_blocks, compute_ends, compute_recomputed
 from bench.predict.workload import Workload, get_network, predict_pipeline
 
 _BACKWARD = 2
-"""FLOPs over those of forward: a gradient of the inputs and one of the weights."""
+"""FLOPs of backward over those of forward: a gradient of the inputs and a gradient of the weights."""
 EXCHANGE_OPERATIONS = 2
-"""What the host starts for one exchange of tensor parallelism: a function of autograd's, and the collective. Chosen as
-BESIDE of `rates` was: one or three would be plausible too."""
+"""Operations that the host starts for one exchange of tensor parallelism: an autograd function and the collective.
+Chosen together with BESIDE of `compute`; 1 or 3 would be plausible too."""
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
-    """Return the part of a step's passes in which a rank waits, mean over ranks; None where the engine divides no
-    layers among ranks. Stages take as long as their FLOPs say, transfers and the update no time. UserError for what
-    the engine cannot predict."""
+    """Return the share of a step's passes in which a rank waits, mean over ranks; None for an engine that divides no
+    layers among ranks. Stages take time in proportion to their FLOPs, transfers and the update take none. UserError if
+    the engine cannot predict its part."""
     if (costs := _find_costs(spec)) is None:
         return None
     forward, backward = _count_stage_flops(spec, costs)
-    end = max(costs.play(forward, backward, _move_at_once))
+    end = max(costs.simulate(forward, backward, _move_at_once))
     passes = [forward[stage] + backward[stage] for stage in range(len(costs.parts))]
     busy = statistics.mean(spec.accumulation * sum(passes[stage] for stage in place.stages) for place in costs.places)
     return 1 - busy / end
 
 
-def play_passes_by_flops(spec: RunSpec) -> Sequence[PlayedPass]:
-    """Return when each pass of such a step is made, in FLOPs of one sample in place of seconds; nothing where the
-    engine divides no layers among ranks. UserError as `predict_idle_share`."""
+def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
+    """Return begin and end of each pass of such a step, in FLOPs of one sample in place of seconds; nothing for an
+    engine that divides no layers among ranks. UserError as `predict_idle_share`."""
     costs = _find_costs(spec)
     return costs.list_passes(*_count_stage_flops(spec, costs), _move_at_once) if costs else ()
 
@@ -56,7 +63,7 @@ def _find_costs(spec: RunSpec) -> PipelineCosts | None:
 
 
 def _count_stage_flops(spec: RunSpec, costs: PipelineCosts) -> tuple[list[float], list[float]]:
-    """Return by stage those of a forward and of a backward."""
+    """Return the FLOPs of a forward and of a backward, by stage."""
     flops = count_unit_flops(get_network(spec), dict(spec.sequence.items()))
     forward = [float(sum(flops[part.begin : part.end])) for part in costs.parts]
     return forward, [(_BACKWARD + spec.activation_checkpointing) * one for one in forward]
@@ -67,15 +74,15 @@ def _move_at_once(source: int, target: int) -> float:
 
 
 class PipelineTime(NamedTuple):
-    """A step of the rank that has most to do."""
+    """A step of the rank with most work."""
 
     own: ComputeTime
     moved: list[TransferTime]
-    idle_s: float  # in which it waits for other stages
+    idle_s: float  # waiting for other stages
 
 
-class PlaceTime(NamedTuple):
-    """What the ranks of a place do in a step."""
+class _PlaceTime(NamedTuple):
+    """A step of the ranks in one place of the pipeline."""
 
     own: ComputeTime
     exchanged: list[TransferTime]  # inside passes
@@ -83,12 +90,12 @@ class PlaceTime(NamedTuple):
 
     @property
     def reduced_s(self) -> float:
-        """From the last pass until all ranks meet."""
+        """Seconds from the last pass to the barrier."""
         return sum(one.exposed_s for one in self.moved if one.transfer.when != "update")
 
     @property
     def updated_s(self) -> float:
-        """From there to the end of the step."""
+        """Seconds from the barrier to the end of the step."""
         return self.own.optimizer + sum(one.exposed_s for one in self.moved if one.transfer.when == "update")
 
     @property
@@ -100,48 +107,47 @@ class PlaceTime(NamedTuple):
 def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
     """Return the time of a step."""
     places, forward_s, backward_s = _time_places(context, costs)
-    ends_s = costs.play(forward_s, backward_s, _build_hop(context))
+    ends_s = costs.simulate(forward_s, backward_s, _build_hop(context))
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
-    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # not what rounding leaves
+    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # without the error of rounding
     return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
 
 
-def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[PlayedPass]:
-    """Return when each pass of a step is made."""
+def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[SimulatedPass]:
+    """Return begin and end of each pass of a step."""
     _, forward_s, backward_s = _time_places(context, costs)
     return costs.list_passes(forward_s, backward_s, _build_hop(context))
 
 
-def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[PlaceTime], list[float], list[float]]:
-    """Return what each place does in a step, and by stage the seconds of a forward and of a backward."""
+def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[_PlaceTime], list[float], list[float]]:
+    """Return the step of each place, and by stage the seconds of a forward and of a backward."""
     passes, exchanges = _time_stages(context, costs.parts)
     places = [_time_place(context, place, passes, exchanges) for place in costs.places]
+    # a rehearsal runs the first rank: all places scale by its ratio
     factor = 1.0 if context.rehearsed_s is None else context.rehearsed_s / places[0].own.total
     factor *= context.contention
+
+    def sum_s(found: list[TransferTime], when: StepPass) -> float:
+        return sum(one.whole_s for one in found if one.transfer.when == when)
+
+    pairs = list(zip(passes, exchanges, strict=True))
     return (
         [one._replace(own=one.own.scaled(factor)._replace(doubt=context.doubt)) for one in places],
-        [factor * one.forward + _sum_s(found, "forward") for one, found in zip(passes, exchanges, strict=True)],
-        [
-            factor * (one.recomputation + one.backward) + _sum_s(found, "backward")
-            for one, found in zip(passes, exchanges, strict=True)
-        ],
+        [factor * one.forward + sum_s(found, "forward") for one, found in pairs],
+        [factor * (one.recomputation + one.backward) + sum_s(found, "backward") for one, found in pairs],
     )
 
 
-def _sum_s(found: list[TransferTime], when: StepPass) -> float:
-    return sum(one.whole_s for one in found if one.transfer.when == when)
-
-
 def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[PassTimes], list[list[TransferTime]]]:
-    """Return what each stage computes for one micro-batch, and what its ranks exchange in it."""
+    """Return computing and exchanges of each stage for one micro-batch."""
     spec, load = context.spec, context.load
     network = get_network(spec)
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
     passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
     for number, first in enumerate(list_alike(network, parts)):
-        if first < number:
+        if first < number:  # equal stages take equal time
             passes.append(passes[first])
             exchanges.append(exchanges[first])
             continue
@@ -156,48 +162,50 @@ def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[Pa
     return passes, exchanges
 
 
-@functools.lru_cache(maxsize=4096)  # stages are alike, and points of a sweep share them
+@functools.lru_cache(maxsize=4096)  # many stages are equal, and points of a sweep share them
 def _time_part(
     network: Stacks, load: Workload, part: Part, slices: TensorSlices, machine_json: str, precision: Precision
 ) -> PassTimes:
     sliced = cut_network(network, part, slices.ranks)
     exchanges = sum(one.calls for one in list_exchanges(network, load, part, slices) if one.when == "forward")
-    there = compute_blocks(sliced, load).plus(PassWork(operations=EXCHANGE_OPERATIONS * exchanges))
+    forward = compute_blocks(sliced, load).plus(PassWork(operations=EXCHANGE_OPERATIONS * exchanges))
     if part.last:
-        there = there.plus(compute_ends(sliced, load))
-    again = compute_recomputed(sliced, load) if there.matmuls else PassWork()
-    return time_passes(there, again, machine_json, precision, load.device, load.software)
+        forward = forward.plus(compute_ends(sliced, load))
+    again = compute_recomputed(sliced, load) if forward.matmuls else PassWork()
+    return time_passes(forward, again, machine_json, precision, load.device, load.software)
 
 
 @functools.lru_cache(maxsize=4096)
 def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Transfer]:
-    """Return what tensor-parallel ranks exchange in a pass of a part, in forward and in backward: states that regions
-    begin and end with, and two numbers for each label. What is computed again ends with its last product."""
+    """Return the exchanges of tensor-parallel ranks in a pass of a part, forward and backward: states at the begin and
+    end of regions, and two numbers for each label. A recomputation ends with its last product."""
     if slices.ranks == 1:
         return []
     found = list[Transfer]()
+
+    def exchange(states: int, ends: int, begins: int, again_ends: int) -> None:
+        found.extend(_list_edges(states, ends, begins, slices))
+        if load.checkpointing:  # the recomputation exchanges like a forward, before its backward
+            again = [one for one in _list_edges(states, again_ends, begins, slices) if one.when == "forward"]
+            found.extend(one._replace(when="backward") for one in again)
+
     layers = part.blocks([stack.layers for stack in network.stacks])
     for stack, blocks in zip(network.stacks, layers, strict=True):
-        own = load.width * load.micro * load.tokens(stack.tokens) * network.width
+        state_bytes = load.width * load.micro * network.width
         begun = len(stack.block) * len(blocks)
-        found += _list_edges(own, begun + part.first, begun, slices)
-        if load.checkpointing:
-            found += _list_again(own, begun - len(blocks), begun, slices)
+        exchange(state_bytes * load.tokens(stack.tokens), begun + part.first, begun, begun - len(blocks))
         for other in [one.over for one in stack.block if isinstance(one, Attention) and one.over is not None]:
-            states = load.width * load.micro * load.tokens(network.named(other).tokens) * network.width
-            found += _list_edges(states, 0, len(blocks), slices)
-            if load.checkpointing:
-                found += _list_again(states, 0, len(blocks), slices)
+            exchange(state_bytes * load.tokens(network.named(other).tokens), 0, len(blocks), 0)
     if part.last:
         rows = load.micro * load.tokens(network.stacks[-1].tokens)
         found += _list_edges(load.width * rows * network.width, 0, 1, slices)
-        found += [_build_exchange("all_reduce", "forward", FULL * rows * number, 1, slices) for number in (1, 2)]
+        found += [Transfer("all_reduce", "forward", FULL * rows * n, 1, 1, False, slices.ranks) for n in (1, 2)]
     return found
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """What the edges of regions exchange of so many bytes: forward where they end, backward where they begin, and where
-    tokens are divided the other way round as well."""
+    """Return the exchanges of `states` bytes at the edges of regions: forward at their ends, backward at their begins;
+    with tokens divided among ranks, also the reverse."""
     kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
         ("all_reduce", "forward", ends),
         ("all_reduce", "backward", begins),
@@ -207,42 +215,26 @@ def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> li
             ("reduce_scatter", "forward", ends), ("all_gather", "forward", begins),
             ("all_gather", "backward", ends), ("reduce_scatter", "backward", begins),
         )  # fmt: skip
-    return [_build_exchange(kind, when, states, calls, slices) for kind, when, calls in kinds if calls]
-
-
-def _list_again(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """What a forward that is computed again exchanges, before its backward."""
-    forward = [one for one in _list_edges(states, ends, begins, slices) if one.when == "forward"]
-    return [one._replace(when="backward") for one in forward]
-
-
-def _build_exchange(kind: CollectiveKind, when: StepPass, payload: int, calls: int, slices: TensorSlices) -> Transfer:
-    return Transfer(kind, when, payload * calls, calls, 1, False, slices.ranks)
+    return [Transfer(kind, when, states * calls, calls, 1, False, slices.ranks) for kind, when, calls in kinds if calls]
 
 
 def _time_place(
     context: StepContext, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]]
-) -> PlaceTime:
-    spec, micro_steps = context.spec, context.spec.accumulation
-    mine = [passes[stage] for stage in place.stages]
-    forward, again, backward = (
-        micro_steps * sum(getattr(one, name) for one in mine) for name in ("forward", "recomputation", "backward")
-    )
+) -> _PlaceTime:
+    spec, steps = context.spec, context.spec.accumulation
     updating = compute_update_s(spec, place.step.updated, context.rates)
-    kinds = {name: sum(one.kinds[name] for one in mine) for name in mine[0].kinds}
-    kinds["memory traffic of the optimizer"] = updating / micro_steps
-    own = ComputeTime(forward, again, backward, updating, max(kinds, key=lambda name: kinds[name]))
+    own = build_compute_time([passes[stage] for stage in place.stages], updating, steps)
     exchanged = [
-        TransferTime(one.transfer._replace(passes=micro_steps), micro_steps * one.whole_s, micro_steps * one.exposed_s)
+        TransferTime(one.transfer._replace(passes=steps), steps * one.whole_s, steps * one.exposed_s)
         for stage in place.stages
         for one in exchanges[stage]
     ]
-    return PlaceTime(own, exchanged, time_transfers(place.step.transfers, own, spec, context.machine, 1))
+    return _PlaceTime(own, exchanged, time_transfers(place.step.transfers, own, spec, context.machine, 1))
 
 
 def _build_hop(context: StepContext) -> Callable[[int, int], float]:
-    """Return the seconds of a transfer between two places. All ranks of a place send at once, and share the links of
-    their nodes where these are others than the receivers'."""
+    """Return the seconds of a transfer between two places as a function. All ranks of a place send at once. They share
+    the links of their nodes if the receivers are on other nodes."""
     spec = context.spec
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     payload = count_state_bytes(get_network(spec), context.load, slices)

@@ -1,4 +1,4 @@
-"""zeroscale from Python: plan, run, predict and advise; then open what was measured.
+"""zeroscale from Python: plan, run, predict and advise, then open the measured results.
 
 ```python
 import zeroscale
@@ -9,7 +9,7 @@ study = zeroscale.open_study("results/runs/smoke")
 study.best
 ```
 
-The same functions and classes are in `bench.api` and `analysis`. The import needs neither torch nor pandas.
+`bench.api` and `analysis` define these functions and classes. Importing them needs neither torch nor pandas.
 """
 
 from analysis import MeasuredStudy, describe_columns, load, open_study

@@ -1,1 +1,1 @@
-"""Which stage, micro-batch and node count to take: the question, the search, what was left out and what would help."""
+"""Advice on stage, micro-batch and node count: the question, the search, excluded candidates and their remedies."""

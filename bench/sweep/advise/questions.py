@@ -1,4 +1,4 @@
-"""What `zeroscale advise` is asked: plain words beside Hydra's overrides, and which of those span the search."""
+"""Questions of `zeroscale advise`: plain words next to Hydra's overrides, and the overrides that span the search."""
 
 import math
 import re
@@ -17,38 +17,39 @@ from bench.predict.workload import USUAL, Software, find_software
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
-"""Overrides that may be lists, and that are searched where they are not given."""
+"""Overrides that may be lists. Those not given are searched."""
 
 
 class TrainingWords(NamedTuple):
-    """What is said of a whole training, which only the spec and the machine make hours of. None: not said."""
+    """Words on a whole training; the spec and the machine turn them into hours. None: not given."""
 
     samples: float | None = None
-    epochs: float | None = None  # how often the tokens or samples are gone through
+    epochs: float | None = None  # passes over the tokens or samples
     loss: float | None = None  # to reach
     law: str | None = None
     budget: float | None = None  # in the currency of the price
-    storage: float | None = None  # bytes per second that a checkpoint is written with, by all nodes together
+    storage: float | None = None  # bytes per second at which all nodes together write a checkpoint
     node_mtbf: float | None = None  # seconds
     restart: float | None = None  # seconds
 
 
 class AdviceQuery(NamedTuple):
-    """A question, taken apart."""
+    """A parsed question."""
 
     question: AdviceQuestion
     price: float | None  # per device and hour
     axes: Axes
     engines: tuple[str, ...]
-    chosen: bool  # whether the engines were named, so that one that cannot be is a mistake
-    overrides: list[tuple[str, Any]]  # what all points share
-    texts: tuple[str, ...]  # the same, as they were written
+    chosen: bool  # whether the user named the engines: an engine that is refused is then an error
+    overrides: list[tuple[str, Any]]  # shared by all points
+    texts: tuple[str, ...]  # the same, as the user wrote them
     training: TrainingWords = TrainingWords()
     software: Software = USUAL
+    nodes_given: bool = False  # whether the user chose the node counts
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
-    """Return what the command line asks; UserError for the first thing that is wrong."""
+    """Return the question of a command line; UserError for the first mistake in it."""
     words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
     parsed = compose.parse_overrides([text for text in texts if text.partition("=")[0] not in _WORDS])
     _check_keys([key for key, _ in parsed])
@@ -58,9 +59,13 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"), words.get("best"))
     _check_length(words)
     exact = dict(shared).pop("batch.global", None)
+    checkpointing = tuple(lists.get("activation_checkpointing", (False, True)))
+    for value in checkpointing:
+        if not isinstance(value, bool):
+            raise UserError(f"activation_checkpointing={value}", "must be true or false", "remove it to try both")
     axes = Axes(
         nodes=_parse_counts("nodes", lists) or NODES,
-        checkpointing=tuple(_check_flag(value) for value in lists.get("activation_checkpointing", (False, True))),
+        checkpointing=checkpointing,
         micro=_parse_counts("batch.micro", lists),
         accumulation=_parse_counts("batch.accumulation", lists),
         global_batch=None if exact is None else _check_count("batch.global", exact),
@@ -70,11 +75,12 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     engines = tuple(map(str, lists.get("engine", list_engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
-    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # what else is composed may depend on them
+    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on them
     software = words.get("software", USUAL)
     return AdviceQuery(
-        question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software
-    )
+        question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software,
+        "nodes" in lists,
+    )  # fmt: skip
 
 
 _LENGTHS = ("tokens", "samples", "loss")
@@ -82,18 +88,18 @@ _OF_A_LENGTH = ("deadline", "node_hours", "budget", "best", "storage")
 
 
 def _check_length(words: dict[str, Any]) -> None:
-    """Raise UserError where the training has two lengths, or none and something is said of it."""
+    """Raise UserError for a training with two lengths, and for a word on a training without a length."""
     given = [word for word in _LENGTHS if word in words]
     if len(given) > 1:
-        raise UserError(" ".join(given), "each says how much is to be trained", "choose one")
+        raise UserError(" ".join(given), "each of them sets the length of the training", "choose one")
     for word in _OF_A_LENGTH:
         if word in words and not given:
-            raise UserError(word, "a limit for nothing in particular", "say tokens=1e12 as well")
+            raise UserError(word, "the training has no length", "add tokens=1e12")
     if "epochs" in words and not {"tokens", "samples"} & words.keys():
-        raise UserError("epochs", "of how much data is not said", "say samples=1e6, of one epoch, as well")
+        raise UserError("epochs", "the length of one epoch is missing", "add samples=1e6")
     for word, needed in (("law", "loss"), ("node_mtbf", "storage"), ("restart", "storage")):
         if word in words and needed not in words:
-            raise UserError(word, f"has no meaning without {needed}", f"say {needed}={_WORDS[needed].example} as well")
+            raise UserError(word, f"has no meaning without {needed}", f"add {needed}={_WORDS[needed].example}")
 
 
 def _parse_amount(word: str, text: str) -> float:
@@ -102,73 +108,74 @@ def _parse_amount(word: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise UserError(f"{word}={text}", "not a number above 0", f"write for example {word}={_WORDS[word].example}")
+        raise UserError(f"{word}={text}", "not a number above 0", f"set for example {word}={_WORDS[word].example}")
     return number
 
 
 def _parse_samples(word: str, text: str) -> int:
     number = _parse_amount(word, text)
     if number != int(number):
-        raise UserError(f"{word}={text}", "not a whole number of samples", f"write for example {word}=2048")
+        raise UserError(f"{word}={text}", "not a whole number of samples", f"set for example {word}=2048")
     return int(number)
 
 
 def _parse_seconds(word: str, text: str) -> float:
     found = re.fullmatch(r"(.+?)([smhd])", text)
     if found is None:
-        raise UserError(f"{word}={text}", "no time with its unit", "write for example 90s, 10m, 12h or 300d")
+        raise UserError(f"{word}={text}", "not a time with its unit", "write for example 90s, 10m, 12h or 300d")
     return _parse_amount(word, found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
 
 
 def _parse_best(word: str, text: str) -> str:
     if text not in get_args(Best):
-        raise UserError(f"{word}={text}", "neither shortest nor cheapest", "write best=shortest or leave it out")
+        raise UserError(f"{word}={text}", "must be shortest or cheapest", "set best=shortest or remove it")
     return text
-
-
-def _parse_law(word: str, text: str) -> str:
-    find_law(text)
-    return text
-
-
-def _parse_software(word: str, text: str) -> Software:
-    return find_software(text)
 
 
 def _parse_hours(word: str, text: str) -> float:
     found = re.fullmatch(r"(.+?)([hdw]?)", text)
     if found is None:
-        raise UserError(f"{word}={text}", "no time", "write hours, or for example 12h, 30d or 6w")
+        raise UserError(f"{word}={text}", "not a time", "write hours, or for example 12h, 30d or 6w")
     return _parse_amount(word, found[1]) * _HOURS[found[2]]
 
 
 class _PlainWord(NamedTuple):
+    """A word of the question: its parser, which gets name and text, an example, and its help."""
+
     read: Callable[[str, str], Any]
     example: str
     help: str
 
 
 _WORDS = {
-    "tokens": _PlainWord(_parse_amount, "1e12", "to train on: of all kinds, padding included"),
-    "samples": _PlainWord(_parse_amount, "1e9", "to train on, in place of tokens"),
-    "epochs": _PlainWord(_parse_amount, "3", "how often those tokens or samples are gone through"),
-    "loss": _PlainWord(_parse_amount, "2.8", "to reach, in nats per token, in place of tokens; by a scaling law"),
-    "law": _PlainWord(_parse_law, "kaplan", "the scaling law: kaplan, chinchilla, chinchilla_corrected"),
-    "best": _PlainWord(_parse_best, "shortest", "what the best is, whatever the limits: shortest or cheapest"),
-    "deadline": _PlainWord(_parse_hours, "30d", "the training may take: hours, or 12h, 30d, 6w"),
-    "node_hours": _PlainWord(_parse_amount, "5000", "the training may cost, in node-hours"),
-    "price": _PlainWord(_parse_amount, "2.5", "of a device and hour, in your currency"),
-    "budget": _PlainWord(_parse_amount, "50000", "the training may cost, in the currency of the price"),
-    "storage": _PlainWord(_parse_amount, "2e9", "bytes per second a checkpoint is written with: counts failures"),
-    "node_mtbf": _PlainWord(_parse_seconds, "264d", "mean time between failures of a node: 12h, 264d"),
-    "restart": _PlainWord(_parse_seconds, "10m", "from a failure to the first step after it: 90s, 10m, 1h"),
-    "software": _PlainWord(_parse_software, "fused", "class of what trains: eager, usual or fused; narrows times"),
-    "max_global_batch": _PlainWord(_parse_samples, "2048", "samples per optimizer step, over all devices, at most"),
+    "tokens": _PlainWord(_parse_amount, "1e12", "tokens to train on, of all kinds, padding included"),
+    "samples": _PlainWord(_parse_amount, "1e9", "samples to train on, in place of tokens"),
+    "epochs": _PlainWord(_parse_amount, "3", "passes over these tokens or samples"),
+    "loss": _PlainWord(_parse_amount, "2.8", "loss to reach by a scaling law, in nats per token, in place of tokens"),
+    "law": _PlainWord(
+        lambda _, text: find_law(text) and text, "kaplan", "scaling law: kaplan, chinchilla, chinchilla_corrected"
+    ),
+    "best": _PlainWord(_parse_best, "shortest", "objective, whatever the limits: shortest or cheapest"),
+    "deadline": _PlainWord(_parse_hours, "30d", "longest time of the training: hours, or 12h, 30d, 6w"),
+    "node_hours": _PlainWord(_parse_amount, "5000", "most node-hours of the training"),
+    "price": _PlainWord(_parse_amount, "2.5", "price of a device per hour, in your currency"),
+    "budget": _PlainWord(_parse_amount, "50000", "most that the training may cost, in the currency of the price"),
+    "storage": _PlainWord(
+        _parse_amount, "2e9", "bytes per second of checkpoint writes; includes failures in the times"
+    ),
+    "node_mtbf": _PlainWord(_parse_seconds, "264d", "mean time between failures of one node: 12h, 264d"),
+    "restart": _PlainWord(_parse_seconds, "10m", "time from a failure to the next step: 90s, 10m, 1h"),
+    "software": _PlainWord(
+        lambda _, text: find_software(text),
+        "fused",
+        "class of training software: eager, usual or fused; narrows the times",
+    ),
+    "max_global_batch": _PlainWord(_parse_samples, "2048", "most samples per optimizer step, over all devices"),
 }
 
 
 def format_help() -> str:
-    """Return what the plain words mean, a line each."""
+    """Return the help of the plain words, one line each."""
     return "\n".join(f"  {f'{name}={word.example}':<24}{word.help}" for name, word in _WORDS.items())
 
 
@@ -177,19 +184,21 @@ def _parse_words(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         if name in found:
-            raise UserError(text, f"{name} is given twice", "choose one")
+            raise UserError(text, f"{name} is given twice", "remove one of them")
         found[name] = _WORDS[name].read(name, value)
     return found
 
 
 def _check_keys(keys: list[str]) -> None:
-    """Raise UserError for a key that begins with no override and is no plain word, with the nearest of both."""
+    """Raise UserError for a key that is neither an override nor a plain word, with the nearest known key."""
     known = {field.alias or name for name, field in RunSpec.model_fields.items()} | set(compose.GROUPS)
     for key in keys:
         if key == "study":
-            raise UserError("study", "advice is for one question, and spans its own points", "leave it out")
+            raise UserError("study", "advice searches its own points", "remove it")
         if key == "batch":
-            raise UserError("batch", "its parts are searched", "give batch.micro, batch.accumulation or batch.global")
+            raise UserError(
+                "batch", "its parts are searched one by one", "set batch.micro, batch.accumulation or batch.global"
+            )
         if key.split(".")[0] not in known:
             raise UserError(key, "no such key", suggest_nearest(key, known | set(_WORDS)))
 
@@ -198,7 +207,7 @@ def _require_single(parsed: list[tuple[str, list[Any]]]) -> list[tuple[str, Any]
     for key, values in parsed:
         if len(values) != 1:
             listed = ",".join(map(str, values))
-            raise UserError(f"{key}={listed}", "one question, one value", f"lists may have {', '.join(_AXES)}")
+            raise UserError(f"{key}={listed}", "must be one value", f"lists are allowed for {', '.join(_AXES)}")
     return [(key, values[0]) for key, values in parsed]
 
 
@@ -209,11 +218,5 @@ def _parse_counts(key: str, lists: dict[str, list[Any]]) -> tuple[int, ...] | No
 
 def _check_count(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{key}={value}", "not a whole number above 0", "leave it out to have it chosen")
-    return value
-
-
-def _check_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"activation_checkpointing={value}", "neither true nor false", "leave it out to try both")
+        raise UserError(f"{key}={value}", "not a whole number above 0", "remove it to search all")
     return value

@@ -1,70 +1,221 @@
-"""What would make points fit that do not: changes of the question, each tried by what memory is predicted with it."""
+"""Points that do not fit: by how much, and the changes with which they would, each tried by its predicted memory."""
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from bench import launchers
+from bench import engines, launchers
 from bench.config import compose
+from bench.config.compose import Request
+from bench.config.decode import check_rank
 from bench.core.errors import UserError
-from bench.core.formatting import describe_choice
-from bench.core.spec import RunSpec
-from bench.predict.advice.candidates import DeviceLimits, Shortage
-from bench.predict.memory import predict_host_memory, predict_memory
+from bench.core.files import list_engine_presets
+from bench.core.formatting import describe_choice, format_count
+from bench.core.spec import Device, RunSpec
+from bench.core.study import Pair
+from bench.predict.advice.candidates import Axes, CandidateSearch, DeviceLimits, Shortage
+from bench.predict.memory import find_largest_micro_batch, format_gigabytes, predict_host_memory, predict_memory
 from bench.sweep.advise.questions import AdviceQuery
 
-Change = tuple[tuple[str, Any], ...]
+Change = tuple[Pair, ...]
 FUSED: Change = (("optimizer.implementation", "fused"),)
 _OPTIMIZER: Change = (("engine.offload_optimizer.device", "cpu"), ("optimizer.implementation", "native"))
 OFFLOAD: tuple[Change, ...] = (_OPTIMIZER, (*_OPTIMIZER, ("engine.offload_param.device", "cpu")))
-"""The time of a step with these is not predicted."""
+"""Changes that move states to the host. Step times with these are not predicted."""
+_CHECKPOINTED: Change = (("activation_checkpointing", True),)
+_MOST_NODES = 1024
+"""Largest node count tried for a point that does not fit."""
+NO_REMEDY = f"nothing that was tried: micro-batch 1, checkpointing, {_MOST_NODES:,} nodes, other engines, offload"
+_SMALLER = "more nodes, a smaller model, or shorter sequences"
+_SEARCHED = ("nodes", "parallel", "batch", "activation_checkpointing")
+
+
+class Rejected(NamedTuple):
+    """A candidate, or a group of candidates, that the answer leaves out."""
+
+    what: str
+    why: str
+
+
+SEVERAL_NODES = "several nodes"
+"""`what` of a line on all node counts above 1."""
+Remedy = Callable[[Sequence[Shortage]], str]
+"""Names the change that would make one of several points fit; empty where none does."""
+
+
+# -- of a prediction
+
+
+def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path | None, device: Device) -> list[str]:
+    """Return the changes with which a point that does not fit would fit, or may fit, in words: a smaller micro-batch,
+    checkpointing, more nodes, an engine that divides more states, a fused optimizer, offload to the host. Of each kind
+    the smallest change; where none is enough, of combinations.
+
+    `overrides` are those that made the point. The search costs up to a hundred predictions of memory.
+    """
+    spec, room = request.spec, request.machine.memory_bytes
+    if room is None:
+        return []
+    compose_changed = functools.partial(_compose_changed, overrides, config_dir, device)
+
+    def find_smallest(kinds: Iterable[Sequence[Change]]) -> Iterator[str]:
+        for changes in kinds:
+            for change in changes:
+                changed = compose_changed(change)
+                if changed and (fits := _describe_fit(changed, change, device)):
+                    yield f"{_format_change(change)} {fits}"
+                    break
+
+    micro = find_largest_micro_batch(spec, room, device)
+    smaller = [f"batch.micro={micro.surely or micro.perhaps} {'fits' if micro.surely else 'may fit'}"]
+    counts = itertools.takewhile(lambda nodes: nodes <= _MOST_NODES, (spec.nodes << n for n in itertools.count(1)))
+    nodes: list[Change] = [(("nodes", count),) for count in counts]
+    dividing = _list_engines(spec, compose_changed)
+    found = [*smaller * bool(micro.perhaps), *find_smallest([[_CHECKPOINTED], nodes, dividing, [FUSED], OFFLOAD])]
+    if found:
+        return found
+    engines_tried: list[Change] = [(), *dividing]
+    # no single change is enough: try combinations with the least memory that a batch can have
+    least: Change = (*_CHECKPOINTED, ("batch.micro", 1))
+    kinds = (
+        [(*engine, *least) for engine in engines_tried],
+        [(*engine, *least, *count) for count in nodes for engine in engines_tried],
+        [(*engine, *least, *offload) for offload in OFFLOAD for engine in engines_tried],
+    )
+    return list(find_smallest(kinds))
+
+
+def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
+    """Return the engines that divide as many states as that of `spec`, or more: first those of its backend, and of
+    these first the engine that divides least, since it communicates least."""
+
+    def count_bytes(one: RunSpec) -> int | None:
+        division = engines.facts(one).division
+        return division.state_bytes(10**9, one.precision) if division else None  # of any number of parameters
+
+    own, found = count_bytes(spec), []
+    for name in list_engine_presets():
+        change = (("engine", name),)
+        changed = compose_changed(change)
+        size = count_bytes(changed.spec) if changed else None
+        if changed and size is not None and (own is None or size <= own):
+            found.append((changed.spec.engine.backend != spec.engine.backend, -size, change))
+    return [change for _, _, change in sorted(found)]
+
+
+def _compose_changed(
+    overrides: Sequence[Pair], config_dir: Path | None, device: Device, change: Change
+) -> Request | None:
+    """Return the point of these overrides with a change; None for a point that its engine refuses. With another engine
+    the options of the old one are dropped."""
+    changed = {key for key, _ in change}
+    kept = [(key, value) for key, value in overrides if not {key, key.partition(".")[0]} & changed]
+    try:
+        request = compose.compose_request([*kept, *change], config_dir)
+        check_rank(request, device)
+    except UserError:
+        return None
+    return request
+
+
+# -- of an advice
 
 
 def find_remedy(
-    query: AdviceQuery,
-    config_dir: Path | None,
-    room: DeviceLimits,
-    short: Sequence[Shortage],
+    query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: Sequence[Shortage],
     changes: Sequence[Change],
-) -> str:
-    """Return in words the first of `changes` with which one of `short` fits or may fit, "it" being the one that lacks
-    least; empty where none does. What the question itself says is not changed."""
+) -> str:  # fmt: skip
+    """Return in words the first of `changes` with which one of `short` fits or may fit; empty where none does. "it"
+    stands for the point with the least shortage. Keys that the question sets are not changed."""
     given = {key for key, _ in query.overrides}
     lacking = sorted((one for one in short if one.bytes > 0), key=lambda one: one.bytes)
     for change in changes:
         if given & {key for key, _ in change}:
             continue
         for shortage in lacking:
-            fits = _may_fit(query, config_dir, room, shortage.spec, change)
-            if fits is not False:
-                words = " ".join(f"{key}={value}" for key, value in change)
-                what = (
-                    f"{shortage.spec.engine.name}, {describe_choice(shortage.spec)},"
-                    if shortage is not lacking[0]
-                    else "it"
-                )
-                untimed = " (its time is not predicted)" if change in OFFLOAD else ""
-                return f"{words}, with which {what} {'fits' if fits else 'may fit'}{untimed}"
+            changed = _compose_searched(query, config_dir, room.device, shortage.spec, change)
+            if changed and (fits := _describe_fit(changed, change, room.device)):
+                described = f"{shortage.spec.engine.name}, {describe_choice(shortage.spec)},"
+                return f"{_format_change(change)}, with which {'it' if shortage is lacking[0] else described} {fits}"
     return ""
 
 
-def _may_fit(
-    query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: RunSpec, change: Change
-) -> bool | None:
-    """Whether a point fits with a change, into devices and hosts; None: perhaps, also where the host is unknown."""
-    cluster = [("launcher", launchers.find_cluster()), ("batch.micro", 1)]
-    pairs = [*cluster, *query.overrides, ("engine", short.engine.name), *change]
+def _compose_searched(
+    query: AdviceQuery, config_dir: Path | None, device: Device, short: RunSpec, change: Change
+) -> Request | None:
+    """Return a point of the search with a change; None for a point that its engine refuses."""
+    pairs = [
+        ("launcher", launchers.find_cluster()),
+        ("batch.micro", 1),
+        *query.overrides,
+        ("engine", short.engine.name),
+    ]
     try:
-        made = compose.compose_request(pairs, config_dir)
-        made = made._replace(spec=made.spec.model_copy(update={name: getattr(short, name) for name in _SEARCHED}))
-        compose.check(made, room.device)
-    except UserError:  # an engine that does not know it
-        return False
-    needed = [predict_memory(made.spec, room.device, room.bytes).fits(room.bytes)]
-    on_host, there = predict_host_memory(made.spec, room.device, room.bytes), made.machine.host_memory_bytes
-    if change in OFFLOAD:
+        request = compose.compose_request([*pairs, *change], config_dir)
+        searched = {name: getattr(short, name) for name in _SEARCHED}
+        request = request._replace(spec=request.spec.model_copy(update=searched))
+        compose.check(request, device)
+    except UserError:
+        return None
+    return request
+
+
+def _describe_fit(request: Request, change: Change, device: Device) -> str:
+    """Return in words that a point fits, or may fit; empty for a point that does not. Offloaded states have to fit the
+    hosts as well, and may fit where the memory of a host is unknown."""
+    spec, room, there = request.spec, request.machine.memory_bytes, request.machine.host_memory_bytes
+    assert room is not None
+    needed = [predict_memory(spec, device, room).fits(room)]
+    offloaded = any(key.startswith("engine.offload") for key, _ in change)
+    if offloaded:
+        on_host = predict_host_memory(spec, device, room)
         needed.append(on_host.fits(there) if on_host and there else None)
-    return False if False in needed else None if None in needed else True
+    if False in needed:
+        return ""
+    return f"{'may fit' if None in needed else 'fits'}{' (its time is not predicted)' * offloaded}"
 
 
-_SEARCHED = ("nodes", "parallel", "batch", "activation_checkpointing")
+def _format_change(change: Change) -> str:
+    return " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change)
+
+
+def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Rejected]:
+    """Return a line for every engine and every node count without a candidate."""
+    engines = {candidate.spec.engine.name for candidate in found.candidates}
+    nodes = {candidate.spec.nodes for candidate in found.candidates}
+    named: dict[str, list[Shortage]] = {}
+    for short in found.short:
+        if short.spec.engine.name not in engines:
+            named.setdefault(short.spec.engine.name, []).append(short)
+    for short in found.short:
+        if short.spec.nodes not in nodes:
+            named.setdefault(format_count(short.spec.nodes, "node"), []).append(short)
+    rejected = []
+    for name, shortages in named.items():
+        helps = remedy(shortages)
+        rejected.append(Rejected(name, _format_least_shortage(shortages) + (f"; try {helps}" if helps else "")))
+    limit = axes.global_batch or axes.max_global_batch
+    undivided = sorted({spec.data_parallel for spec in found.undivided if spec.nodes not in nodes})
+    rule = f"{limit} samples per step cannot be divided among them with these micro-batches"
+    return rejected + [Rejected(format_count(ranks, "rank"), rule) for ranks in undivided]
+
+
+def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected], remedy: Remedy) -> UserError:
+    """Return the error for a question without candidates."""
+    if found.short:
+        ways = [f"try {helps}"] if (helps := remedy(found.short)) else []
+        assumed = [item.why for item in rejected if item.what == SEVERAL_NODES]
+        return UserError("no point", _format_least_shortage(found.short), "; ".join([*ways, _SMALLER, *assumed]))
+    last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines stand before it
+    return UserError(last.what, last.why, "set another batch, or other nodes")
+
+
+def _format_least_shortage(short: Iterable[Shortage]) -> str:
+    """Describe the point with the least shortage."""
+    nearest = min(short, key=lambda shortage: shortage.bytes)
+    what = f"{nearest.spec.engine.name}, {describe_choice(nearest.spec)}"
+    if nearest.bytes <= 0:
+        return f"does not fit: {what} ran out of memory when it was measured"
+    return f"does not fit: {what} needs at least {format_gigabytes(nearest.bytes)} GB more than a device has"

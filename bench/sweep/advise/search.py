@@ -1,4 +1,4 @@
-"""The search for the best stage, micro-batch and node count: candidates, their times, and the advice they make."""
+"""Search for the best stage, micro-batch and node count: candidates, their times, and the advice that follows."""
 
 import functools
 from collections.abc import Callable
@@ -14,84 +14,116 @@ from bench.core.files import RESULTS
 from bench.core.formatting import format_count
 from bench.core.record import RunRecord
 from bench.core.spec import Device, RunSpec
-from bench.predict.advice import Advice, advise, format_hours, measured, rate_doubt
+from bench.predict.advice import Advice, advise, format_hours, rate_doubt
 from bench.predict.advice.candidates import Candidate, DeviceLimits, apply_layout, list_layouts, search_candidates
 from bench.predict.advice.choices import Choice, choose
-from bench.predict.advice.measured import MeasuredPoints
 from bench.predict.memory import predict_memory
+from bench.predict.neighbours import MeasuredPoints, collect_measured
 from bench.predict.step_time import predict_step_time
 from bench.predict.workload import Software
 from bench.sweep import inputs
 from bench.sweep.advise import remedies
 from bench.sweep.advise.length import build_critical_error, check_progress, complete_query
 from bench.sweep.advise.questions import AdviceQuery
-from bench.sweep.advise.rejected import Rejected, build_nothing_fits_error, list_rejected
+from bench.sweep.advise.remedies import SEVERAL_NODES, Rejected, build_nothing_fits_error, list_rejected
 
 
 class Answer(NamedTuple):
-    """Advice, and what it answers."""
+    """Advice, and the question that it answers."""
 
     advice: Advice
     request: Request  # with one of the engines
     query: AdviceQuery
     rejected: list[Rejected]
     looked_at: int
-    choices: list[Choice]  # all of which a time is known
+    choices: list[Choice]  # all candidates with a predicted time
     device: Device  # that times are predicted for
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
     """Return the advice on a question; UserError where there is none."""
     rejected: list[Rejected] = []
-    requests = _compose_requests(query, config_dir, rejected)
+    query, requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
     query = query._replace(price=query.price or first.machine.price_per_device_hour)
     device = inputs.find_predicted_device(first)
     query = complete_query(query, first, device, rejected)
     known = _collect_measured(first, device, results, rejected, query.software)
-    room = _build_limits(first, device, known)
+    if first.machine.memory_bytes is None:
+        rule = f"machine={first.machine.name} has no memory size, so it is unknown what fits"
+        raise UserError("machine.memory_bytes", rule, "set machine.memory_bytes=80e9, or choose another machine")
+    room = DeviceLimits(first.machine.memory_bytes, device, known.fits)
     found = search_candidates([request.spec for request in requests.values()], query.axes, room)
     remedy = functools.partial(remedies.find_remedy, query, config_dir, room)
     rejected += list_rejected(found, query.axes, functools.partial(remedy, changes=(remedies.FUSED,)))
     if not found.candidates:
         if query.question.need and not found.short:
             raise build_critical_error(query.question.need)
-        raise build_nothing_fits_error(
-            found, rejected, functools.partial(remedy, changes=(remedies.FUSED, *remedies.OFFLOAD))
-        )
-    allowed = _select_allowed(found.candidates, requests, device, rejected)
-    made = _build_choices(allowed, known, first, device, rejected, query.software)
+        changes = (remedies.FUSED, *remedies.OFFLOAD)
+        raise build_nothing_fits_error(found, rejected, functools.partial(remedy, changes=changes))
+    allowed = _drop_errors(  # candidates that break no rule between spec, machine and engine
+        found.candidates,
+        lambda c: compose.check(requests[c.spec.engine.name]._replace(spec=c.spec), device),
+        lambda c: c.spec.engine.name,
+        rejected,
+    )
+    made: list[Choice] = []
+
+    def add_timed(one: Candidate) -> None:
+        made.append(choose(one, known, predict_step_time(one.spec, first.machine, device, software=query.software)))
+
+    # drops candidates for which the machine's file lacks a number: mostly the rate between nodes
+    _drop_errors(allowed, add_timed, lambda c: "1 node" if c.spec.nodes == 1 else SEVERAL_NODES, rejected)
     advice = _build_advice(query, made)
     check_progress(advice)
     return Answer(advice, first, query, rejected, len(found.candidates), made, device)
 
 
-def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]) -> dict[str, Request]:
-    """Return what is asked with each engine, by its name; one that cannot be, or of which nothing is predicted, is left
-    out unless it was named."""
+def _compose_requests(
+    query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
+) -> tuple[AdviceQuery, dict[str, Request]]:
+    """Return the request of each engine by its name, and the query with the node counts to search. An engine that is
+    refused, or has no prediction, is excluded unless the user named it."""
     found: dict[str, Request] = {}
-    why: UserError | None = None
+    first_error: UserError | None = None
     for engine in query.engines:
+        # a launcher that queues asks for no devices here; micro-batch 1 is only the start of the search
         pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
         try:
             request = compose.compose_request(pairs, config_dir)
-            device = inputs.find_predicted_device(request)
-            _check_predictable(query, request, device)
+            query = _assume_one_node(query, request, rejected)
+            _check_predictable(query, request)
             found[request.spec.engine.name] = request
         except UserError as error:
+            if error.value == "devices_per_node" and "launcher" not in dict(query.overrides):
+                # the error names the launcher, which is not the user's
+                rule = f"unknown for machine={dict(query.overrides).get('machine', 'auto')}"
+                raise UserError(error.value, rule, "add devices_per_node=8, or the devices of your nodes") from error
             if query.chosen:
                 raise
-            why = why or error
+            first_error = first_error or error
             rejected.append(Rejected(engine, str(error)))
     if not found:
-        assert why
-        raise why
-    return found
+        assert first_error
+        raise first_error
+    return query, found
 
 
-def _check_predictable(query: AdviceQuery, request: Request, device: Device) -> None:
-    """Raise UserError for what cannot be, or is not predicted: with the first layout that the engine can do, where it
-    needs one, on the most nodes."""
+def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Rejected]) -> AdviceQuery:
+    """Return the query with nodes=1 for machines with one device per node and no rate between nodes: no step on several
+    nodes could be timed. The assumption stands in `rejected`."""
+    machine = request.machine
+    if query.nodes_given or request.spec.devices_per_node > 1 or machine.inter_node_bytes_per_s is not None:
+        return query
+    rule = f"nodes=1 is assumed, since machine={machine.name} has no inter_node_bytes_per_s"
+    rejected.append(Rejected(SEVERAL_NODES, f"{rule}; for more, set it and nodes=1,2,4"))
+    return query._replace(axes=query.axes._replace(nodes=(1,)), nodes_given=True)
+
+
+def _check_predictable(query: AdviceQuery, request: Request) -> None:
+    """Raise UserError for a request that an engine refuses, or that has no prediction. It is checked on the most nodes,
+    with the engine's first layout where the engine needs a layout."""
+    device = inputs.find_predicted_device(request)
     spec = request.spec.model_copy(update={"nodes": max(query.axes.nodes)})
     layouts = list_layouts(spec, query.axes.layouts, device)
     if layouts and layouts[0] != spec.parallel:
@@ -100,67 +132,29 @@ def _check_predictable(query: AdviceQuery, request: Request, device: Device) -> 
     predict_memory(request.spec, device)
 
 
-def _build_limits(query: Request, device: Device, known: MeasuredPoints) -> DeviceLimits:
-    machine = query.machine
-    if machine.memory_bytes is None:
-        rule = f"machine={machine.name} does not say it, so nobody can tell what fits"
-        raise UserError("machine.memory_bytes", rule, "give machine.memory_bytes=80e9, or another machine")
-    return DeviceLimits(machine.memory_bytes, device, known.fits)
-
-
 def _collect_measured(
     query: Request, device: Device, folder: Path | None, rejected: list[Rejected], software: Software
 ) -> MeasuredPoints:
-    """Return what was measured of such points; the default folder need not exist."""
+    """Return measured runs of such points. The default folder need not exist."""
     if folder is None and not RESULTS.is_dir():
         return MeasuredPoints()
-
-    def seconds(spec: RunSpec) -> float | None:
-        try:
-            return predict_step_time(spec, query.machine, device, software=software).step_s
-        except UserError:  # a number that the machine's file lacks
-            return None
-
-    return measured.collect_measured(_read_records(folder or RESULTS, rejected), query.spec, query.machine, seconds)
-
-
-def _read_records(folder: Path, rejected: list[Rejected]) -> list[RunRecord]:
-    records, unreadable = [], 0
-    for path in store.find_records([folder]):
+    records: list[RunRecord] = []
+    unreadable = 0
+    for path in store.find_records([folder or RESULTS]):
         try:
             records.append(store.read_record(path))
         except (store.Unreadable, FileNotFoundError):
             unreadable += 1
     if unreadable:
-        rejected.append(Rejected(str(folder), f"{format_count(unreadable, 'record')} cannot be read"))
-    return records
+        rejected.append(Rejected(str(folder or RESULTS), f"{format_count(unreadable, 'record')} cannot be read"))
 
+    def predict_seconds(spec: RunSpec) -> float | None:
+        try:
+            return predict_step_time(spec, query.machine, device, software=software).step_s
+        except UserError:  # the machine's file lacks a number
+            return None
 
-def _select_allowed(
-    candidates: list[Candidate], requests: dict[str, Request], device: Device, rejected: list[Rejected]
-) -> list[Candidate]:
-    """Return the candidates that break no rule between spec, machine and engine."""
-    return _drop_errors(
-        candidates,
-        lambda c: compose.check(requests[c.spec.engine.name]._replace(spec=c.spec), device),
-        lambda c: c.spec.engine.name,
-        rejected,
-    )
-
-
-def _build_choices(
-    candidates: list[Candidate], known: MeasuredPoints, query: Request, device: Device, rejected: list[Rejected],
-    software: Software,
-) -> list[Choice]:  # fmt: skip
-    """Return the candidates with their times; those for which the machine's file lacks a number are left out."""
-    made: list[Choice] = []
-    _drop_errors(
-        candidates,
-        lambda c: made.append(choose(c, known, predict_step_time(c.spec, query.machine, device, software=software))),
-        lambda c: "1 node" if c.spec.nodes == 1 else "several nodes",
-        rejected,
-    )
-    return made
+    return collect_measured(records, query.spec, query.machine, predict_seconds)
 
 
 def _drop_errors(
@@ -169,7 +163,8 @@ def _drop_errors(
     kind: Callable[[Candidate], str],
     rejected: list[Rejected],
 ) -> list[Candidate]:
-    """Return the candidates for which `act` raises no UserError, the others left out by kind; if all do, raise."""
+    """Return the candidates for which `act` raises no UserError; the other candidates are rejected by kind. If `act`
+    raises for all of them, raise the first error."""
     good: list[Candidate] = []
     errors: dict[tuple[str, str], UserError] = {}
     for candidate in candidates:
@@ -185,17 +180,16 @@ def _drop_errors(
 
 
 def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
-    """Return the advice; UserError where nothing keeps within the limits."""
-    question, max_nodes = query.question, max(query.axes.nodes)
+    """Return the advice; UserError where no choice keeps the limits."""
+    question = query.question
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:
         return advice
-    quick = min(made, key=lambda choice: question.hours(choice, choice.estimate.step_s) or 0.0)
-    hours = question.hours(quick, quick.estimate.step_s) or 0.0
-    cheap = min(made, key=lambda choice: choice.spec.nodes * (question.hours(choice, choice.estimate.step_s) or 0.0))
-    least = cheap.spec.nodes * (question.hours(cheap, cheap.estimate.step_s) or 0.0)
+    hours = [(question.hours(choice, choice.estimate.step_s) or 0.0, choice.spec.nodes) for choice in made]
+    least_h, nodes = min(hours, key=lambda taken: taken[0])
     rule = (
-        f"nothing keeps to that; the fastest takes {format_hours(hours)} on {format_count(quick.spec.nodes, 'node')}, "
-        f"the cheapest {least:,.0f} node-hours; searched up to {format_count(max_nodes, 'node')}"
+        f"no choice keeps this; the fastest takes {format_hours(least_h)} on {format_count(nodes, 'node')}, the "
+        f"cheapest {min(h * count for h, count in hours):,.0f} node-hours; searched up to "
+        f"{format_count(max(query.axes.nodes), 'node')}"
     )
-    raise UserError(question.objective, rule, "ask for less, or give more nodes, time or node-hours")
+    raise UserError(question.objective, rule, "ask for less, or allow more nodes, time or node-hours")

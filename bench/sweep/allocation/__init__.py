@@ -1,2 +1,2 @@
-"""What runs inside an allocation: one conductor on its first node, which goes through the points of a job, and a member
-on every other node, which runs each point with it. Neither imports torch."""
+"""Processes inside an allocation: the leader on the first node goes through the points of a job; the agent on every
+other node runs each point with it. Neither imports torch."""

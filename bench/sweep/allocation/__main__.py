@@ -1,6 +1,6 @@
 """`python -m bench.sweep.allocation JOB`, once per node (or per device) of an allocation; JOB is the folder of a job.
 
-The exit code is 0 if the job did what it could, however its points ended: a failure is a result.
+The exit code is 0 if the job went through its points, whatever their outcomes: a failure is a result.
 """
 
 import os
@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from bench.core import job_context
+from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.files import is_disk_full
 from bench.sweep import jobs
@@ -17,12 +17,12 @@ from bench.sweep.allocation.leader import JobLeader
 
 
 def main(folder: Path) -> int:
-    """Run this process's part of a job; return its exit code. What keeps it from beginning is one line."""
+    """Run this process's part of a job; return its exit code. An error before its begin is one line in the log."""
     try:
-        context = job_context.find_context(jobs.read_launcher_name(folder), os.environ)
+        context = plugins.find_context(jobs.read_launcher_name(folder), os.environ)
         return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()
     except (OSError, UserError) as error:
-        shared = "" if folder.is_dir() else f"; {folder} is not there, and has to be in a folder that all nodes see"
+        shared = "" if folder.is_dir() else f"; {folder} does not exist on this node: use a folder that all nodes share"
         print(f"{socket.gethostname()} cannot begin: {error}{shared}", file=sys.stderr, flush=True)
         return jobs.EXIT_LATER if is_disk_full(error) else 1
 

@@ -1,8 +1,8 @@
-"""The other supervisors of an allocation: the leader's lines to them, and what each of them does.
+"""The agents of an allocation, the supervisors besides the leader's, and the leader's connections to them.
 
-The leader tells them which point to run, and they report that they are ready for the next. They meet at a port that the
-leader writes into the job's folder. All tasks of an array share that folder, and a job that was put back into the queue
-finds it as it was, so the file has the name of its allocation, and whoever comes has to be of the same one.
+The leader sends the next point to run; an agent reports when it is ready for another. They meet at a port that the
+leader writes into the job's folder. All tasks of an array share that folder, and a requeued job finds its old files
+there. The file therefore has the name of the allocation, and agents of another allocation are refused.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from bench.runtime.transport import Connection, Rendezvous, TokenListener
 from bench.sweep import jobs
 
 _POLL_S = 0.1
-_READY_S = 30.0  # after a point, for a node's ranks to be gone
+_READY_S = 30.0  # after a point, until a node's ranks have ended
 _RESTART_S = 300.0  # for a fork server's imports
 _ORDERS_POLL_S = 0.05
 
 
 def build_meeting_path(folder: Path, allocation: str) -> Path:
-    """Return the file in a job's folder that says where the supervisors of one of its allocations meet."""
+    """Return the file in a job's folder with the address at which the supervisors of an allocation meet."""
     return folder / f"meeting-{allocation}.json"
 
 
 class JobAgents:
-    """The conductor's side: one line to every other supervisor of the allocation."""
+    """The leader's connections, one to every agent of the allocation."""
 
     def __init__(
         self,
@@ -48,8 +48,10 @@ class JobAgents:
         patience_s: float,
         is_over: Callable[[], bool] = bool,
     ) -> None:
-        """`host` is where this supervisor is found; `allocation` names what no other start of any job has. TimeoutError
-        if not all come in time, or if the caller has been asked to end meanwhile."""
+        """`host` is the address of this supervisor, `allocation` a name unique to this start of this job.
+
+        TimeoutError if not all agents connect within `patience_s` seconds, or if `is_over` returns True meanwhile.
+        """
         self._connections: dict[int, Connection] = {}
         self.hosts: dict[int, str] = {}
         self._count, self._allocation = count, allocation
@@ -59,6 +61,7 @@ class JobAgents:
     def _gather(self, host: str, meeting_path: Path, patience_s: float, is_over: Callable[[], bool]) -> None:
         listener, until = TokenListener(self._count), time.monotonic() + patience_s
         try:
+            # The file is readable by its owner alone: its token admits to the port.
             point = {"host": host, "port": listener.port, "token": listener.token}
             store.write_atomically(meeting_path, json.dumps(point).encode(), mode=0o600)
             while len(self._connections) < self._count:
@@ -66,30 +69,32 @@ class JobAgents:
                     self._accept(connection, hello)
                 if time.monotonic() > until or is_over():
                     missing = sorted(set(range(1, self._count + 1)) - set(self._connections))
-                    raise TimeoutError(f"supervisors {missing} did not come within {patience_s:.0f} s")
+                    raise TimeoutError(f"supervisors {missing} did not connect within {patience_s:.0f} s")
                 time.sleep(_POLL_S)
         finally:
             listener.close()
             meeting_path.unlink(missing_ok=True)
 
     def _accept(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Take one who knows the token in, unless it is of another allocation: what it would measure is not ours."""
+        """Accept an agent that knows the token, unless it belongs to another allocation."""
         number, host = int(hello["number"]), str(hello["host"])
         if hello.get("allocation") == self._allocation:
             self._connections[number], self.hosts[number] = connection, host
         else:
             connection.close()
-            refused = f"{host} was turned away: it is of allocation {hello.get('allocation')}, and this is"
+            refused = f"{host} was refused: it belongs to allocation {hello.get('allocation')}, and this is"
             print(refused, self._allocation, file=sys.stderr, flush=True)
 
     def run(self, folder: Path, point: Rendezvous) -> None:
-        """Have every member run the attempt in `folder`."""
+        """Make every agent run the attempt in `folder`."""
         for connection in self._connections.values():
             connection.send({"run": str(folder), "point": point._asdict()})
 
     def wait(self) -> list[str]:
-        """Wait until every member is ready for the next point, also those that start their fork server again; return
-        the hosts that do not answer any more."""
+        """Wait until every agent is ready for the next point; return the hosts that do not answer any more.
+
+        An agent that restarts its fork server gets more time.
+        """
         until, busy = time.monotonic() + _READY_S, set(self._connections)
         while busy and time.monotonic() < until:
             for number in list(busy):
@@ -99,14 +104,11 @@ class JobAgents:
                 if any("ready" in message for message in messages) or self._connections[number].closed:
                     busy.discard(number)
             time.sleep(_POLL_S)
-        return [
-            self.hosts[number]
-            for number, connection in self._connections.items()
-            if connection.closed or number in busy
-        ]
+        lost = (number for number, connection in self._connections.items() if connection.closed or number in busy)
+        return [self.hosts[number] for number in lost]
 
     def send_end(self) -> None:
-        """Send everybody home."""
+        """Tell every agent that the job has ended."""
         for connection in self._connections.values():
             connection.send({"end": True})
 
@@ -114,8 +116,10 @@ class JobAgents:
 def join_leader(
     folder: Path, allocation: str, number: int, host: str, patience_s: float, is_over: Callable[[], bool] = bool
 ) -> Connection:
-    """Join the conductor of an allocation of the job in `folder`; TimeoutError if there is none in time, or if the
-    caller has been asked to end meanwhile."""
+    """Connect to the leader of an allocation of the job in `folder`.
+
+    TimeoutError without a leader within `patience_s` seconds, or if `is_over` returns True meanwhile.
+    """
     until, meeting_path = time.monotonic() + patience_s, build_meeting_path(folder, allocation)
     while True:
         try:
@@ -131,7 +135,7 @@ def join_leader(
 
 
 class JobAgent:
-    """Runs what the conductor says, until it says no more or is gone."""
+    """Runs the points that the leader sends, until the leader ends the job or its connection."""
 
     def __init__(self, folder: Path, context: JobContext) -> None:
         self._job, self._context = jobs.read(folder), context
@@ -144,11 +148,13 @@ class JobAgent:
         self._server = ForkServer(first.machine.device or find_device_kind(), self._job.list_specs(context.task))
 
     def run(self) -> int:
-        """Return 0 when the conductor has no more to do, or somebody has ended the allocation. srun ends with the
-        highest code of all its tasks, so that a disk found full on any node is the job's reason."""
+        """Return 0 when the leader ends the job, or a signal ends the allocation.
+
+        srun ends with the highest code of its tasks: a full disk on any node decides the job's exit code.
+        """
         try:
             return self._handle_orders()
-        except OSError as error:  # the fork server is gone, say
+        except OSError as error:  # the fork server has died, for example
             if not self._interrupted:
                 print(f"{socket.gethostname()} leaves the allocation: {error}", file=sys.stderr, flush=True)
             return 0 if self._interrupted else jobs.EXIT_LATER if is_disk_full(error) else 1
@@ -163,15 +169,15 @@ class JobAgent:
                     if "end" in order:
                         return 0
                     if "run" in order:
-                        self._restart_server(connection)  # killed just now: a killed process takes a moment to end
+                        self._restart_server(connection)  # if it was killed a moment ago
                         self._run(Path(order["run"]), Rendezvous(**order["point"]))
-                        self._restart_server(connection)  # already here, where no point's start-up has to wait for it
+                        self._restart_server(connection)  # before the next point's time begins
                         connection.send({"ready": True})
                 time.sleep(_ORDERS_POLL_S)
         return 0 if self._interrupted else 1
 
     def _restart_server(self, connection: Connection) -> None:
-        """Start the fork server again if it has ended, and say so: its imports take a while."""
+        """Restart the fork server if it has ended. The leader then allows time for its imports."""
         if self._server.has_ended and not self._interrupted:
             connection.send({"restarting": True})
             self._server.restart()

@@ -1,4 +1,4 @@
-"""The supervisor on an allocation's first node: goes through the points of a job, each in fresh processes."""
+"""The supervisor on an allocation's first node: goes through the points of a job, each in new processes."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -23,7 +24,6 @@ from bench.runtime.coordinator import RunCoordinator
 from bench.runtime.node import count_supervisors
 from bench.runtime.outcome import RankState, list_survivors
 from bench.runtime.process import ForkServer
-from bench.runtime.transport import Rendezvous
 from bench.sweep import jobs, lost, snapshot
 from bench.sweep.allocation.agents import JobAgents
 from bench.sweep.definition import RequestedRun, RunKey
@@ -41,15 +41,15 @@ from bench.sweep.policy import (
 )
 from bench.sweep.snapshot import UnfinishedAttempt
 
-_CONFIRMED = 2  # runs in a row that show the same; one may have met somebody else's traffic
+_CONFIRMED = 2  # runs in a row with the same defect: traffic of other jobs may disturb a single one
 _SLOWED_SHARE = 0.02  # of the window
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
 _END_MARGIN_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
 
 class NodeHealth:
-    """Looks at every run of an allocation; what two runs in a row show goes on the study's list, and so does a node at
-    once where a rank cannot be ended."""
+    """Excludes unfit nodes from the study: those with the same defect in two runs in a row, and at once those on which
+    a rank cannot be killed."""
 
     def __init__(self, study_folder: Path) -> None:
         self._folder = study_folder
@@ -57,10 +57,10 @@ class NodeHealth:
         self._excluded: list[Exclusion] = []
 
     def examine(self, record: RunRecord | None, left: Sequence[RankState], attempt_folder: Path) -> None:
-        """Take in one run, and the ranks that it `left` behind."""
+        """Examine one run, and the ranks `left` that could not be killed."""
         run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
         for state in left:
-            self._exclude(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be ended", [run])
+            self._exclude(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be killed", [run])
         shown = find_defects(record) if record else {}
         self._seen = {host: [*self._seen.get(host, []), run] for host in shown}
         for host, reason in shown.items():
@@ -73,12 +73,12 @@ class NodeHealth:
         jobs.write_exclusion(self._folder, self._excluded[-1])
 
     def format_excluded(self) -> str | None:
-        """Return why this allocation is no good any more, or None."""
+        """Return the exclusions among this allocation's nodes in words; None without any."""
         return "; ".join(f"{found.host}: {found.reason}" for found in self._excluded) or None
 
 
 def find_defects(record: RunRecord) -> dict[str, str]:
-    """Return what a run shows against its hosts: a link beside the others', a device that its hardware slows down."""
+    """Return the defects of a run's hosts: a link slower than the others, a device that its hardware slows down."""
     if not record.environment or not record.observations:
         return {}
     hosts, found = record.environment.hosts, {}
@@ -101,7 +101,7 @@ def find_defects(record: RunRecord) -> dict[str, str]:
 
 
 class JobLeader:
-    """Leads one allocation of a job. Whatever happens to one point is its record, and the next one follows."""
+    """Runs one allocation of a job. A failed point gets a record, and the next point follows."""
 
     def __init__(self, folder: Path, context: JobContext) -> None:
         self.job, self.context, self.folder = jobs.read(folder), context, folder
@@ -123,7 +123,7 @@ class JobLeader:
             signal.signal(number, self._interrupt)
 
     def run(self) -> int:
-        """Go through the points; return 0 unless the allocation itself came to a bad end."""
+        """Go through the points; return the exit code, 0 whatever the outcomes of the points."""
         spent = jobs.AllocationPeriod(
             self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
         )
@@ -133,8 +133,8 @@ class JobLeader:
                 self._finalize_earlier()
                 self.server.wait_until_ready()
                 return self._go_through()
-        except (OSError, UserError) as error:  # a full disk, a node that never came
-            if self.interrupted_by:  # whoever sent the signal may have ended what it failed of
+        except (OSError, UserError) as error:  # a full disk, a node that never connected
+            if self.interrupted_by:  # the signal may also be the cause of the error
                 return _report_failure(f"interrupted by {signal.Signals(self.interrupted_by).name}")
             return _report_failure(str(error), jobs.EXIT_LATER if is_disk_full(error) else 1)
         finally:
@@ -152,6 +152,7 @@ class JobLeader:
         )
         plan = self._plan()
         passed: list[Decision] = []
+        # The folder is read again for each decision: other jobs of the study add answers meanwhile.
         while decision := next_run(plan, self._snapshot(passed)):
             if self.interrupted_by:
                 break
@@ -163,32 +164,34 @@ class JobLeader:
         return 1 if self.interrupted_by else 0
 
     def _plan(self) -> SweepPlan:
-        """Return what this allocation goes through; predictions were looked at when it was submitted."""
-        control = self.job.control
-        return SweepPlan(
-            [self._build_planned(requested) for requested in self.requested],
-            self._build_planned(control) if control else None,
-        )
+        """Return the runs of this allocation; predictions were checked at its submission."""
 
-    def _build_planned(self, requested: RequestedRun) -> PlannedRun:
-        return PlannedRun(
-            requested.key,
-            requested.kin,
-            prune=self.job.prune,
-            attempts=None if requested.again else self.job.attempts,
-            limit_min=requested.circumstance.limits.time_limit_min or 0.0,
-            environment_id=self.environment_id,
-            reopened=requested.again,
-        )
+        def build(requested: RequestedRun) -> PlannedRun:
+            return PlannedRun(
+                requested.key,
+                requested.kin,
+                self.job.prune,
+                attempts=None if requested.again else self.job.attempts,
+                limit_min=requested.circumstance.limits.time_limit_min or 0.0,
+                environment_id=self.environment_id,
+                reopened=requested.again,
+            )
+
+        return SweepPlan([*map(build, self.requested)], build(self.job.control) if self.job.control else None)
 
     def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
-        """Return what the study's folder and the clock show now."""
+        """Return the state of the study's folder, and the time left."""
         warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
         left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
-        return Snapshot(self._tried, busy=self._busy, left_s=left_s, passed=passed)
+        return Snapshot(
+            lambda config_id: store.list_attempts(self.study_folder / config_id),
+            busy=self._busy,
+            left_s=left_s,
+            passed=passed,
+        )
 
     def _carry_out(self, decision: Decision) -> str:
-        """Do what was decided; return why the allocation has to end, empty if it goes on."""
+        """Carry out a decision; return why the allocation has to end, empty if it goes on."""
         run = decision.run
         requested = self.job.control if run.role == "control" else None
         requested = requested or next(requested for requested in self.requested if requested.key == run.key)
@@ -197,42 +200,38 @@ class JobLeader:
                 if self.server.has_ended:
                     self.server.restart()
                 self._run_attempt(requested)
-                if self.agents and (lost := self.agents.wait()):
-                    return f"{', '.join(lost)} cannot be reached any more"
+                if self.agents and (gone := self.agents.wait()):
+                    return f"{', '.join(gone)} cannot be reached any more"
                 if reason := self.health.format_excluded():
-                    return f"{reason}; its node is left out from now on"
+                    return f"{reason}; its node is excluded from now on"
             case RecordWithoutRun(outcome=outcome):
-                folder = self.study_folder / requested.config_id
-                store.finalize(
-                    store.open_attempt(folder, requested.spec, self._circumstance(requested)).folder, outcome
-                )
+                here = requested.model_copy(update={"circumstance": self._circumstance(requested)})
+                lost.write_outcome(self.study_folder, here, outcome)
                 _print_progress(requested, outcome.reason)
             case PostponeRun(why=why) | SkipRun(why=why):
                 _print_progress(requested, why)
         return ""
 
     def _busy(self, key: RunKey) -> str:
-        """Return who else measures a point now; empty: nobody."""
+        """Return the job that measures a point now, in words; empty if none does."""
         elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
         return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
 
     def _run_attempt(self, requested: RequestedRun) -> None:
         """Make one attempt at a point, on all nodes."""
-        config_folder = self.study_folder / requested.config_id
-        attempt = store.open_attempt(
-            config_folder, requested.spec, self._circumstance(requested), new_repeat=requested.control
-        )
-        if not requested.control and (
-            rival := snapshot.find_rival_attempt(
-                config_folder, requested.key, before=attempt.attempt, ours=self._is_ours
-            )
-        ):
-            reason = f"job {rival.job} was faster by a moment: {rival.attempt.folder.name}"
+        assert self.agents
+        config_folder, circumstance = self.study_folder / requested.config_id, self._circumstance(requested)
+        attempt = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
+        rival = None
+        if not requested.control:
+            rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_ours)
+        if rival:
+            reason = f"job {rival.job} began this point a moment earlier: {rival.attempt.folder.name}"
             store.finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
             return
         self.supervisor = RunCoordinator(
             attempt.folder,
-            announce=lambda point: self._announce(attempt.folder, point),
+            announce=partial(self.agents.run, attempt.folder),
             span=self.job.span,
             start=self.server.start,
             scheduled=True,
@@ -240,6 +239,7 @@ class JobLeader:
             is_lost=self._find_newer_start,
             handle_signals=False,
         )
+        # A signal may have arrived before `self.supervisor` was set.
         if self.interrupted_by:
             self.supervisor.interrupt(self.interrupted_by)
         record = self.supervisor.run()
@@ -249,25 +249,20 @@ class JobLeader:
         _print_progress(requested, _format_end(record))
         self.health.examine(record, left, attempt.folder)
 
-    def _announce(self, folder: Path, point: Rendezvous) -> None:
-        if self.agents:
-            self.agents.run(folder, point)
-
     def _circumstance(self, requested: RequestedRun) -> Circumstance:
-        """Return a point's circumstances with what is known only here."""
+        """Return a point's circumstances with those of this allocation."""
         place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
         more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
-        launcher = requested.circumstance.launcher | more
-        machine = requested.circumstance.machine.on(self.device)
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        return requested.circumstance.model_copy(
-            update={"launcher": launcher, "machine": machine, "started_at": started_at}
-        )
+        update = {
+            "launcher": requested.circumstance.launcher | more,
+            "machine": requested.circumstance.machine.on(self.device),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return requested.circumstance.model_copy(update=update)
 
     def _finalize_earlier(self) -> None:
-        """Conclude what this job began before it was put back into the queue."""
-        begun = [*self.requested, *([self.job.control] if self.job.control else [])] if self.context.restart else []
-        for requested in begun:
+        """Write records for the attempts that this job began before it was put back into the queue."""
+        for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
             for attempt in store.list_attempts(self.study_folder / requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_ours(found):
@@ -275,19 +270,20 @@ class JobLeader:
                     store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
-        """Whether this job made an attempt, in this start or an earlier one. What still goes on of an earlier start is
-        no reason to leave a point out: its allocation was given up, and it ends as soon as it sees that."""
+        """Return whether this job made an attempt, in this start or an earlier one.
+
+        An earlier start does not block a point: its allocation was given up, and it ends as soon as it notices.
+        """
         return (attempt.job, attempt.task) == (self.job.name, self.context.task)
 
     def _find_newer_start(self) -> str:
-        """Return that the scheduler has started this job anew, empty if it has not: it does so when it has given a node
-        up whose processes go on all the same, and what they measure is not of this job any more."""
+        """Return in words that the scheduler has restarted this job; empty if it has not.
+
+        It does so after it lost a node, although the processes there go on. Their runs no longer belong to the job.
+        """
         latest = jobs.find_latest_restart(self.folder, self.context.task)
         newer = latest > self.context.restart
         return f"start {latest} of this job has begun, so that this one was given up" if newer else ""
-
-    def _tried(self, config_id: str) -> list[store.RunAttempt]:
-        return store.list_attempts(self.study_folder / config_id)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_by = number
@@ -301,17 +297,17 @@ def _print_progress(requested: RequestedRun, what: str) -> None:
 
 
 def _write_line(text: str, stream: TextIO) -> None:
-    """Write a line of the job's log. Where its disk is full nobody reads any more, which ends no point and no job."""
+    """Write a line of the job's log. A full disk loses the line, and ends neither point nor job."""
     try:
         print(text, file=stream, flush=True)
     except OSError:
-        with contextlib.suppress(OSError):  # what is left in the buffer is not to fail again at the end
+        with contextlib.suppress(OSError):  # the rest of the buffer must not fail again at the exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _format_end(record: RunRecord | None) -> str:
     if record is None:
-        return "interrupted; the scheduler knows why"
+        return "interrupted; the scheduler has the reason"
     outcome = record.outcome
     return f"{outcome.kind}: {outcome.reason}" if outcome.reason else str(outcome.kind)
 

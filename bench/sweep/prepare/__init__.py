@@ -1,4 +1,4 @@
-"""Data, tokenizers and compiled ops for nodes without a network: staged, then checked as a run would use them."""
+"""Stage data, tokenizers and compiled ops for nodes without a network, and check them as a run would use them."""
 
 import contextlib
 import json
@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench import data, engines, launchers
 from bench.config import compose
@@ -44,7 +45,7 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage or check in a process of its own, and yield what it finds; `follow` hears what it is doing."""
+    """Stage or check in a separate process, and yield its findings; `follow` is called with the current step."""
     noise = create_log_path()
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
@@ -56,14 +57,18 @@ def run_checks(
             stdout=subprocess.PIPE,
             stderr=output,
             text=True,
-            start_new_session=True,  # it hears of Ctrl-C from here, and clears away what is half done
+            start_new_session=True,  # Ctrl-C reaches it through this process, and it removes partial results
             preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
         )
+    assert child.stdin and child.stdout
     try:
-        for message in _read_messages(child, kind):
-            if isinstance(message, str):
-                follow(f"{mode}: {message}")
-            else:
+        with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once; its exit code is reported
+            child.stdin.write(kind.model_dump_json(by_alias=True))
+        with child.stdout:
+            for message in map(json.loads, child.stdout):
+                if isinstance(message, str):
+                    follow(f"{mode}: {message}")
+                    continue
                 found = Check(**message)
                 yield found._replace(remedy=f"see {noise}") if found.state == "missing" and not found.remedy else found
         if code := child.wait():
@@ -73,22 +78,14 @@ def run_checks(
 
 
 def create_log_path() -> Path:
-    """Return the file that keeps what libraries and compilers print."""
+    """Return the file for the output of libraries and compilers."""
     path = get_cache_folder(os.environ) / "prepare.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def _read_messages(child: "subprocess.Popen[str]", kind: StagingNeeds) -> Iterator[Any]:
-    assert child.stdin and child.stdout
-    with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once, which its exit code tells
-        child.stdin.write(kind.model_dump_json(by_alias=True))
-    with child.stdout:
-        yield from map(json.loads, child.stdout)
-
-
 def _end_child(child: "subprocess.Popen[str]") -> None:
-    """Ask a process that still runs to end, then insist."""
+    """End a process that still runs, by SIGTERM and then by SIGKILL."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -99,7 +96,7 @@ def _end_child(child: "subprocess.Popen[str]") -> None:
 
 
 def find_network_isolation() -> tuple[str, ...]:
-    """Return the command that takes the network away from another one; nothing where that is not allowed."""
+    """Return a prefix that runs a command without a network; empty if that is not permitted."""
     for prefix in _WITHOUT_NETWORK if shutil.which("unshare") else ():
         if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
             return prefix
@@ -110,7 +107,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
-    """Return what points need by kind of node, each thing once."""
+    """Return the needs of points by kind of node, without duplicates."""
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
     seen = set()
     for request in requests:
@@ -125,13 +122,14 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
     for (device, names), specs in kinds.items():
         every = architectures if extensions.has_gpu_kernel(names, device) else (None,)
         for number, architecture in enumerate(every):
+            # Ops are built for every architecture; data and models are staged once.
             plain = {"device": device, "operations": names, "architecture": architecture, "elsewhere": elsewhere}
             found.append(StagingNeeds.model_validate(plain | (specs if number == 0 else {})))
     return found
 
 
 def _keys(spec: RunSpec) -> dict[str, str]:
-    """Return what tells data, and models, apart."""
+    """Return texts that are equal for equal data, and for equal models."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
@@ -142,30 +140,25 @@ def _device(request: Request) -> str:
 
 
 def _setup(request: Request) -> JobSetup:
-    """Return what the jobs' commands run in; where there are no jobs, nothing but what is here."""
+    """Return the setup of the jobs' commands; an empty one without a queue."""
     launcher, options = launchers.load_queueing(request.launcher), request.launcher_options
     return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
 
 
-def outside_of(request: Request) -> str | None:
-    """Return the container image of the jobs, unless this runs in one already."""
-    return None if extensions.IMAGE in os.environ else _setup(request).image
-
-
 def architectures(listed: Sequence[str] | None, request: Request) -> list[str | None]:
-    """Return the GPU architectures to build for; None is that of the GPU here."""
+    """Return the GPU architectures to build for; None is that of the local GPU."""
     if listed is None:
         return [None]
     given = f"--arch {','.join(listed)}"
     available = variables("check", request)
     if variable := available.get(extensions.ARCHITECTURES):
         rule = f"jobs will find {extensions.ARCHITECTURES}={variable} in their environment, and build for that"
-        raise UserError(given, rule, "unset the variable, or leave --arch out")
+        raise UserError(given, rule, "unset the variable, or remove --arch")
     if not listed or not all(re.fullmatch(r"\d+\.\d[a-f]?", one) for one in listed):
         raise UserError(given, "not a list of architectures", "write it like 8.0,9.0")
     if len(listed) > 1 and extensions.FOLDER in available:
-        rule = f"{extensions.FOLDER}={available[extensions.FOLDER]} holds the builds for one"
-        raise UserError(given, rule, "unset the variable, or give one")
+        rule = f"{extensions.FOLDER}={available[extensions.FOLDER]} holds the builds for one architecture"
+        raise UserError(given, rule, "unset the variable, or give one architecture")
     return [*listed]
 
 
@@ -179,13 +172,13 @@ def variables(mode: StagerMode, request: Request) -> dict[str, str]:
 
 
 def python(request: Request) -> tuple[str, ...]:
-    """Return the jobs' own Python where it can be named from here: not in a container, and not found by modules."""
+    """Return the jobs' Python if its path is known on this machine, else this one: not in a container or a module."""
     setup = _setup(request)
     command = setup.python
     if not command or not Path(command[0]).is_absolute() or setup.image:
         return (sys.executable,)
     if not Path(command[0]).exists():
-        raise UserError(f"launcher.python={command[0]}", "not on this machine", "call prepare where it is")
+        raise UserError(f"launcher.python={command[0]}", "not on this machine", "call prepare on a machine that has it")
     return command
 
 
@@ -204,22 +197,24 @@ def prepare(
     build_for: Sequence[str] | None,
     follow: Callable[[Progress], None],
 ) -> Iterator[Check]:
-    """Stage what a study's points need, then check it, or only check; return the findings, which are made as they are
-    read. Raises UserError at once for what contradicts itself."""
+    """Stage the needs of a study's points, then check them, or only check; yield the findings while the work goes on.
+
+    UserError, at the call, for contradicting arguments.
+    """
     chosen, requests = _points(study, overrides, config_dir)
     wanted = collect_needs(requests, architectures(build_for, requests[0]))
-    image = outside_of(requests[0])
+    image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # the variable is set inside it
     if image and offline:
-        rule = f"jobs run in {image}, and this is outside of it"
-        raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
-    if image:  # libraries and ops are the image's own
+        rule = f"jobs run in {image}, and this process does not"
+        raise UserError("--offline", rule, "remove it: then a job script that checks in the container is written")
+    if image:  # libraries and ops are in the image
         wanted = [kind.model_copy(update={"operations": ()}) for kind in wanted]
     modes: tuple[StagerMode, ...] = ("check",) if offline else ("stage",) if image else ("stage", "check")
 
     def findings() -> Iterator[Check]:
         complete = yield from _staged(modes, wanted, requests[0], follow)
         if complete and not offline and launchers.load(requests[0].launcher).QUEUES:
-            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as the folder of any other job
+            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as other job folders
             yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, requests[0], image)
 
     return findings()
@@ -228,34 +223,31 @@ def prepare(
 def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
     """Return every point of the study or of the comma lists, its control point included."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
-    requests = [
-        point.composed for point in compose.compose_points(chosen, given, config_dir, inputs.find_device).points
-    ]
+    points = compose.compose_points(chosen, given, config_dir, inputs.find_device).points
+    requests = [point.composed for point in points]
     if control := list_control_pairs(chosen, given):
         requests.append(compose.compose_request(control, config_dir))
     if len({request.launcher_options.model_dump_json() for request in requests}) > 1:
-        raise UserError("launcher", "points have several", "call prepare once for each")
+        raise UserError("launcher", "points have several launchers", "call prepare once for each")
     return chosen, requests
-
-
-def _build_listener(follow: Callable[[Progress], None], share: float) -> Callable[[str], None]:
-    """Return what tells the texts of one kind of node, before which a share of all is done."""
-    return lambda text: follow(Progress(text, share))
 
 
 def _staged(
     modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
 ) -> Generator[Check, None, bool]:
-    """Yield what staging and checking find, each thing once; return whether nothing was missing after staging. What
-    cannot be staged need not be checked."""
+    """Yield the findings of staging and checking, without duplicates; return whether nothing was missing after staging.
+
+    Without complete staging there is no check.
+    """
     create_log_path().unlink(missing_ok=True)
-    done, of = 0, len(modes) * len(wanted)
+    share = 0.0
     for mode in modes:
         found: set[Check] = set()
         for kind in wanted:
-            hear, done = _build_listener(follow, done / of), done + 1
-            for finding in run_checks(mode, kind, python(request), variables(mode, request), hear):
-                if finding not in found:  # kinds of node share much
+            report = partial(lambda share, text: follow(Progress(text, share)), share)
+            share += 1 / (len(modes) * len(wanted))
+            for finding in run_checks(mode, kind, python(request), variables(mode, request), report):
+                if finding not in found:  # kinds of node share most needs
                     found.add(finding)
                     yield finding
         if mode == "stage" and any(finding.state == "missing" for finding in found):
@@ -264,7 +256,7 @@ def _staged(
 
 
 def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
-    """Return the words that ask for the same on a node. A Study that is no file yet becomes one in `folder`."""
+    """Return the command line for the check on a node. A Study object is written to a file in `folder`."""
     if isinstance(study, Study):
         path, content = folder / "study.yaml", study.model_dump_json(indent=1)  # JSON is YAML as well
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,12 +268,12 @@ def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None
 
 
 def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
-    """Write the job that checks where runs will be, with all that a site file says of it; return how to submit it."""
+    """Write a job script that checks on a compute node; return how to submit it."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
     plan = launchers.load(request.launcher).plan(work, request.launcher_options)
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in plan.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     where = f"{socket.gethostname()}, outside of {image}" if image else socket.gethostname()
-    found = f"not looked at: this is {where}. A job that checks, and builds what is still missing there, is written"
+    found = f"not checked: this is {where}. A job script that checks, and builds missing ops there, is written"
     return Check("compute node", "note", found, f"{shlex.join(plan.command)}, then read its log in {folder}")

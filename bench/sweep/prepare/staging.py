@@ -1,7 +1,7 @@
-"""What a sweep needs on its nodes, fetched, built and tried: `python -m bench.sweep.prepare.staging stage|check`.
+"""Fetch, build and try the needs of a sweep on its nodes: `python -m bench.sweep.prepare.staging stage|check`.
 
-Reads Needs as JSON from standard input and prints JSON, line by line: a text says what is being done, an object is a
-Finding. `stage` may use the network and leaves all that is needed in caches; `check` does what a run will do first.
+Reads `StagingNeeds` as JSON from standard input and prints JSON lines: a string is the current step, an object a
+finding. `stage` may use the network and fills caches; `check` does the first steps of a run.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ StagingMessage = str | Check
 
 
 class StagingNeeds(Frozen):
-    """What points need on one kind of node; each spec stands for all that need the same of it."""
+    """Needs of points on one kind of node; each spec represents all points with equal needs."""
 
     device: Literal["cpu", "cuda"]
     operations: tuple[str, ...] = ()
-    architecture: str | None = None  # of the GPUs; None is that of those here
+    architecture: str | None = None  # of the GPUs; None is that of the local ones
     data: tuple[RunSpec, ...] = ()
     models: tuple[RunSpec, ...] = ()
-    elsewhere: bool = False  # they run on other machines than this
+    elsewhere: bool = False  # the points run on other machines
 
 
 def main() -> None:
-    """Answer on standard output, which libraries are kept from."""
+    """Print messages to standard output; the output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     signal.signal(signal.SIGTERM, _end_group)
@@ -60,24 +60,24 @@ def main() -> None:
 
 
 def _end_group(number: int, frame: FrameType | None) -> None:
-    """End what was started, then this process, which clears away what is half done."""
+    """End all child processes, then this one, which removes partial results."""
     signal.signal(number, signal.SIG_IGN)
     os.killpg(0, number)
     with contextlib.suppress(ChildProcessError):
-        while os.wait():  # ninja ends its compilers first, if it is let
+        while os.wait():  # ninja ends its compilers first
             pass
     sys.exit(128 + number)
 
 
 def stage(needs: StagingNeeds) -> Iterator[StagingMessage]:
-    """Fetch and build whatever a run would need a network or a compiler for."""
+    """Fetch and build everything for which a run would need a network or a compiler."""
     for spec in needs.data:
         yield from _run_check(f"data {spec.data.name}", partial(_stage_data, spec, needs))
     yield from _check_compiled(needs)
 
 
 def check(needs: StagingNeeds) -> Iterator[StagingMessage]:
-    """Do what a run does before its first step, up to the engine."""
+    """Do the steps of a run before its engine is built."""
     yield _check_network()
     yield from _run_check("libraries", partial(_check_libraries, needs))
     if needs.device == "cuda":
@@ -97,13 +97,13 @@ def _check_compiled(needs: StagingNeeds) -> Iterator[StagingMessage]:
 
 
 def _run_check(subject: str, checker: Callable[[], Iterable[Check]]) -> Iterator[StagingMessage]:
-    """Say what is looked at, then what was found; what goes wrong is a finding too."""
+    """Yield the subject, then the findings; an error is a finding too."""
     yield subject
     try:
         yield from checker()
     except UserError as error:
         yield Check(subject, "missing", f"{error.value}: {error.rule}", error.remedy)
-    except Exception as error:  # a library raises whatever it likes
+    except Exception as error:  # libraries raise errors of any type
         traceback.print_exc()
         lines = str(error).strip().splitlines() or [""]
         message = next((line for line in lines if "error:" in line), lines[0])
@@ -113,9 +113,9 @@ def _run_check(subject: str, checker: Callable[[], Iterable[Check]]) -> Iterator
 def _check_network() -> Check:
     interfaces = {name for _, name in socket.if_nameindex()} - {"lo"}
     if not interfaces:
-        return Check("network", "ok", "none in what follows")
+        return Check("network", "ok", "none during the following checks")
     message = "HF_HUB_OFFLINE and its like are set, but the network could not be taken away (unshare --net)"
-    return Check("network", "note", f"{message}: what finds another way out is not noticed")
+    return Check("network", "note", f"{message}: other access to the network is not noticed")
 
 
 def _check_libraries(needs: StagingNeeds) -> Iterator[Check]:
@@ -135,11 +135,11 @@ def _check_gpu() -> Iterator[Check]:
     if torch.cuda.is_available():
         yield Check("GPU", "ok", torch.cuda.get_device_name())
     else:
-        yield Check("GPU", "note", "none in sight: what needs one can be loaded here, and not be tried")
+        yield Check("GPU", "note", "none here: GPU ops can be loaded, but not tried")
 
 
 def _check_model(spec: RunSpec) -> Iterator[Check]:
-    """Build a model without memory for its weights."""
+    """Build a model on the meta device, without memory for its weights."""
     import torch
 
     module = models.load_builder(spec.model.family).build(spec, torch.device("meta"))
@@ -156,7 +156,7 @@ def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
     subject, facts = f"data {spec.data.name}", data.load(spec.data.source).describe(spec)
     corpora = [one["corpus"] for one in facts.get("sources", {"": facts}).values() if "corpus" in one]
     if not corpora:
-        yield Check(subject, "ok", "made when it is needed, nothing to fetch")
+        yield Check(subject, "ok", "generated by the run, nothing to fetch")
         return
     from datasets import config
     from huggingface_hub import constants
@@ -174,11 +174,11 @@ def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
 
 
 def _check_folder(result: Check, folder: Path, variable: str, needs: StagingNeeds) -> Check:
-    """Doubt a finding whose folder the nodes will not see."""
+    """Return a finding as a note if its folder is not shared with the nodes."""
     inside = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
     if not needs.elsewhere or inside.isdisjoint((*_OF_ONE_NODE, tempfile.gettempdir())):
         return result
-    message = f"{result.found}, which is this machine's own folder"
+    message = f"{result.found}, a folder of this machine alone"
     return result._replace(state="note", found=message, remedy=f"set {variable} to a folder that all nodes share")
 
 
@@ -187,18 +187,18 @@ def _check_micro_batch(spec: RunSpec) -> Iterator[Check]:
     try:
         batch = next(data.load(spec.data.source).micro_batches(in_process, 0))
     except UserError as error:
-        remedy = f"{error.remedy}; or call `zeroscale prepare` where there is a network"
+        remedy = f"{error.remedy}; or call `zeroscale prepare` on a machine with a network"
         raise UserError(error.value, error.rule, remedy) from error
     samples, tokens = len(next(iter(batch.tensors.values()))), "/".join(map(str, spec.sequence.values()))
     yield Check(f"data {spec.data.name}", "ok", f"first micro-batch read: {samples} × {tokens} tokens")
 
 
 def check_memory_counter() -> Iterator[Check]:
-    """Say whether a CPU's memory can be counted; its counter is compiled if it has not been."""
+    """Check that a CPU's memory can be counted; the counter is compiled at its first use."""
     try:
         memory, torch = importlib.import_module("bench.measure.memory"), importlib.import_module("torch")
     except ImportError:
-        return  # said elsewhere
+        return  # another check reports it
     cpu = torch.device("cpu")
     memory.install_counter(cpu)
     before = memory.read_live_bytes(cpu)
@@ -215,10 +215,10 @@ def check_memory_counter() -> Iterator[Check]:
 
 
 def _check_operation(name: str, needs: StagingNeeds) -> Iterator[Check]:
-    """Load an op of DeepSpeed's like a run does; what was never built is built."""
+    """Load an op of DeepSpeed as a run does, which builds it the first time."""
     if extensions.FOLDER not in os.environ:
         remedy = "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100"
-        yield Check(f"op {name}", "missing", "no GPU here tells for which to build it", remedy)
+        yield Check(f"op {name}", "missing", "no local GPU decides the architecture to build for", remedy)
         return
     folder, begin = Path(os.environ[extensions.FOLDER]), time.monotonic()
     built = extensions.load(name, needs.device, folder)

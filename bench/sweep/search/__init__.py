@@ -1,1 +1,1 @@
-"""Searches: which point of a space is tried next, when that ends, and what was found."""
+"""Searches over a space of points: the next trial, the end of the search, and its result."""

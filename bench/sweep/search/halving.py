@@ -1,9 +1,9 @@
-"""Successive halving: every training begins short, and the best of those that came as far go on from their checkpoints.
+"""Successive halving: every training stops early at first, and the best are resumed from their checkpoints.
 
-Asynchronous (ASHA; Li et al., arXiv 1810.05934): a training is promoted as soon as it stands among the best 1/`factor`
-of its rung, so that no trial waits for a round to end. Once nothing is left to begin, the best of the highest rung goes
-on until one training has come to its end. With several `brackets` some trainings begin longer (Hyperband; Li
-et al., arXiv 1603.06560), for what is slow to show what it is worth.
+Asynchronous (ASHA; Li et al., arXiv 1810.05934): a training is promoted as soon as it is among the best 1/`factor` of
+its rung, so that no trial waits for a round to end. When no training is left to begin, the best of the highest rung
+goes on until one training has reached its end. With several `brackets`, some trainings begin at a higher rung
+(Hyperband; Li et al., arXiv 1603.06560), in favour of configurations that start slowly.
 """
 
 from collections import Counter
@@ -19,15 +19,15 @@ STOP = "learning.stop_after"
 
 
 class RungResult(NamedTuple):
-    """A trial, and the rung that its training stops at."""
+    """A trial and the rung at which its training stops."""
 
-    key: str  # of the training: that of its values
+    key: str  # of the training, from its values
     rung: int
     result: TrialResult
 
 
 def list_rung_tokens(rungs: RungSection, tokens: int) -> list[int]:
-    """Return behind how many tokens a training may stop, the fewest first; the last are all of them."""
+    """Return the numbers of tokens after which a training may stop, in increasing order up to `tokens`."""
     found = [tokens]
     while (fewer := found[-1] // rungs.factor) >= rungs.least:
         found.append(fewer)
@@ -46,8 +46,10 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
 
 
 def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return the trials of the highest rung that one of them ended well at: losses in the middle of a schedule compare
-    with their like alone. All of a search without rungs."""
+    """Return the trials of the highest rung with a result: losses compare at equal tokens of a schedule alone.
+
+    A search without rungs returns all trials.
+    """
     if section.rungs is None:
         return results
     reached = find_rungs(section, results)
@@ -56,22 +58,24 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 
 class HalvingProposer:
-    """Promotes what is among the best of its rung; else begins with what the sampler asks for."""
+    """Promotes a training among the best of its rung, and else begins a training proposed by the sampler."""
 
     def __init__(self, pool: CandidatePool, sampler: Proposer) -> None:
         assert pool.section.rungs
         self._pool, self._section, self._sampler, self._rungs = pool, pool.section, sampler, pool.section.rungs
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the next rung of a training, or a new training. Return None where one has come to its end and nothing
-        else is left, where answers are awaited, or where the budget is spent."""
+        """Return the next rung of a training, or a new training.
+
+        None if the budget is spent, if answers are awaited, or if a training has ended and no other is left.
+        """
         if is_spent(self._section, results):
             return None
         reached = find_rungs(self._section, results)
         return self._promote(reached) or self._begin(reached) or self._finish(reached)
 
     def _promote(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return the best training that may go on and was not yet asked to, of the highest rung that has one."""
+        """Return the best training to promote that was not promoted yet, from the highest rung with one."""
         for rung in sorted({one.rung for one in reached}, reverse=True):
             ended = self._rank(reached, rung)
             if found := self._promote_first(reached, rung, ended, len(ended) // self._rungs.factor):
@@ -79,17 +83,19 @@ class HalvingProposer:
         return None
 
     def _finish(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return the next rung of the best training of the highest rung. A space with few points ends otherwise before
-        a rung has enough trainings for one of them to be promoted, and no training would come to its end."""
+        """Return the next rung of the best training of the highest rung.
+
+        In a space with few points, rungs may have too few trainings for a promotion: no training would reach its end.
+        """
         if any(one.result.outcome is None for one in reached):
             return None
         for rung in sorted({one.rung for one in reached}, reverse=True):
-            if ended := self._rank(reached, rung):  # of the last rung, nothing goes on
+            if ended := self._rank(reached, rung):  # a training of the last rung has ended
                 return self._promote_first(reached, rung, ended, len(ended))
         return None
 
     def _rank(self, reached: Sequence[RungResult], rung: int) -> list[RungResult]:
-        """Return the trainings that ended well at a rung, the best first."""
+        """Return the trainings with a result at a rung, the best first."""
         ended = [
             (cost, one.result.trial.number, one) for one in reached
             if one.rung == rung and (cost := find_cost(self._section, one.result)) is not None
@@ -99,7 +105,7 @@ class HalvingProposer:
     def _promote_first(
         self, reached: Sequence[RungResult], rung: int, ended: Sequence[RungResult], count: int
     ) -> Proposal | None:
-        """Return the next rung of the first of the best `count` trainings that was not yet asked to go on."""
+        """Return the next rung of the first of the best `count` trainings that was not promoted yet."""
         above = {one.key for one in reached if one.rung == rung + 1}
         for place, one in enumerate(ended[:count], start=1):
             trial = one.result.trial
@@ -110,13 +116,13 @@ class HalvingProposer:
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return what the sampler asks for, at the first rung of the bracket that has fewest for its share."""
+        """Return a training proposed by the sampler, at the first rung of the bracket chosen by `choose_bracket`."""
         by_training = dict[str, list[RungResult]]()
         for one in reached:
             by_training.setdefault(one.key, []).append(one)
         whole: list[TrialResult] = []
         for first, *others in by_training.values():
-            if candidate := self._pool.find(first.result.trial.values):  # without a rung, as the sampler knows it
+            if candidate := self._pool.find(first.result.trial.values):  # the sampler knows trainings without rungs
                 furthest = max([first, *others], key=lambda one: one.rung)
                 trial = first.result.trial.model_copy(update={"point": candidate.point, "number": len(whole)})
                 whole.append(furthest.result._replace(trial=trial))
@@ -129,7 +135,7 @@ class HalvingProposer:
         return made._replace(why=new.why, sampler_state=new.sampler_state) if made else None
 
     def _build_proposal(self, values: Values, rung: int) -> Proposal | None:
-        """Return a training as far as a rung; None beyond the last."""
+        """Return a training that stops at a rung; None beyond the last rung."""
         whole = self._pool.find(values)
         tokens = self._list_tokens(whole.point.spec) if whole else []
         if rung >= len(tokens):
@@ -142,9 +148,11 @@ class HalvingProposer:
 
 
 def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> int:
-    """Return at which rung the next training begins, of those that `begun` counts: where there are fewest for their
-    share. Bracket b begins at rung b, and all spend about as much: it has (rungs + 1) / (rungs − b + 1) × factor^(rungs
-    − b) trainings, in proportion (Hyperband, algorithm 1)."""
+    """Return the rung at which the next training begins: the one with the fewest trainings in `begun` for its share.
+
+    Bracket b begins at rung b. All brackets cost about the same: bracket b has a number of trainings in proportion to
+    (rungs + 1) / (rungs − b + 1) × factor^(rungs − b) (Hyperband, algorithm 1).
+    """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))
     }  # fmt: skip
@@ -152,6 +160,6 @@ def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> i
 
 
 def find_end(spec: Mapping[str, Any]) -> int:
-    """Return behind how many tokens a run with this plain spec ends."""
+    """Return the number of tokens after which a run with this plain spec ends."""
     learning = spec["learning"]
     return int(learning["stop_after"] or learning["tokens"])

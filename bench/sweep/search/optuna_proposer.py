@@ -1,9 +1,9 @@
-"""Optuna's samplers, by ask and tell: its study is made anew from the trials before every proposal.
+"""Proposals by Optuna's samplers: an Optuna study is built from the trials before every proposal.
 
-Nothing is kept beside the trials: what a sampler stores of its own is in each trial's file, and its random numbers
-begin from the search's seed and the trial's number, so that a search that was killed asks for the same. What failed, or
-keeps not to the constraints, is told as a violated constraint and, for samplers that know none, as worse than the rest.
-They know no noise of single trials: what a busy or short run came to is told nearer to the mean.
+There is no state besides the trials. A sampler's own state is in each trial's file, and its random numbers depend on
+the search's seed and the trial's number, so that an interrupted search makes the same proposals. A failed trial, or one
+outside of the constraints, violates a constraint in Optuna; for samplers without constraints it is worse than the rest.
+The samplers know no noise of single trials: the result of a busy or short run is moved towards the mean.
 """
 
 import importlib
@@ -19,30 +19,34 @@ from bench.sweep.search.proposers import compute_cost, compute_told_costs, is_se
 from bench.sweep.search.space import CandidatePool, SearchCandidate, Values
 
 _STUDY = "zeroscale"
-_ENQUEUED = 10  # predicted best points that come first: as many as these samplers draw at random otherwise
-_MOST_FITTED = 60  # trials that a Gaussian process is fitted to: seconds go with their number's third power
-_PENALTY = 1.0  # in log: what failed counts as e times worse than the worst that ran
+_ENQUEUED = 10  # predicted best points that come first: these samplers would draw as many at random
+_MOST_FITTED = 60  # trials to fit a Gaussian process to: its time grows with their third power
+_PENALTY = 1.0  # in log: a failed trial counts as e times worse than the worst result
 _CONSTRAINT = "runs"
 _PER_TRIAL, _PER_STUDY = "trial", "study"
 
 
 class OptunaProposer:
-    """The predicted best points, then what one of Optuna's samplers asks for. A suggestion that cannot run, or was
-    tried, is replaced by the nearest point that was not."""
+    """Proposes the predicted best points, then those of one of Optuna's samplers.
+
+    A suggestion that cannot run, or was tried, is replaced by the nearest point that was not tried.
+    """
 
     def __init__(self, pool: CandidatePool) -> None:
-        """UserError where Optuna is not installed, or what the sampler needs besides."""
+        """UserError if Optuna, or another package that the sampler needs, is not installed."""
         self._pool, self._section = pool, pool.section
         self._optuna = _import_optuna(self._section.sampler)
         self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
-        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # which draw no categories together
+        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # they do not sample categories jointly
         self._distributions = {key: self._build_distribution(one) for key, one in pool.space.dimensions.items()}
         self._candidates = [one for one in pool.list_all() if one.may_fit]
         self._enqueued = self._list_enqueued()
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the predicted best points and then what the sampler asks for; None where the budget is spent, where
-        nothing more is gained, or where every point was tried."""
+        """Return one of the predicted best points, and after them a point of the sampler.
+
+        None if the budget is spent, if the search has settled, or if every point was tried.
+        """
         if is_spent(self._section, results) or is_settled(self._section, results):
             return None
         tried = {result.trial.point.config_id for result in results}
@@ -50,6 +54,7 @@ class OptunaProposer:
         enqueued = [one for one in self._enqueued if one.point.config_id not in tried]
         if enqueued:
             return Proposal(enqueued[0].point, enqueued[0].values, "among the predicted best")
+        # The suggestion is asked from a new study every time: all state comes from the trials.
         study, storage, identity = self.build_study(self._select_fitted(results))
         trial = study.ask()
         values = self._suggest(trial)
@@ -76,9 +81,9 @@ class OptunaProposer:
         return [*begin, *(one for one in ordered if one not in begin)][: max(_ENQUEUED, len(begin))]
 
     def _compute_distance(self, one: Values, other: Values) -> float:
-        """Return how far apart two points are: each field adds between 0 and 1, and 1 where it has no order."""
+        """Return the distance of two points: each field adds 0 to 1, and 1 if it differs and has no order."""
         apart, codes, others = 0.0, self._encode(one), self._encode(other)
-        for key in dict.fromkeys([*codes, *others]):  # in an order that is the same in every process
+        for key in dict.fromkeys([*codes, *others]):  # in the same order in every process
             if key not in codes or key not in others:
                 apart += 1
                 continue
@@ -92,11 +97,11 @@ class OptunaProposer:
         return apart
 
     def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-        """Return the trials that a sampler is told of: for `gp` the latest, and of those before the best."""
+        """Return the trials for the sampler: for `gp` the latest ones, and the best of the earlier ones."""
         if self._section.sampler != "gp" or len(results) <= _MOST_FITTED:
             return results
         earlier, latest = results[: -_MOST_FITTED // 2], results[-_MOST_FITTED // 2 :]
-        costs = [math.inf if cost is None else cost for cost in self._list_costs(earlier)]
+        costs = [math.inf if cost is None else cost for cost in compute_told_costs(self._section, earlier)]
         best = sorted(range(len(earlier)), key=costs.__getitem__)[: _MOST_FITTED - len(latest)]
         return [*(earlier[index] for index in sorted(best)), *latest]
 
@@ -104,12 +109,12 @@ class OptunaProposer:
         """Return an Optuna study in memory with these trials, its storage and its number there."""
         optuna = self._optuna
         storage = optuna.storages.InMemoryStorage()
-        with warnings.catch_warnings():  # that its interface may change, which constraints.txt is for
+        with warnings.catch_warnings():  # about interfaces that may change: constraints.txt pins the version
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._build_sampler(results[-1].trial.number + 1 if results else 0)
         study = optuna.create_study(study_name=_STUDY, storage=storage, sampler=sampler, direction="minimize")
-        identity, costs = storage.get_study_id_from_name(_STUDY), self._list_costs(results)
-        worst = _find_worst(costs)
+        identity, costs = storage.get_study_id_from_name(_STUDY), compute_told_costs(self._section, results)
+        worst = max((cost for cost in costs if cost is not None), default=0.0)
         for result, cost in zip(results, costs, strict=True):
             study.add_trial(self._build_trial(result, cost, worst))
             for name, value in result.trial.sampler_state.get(_PER_STUDY, {}).items():
@@ -132,7 +137,7 @@ class OptunaProposer:
         )
 
     def _build_sampler(self, number: int) -> Any:
-        """Return the sampler, its random numbers begun for the trial with this number."""
+        """Return the sampler, seeded for the trial with this number."""
         samplers, seed = self._optuna.samplers, (self._section.seed * 1_000_003 + number) % 2**32
         match self._section.sampler:
             case "tpe":
@@ -143,7 +148,7 @@ class OptunaProposer:
                 return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
             case "nsga2":
                 return samplers.NSGAIISampler(seed=seed, population_size=min(50, max(4, self._section.trials // 5)))
-        # the sequence is one for the whole search, and what is drawn beside it is not
+        # One sequence for the whole search; values drawn outside of it depend on the trial.
         beside = samplers.RandomSampler(seed=seed)
         return samplers.QMCSampler(
             seed=self._section.seed,
@@ -153,11 +158,8 @@ class OptunaProposer:
             warn_asynchronous_seeding=False,
         )
 
-    def _list_costs(self, results: Sequence[TrialResult]) -> list[float | None]:
-        return compute_told_costs(self._section, results)
-
     def _suggest(self, trial: Any) -> Values:
-        """Ask for a value of each dimension that is set."""
+        """Return a suggestion for each active dimension."""
         values: Values = {}
         for key, dimension in self._pool.space.dimensions.items():
             if self._pool.space.is_active(key, values):
@@ -165,7 +167,7 @@ class OptunaProposer:
         return values
 
     def _build_distribution(self, dimension: Dimension) -> Any:
-        """Return the distribution of a dimension: of the numbers of its values where these are ordered."""
+        """Return the distribution of a dimension; for ordered values, over their indices."""
         kinds = self._optuna.distributions
         if dimension.values is not None:
             numbers = range(len(dimension.values))
@@ -188,7 +190,7 @@ class OptunaProposer:
         return dimension.values[suggested] if dimension.values is not None else suggested
 
     def _encode(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return a trial's values as Optuna keeps them, each with its distribution."""
+        """Return a trial's values in Optuna's form, each with its distribution."""
         found = {}
         for key, value in values.items():
             dimension = self._pool.space.dimensions[key]
@@ -197,12 +199,8 @@ class OptunaProposer:
         return found
 
 
-def _find_worst(costs: Sequence[float | None]) -> float:
-    return max((cost for cost in costs if cost is not None), default=0.0)
-
-
 def _import_optuna(sampler: str) -> Any:
-    """Return Optuna; UserError where it, or what a sampler needs besides, is not installed."""
+    """Return Optuna; UserError if it, or another package that the sampler needs, is not installed."""
     wanted = {"cma_es": ("optuna", "cmaes"), "gp": ("optuna", "torch")}.get(sampler, ("optuna",))
     for name in wanted:
         try:

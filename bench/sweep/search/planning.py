@@ -1,4 +1,4 @@
-"""From what a user asks to a search that can propose its trials, new or gone on with."""
+"""Build a search from a study and overrides, or from a study's folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from bench import launchers
 from bench.config import compose
 from bench.config.compose import GROUPS, StudyPoint
 from bench.config.decode import decode_model
-from bench.config.rule_fields import list_field_names
+from bench.config.exclude_rules import list_field_names
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.formatting import format_count
 from bench.core.study import Dimension, Pair, SearchSection, Study
@@ -25,58 +25,60 @@ from bench.sweep.search.space import CandidatePool, SearchCandidate, SearchSpace
 from bench.sweep.snapshot import TrialReader
 from bench.sweep.status import read_state
 
-_TRIED_FOR_FIRST = 200  # values of a space of which one has to make a point that can run
-_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # of a search that goes on
+_TRIED_FOR_FIRST = 200  # values of a space among which at least one point must be able to run
+_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # when a search is resumed
 _SECTION = "search."
-_ONE_OF = ("machine", "launcher")  # for all trials: what differs by these is not compared
+_ONE_OF = ("machine", "launcher")  # equal for all trials, so that their results compare
 
 
 class SearchPoints:
-    """The points of a search's space: each composed and checked when its values are asked for."""
+    """The points of a search's space; each is composed and checked on demand."""
 
     def __init__(
         self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
     ) -> None:
-        """UserError for a study without a search, for several values of a key, and for a field that is none. `machine`
-        is that of a search that goes on: the one that conf/config.yaml names may be another by now."""
+        """UserError for a study without a search, for several values of a key, and for an unknown field.
+
+        `machine` is given for a resumed search: the default of conf/config.yaml may have changed since.
+        """
         if study.search is None:
             rule = "has no `search` section"
-            raise UserError(f"study={study.name}", rule, "give one with a space and an objective, or use `sweep`")
+            raise UserError(f"study={study.name}", rule, "add a section with a space and an objective, or use `sweep`")
         self.overrides, self.config_dir = overrides, config_dir
         given = compose.parse_single(overrides)
         self._pinned = [(key, value) for key, value in given if not key.startswith(_SECTION)]
         section = _change_section(study.search, [(key, value) for key, value in given if key.startswith(_SECTION)])
         space = {key: one for key, one in section.space.items() if key not in dict(self._pinned)}
         if not space:
-            raise UserError("search.space", "every field of it was given a value", "leave one of these out")
+            raise UserError("search.space", "overrides set all of its fields", "remove one of these overrides")
         for key, dimension in space.items():
             _check_fields(key, dimension)
         if section.rungs and "learning.stop_after" in {*study.base, *dict(self._pinned)}:
-            rule = "a search with rungs says where its trainings stop"
-            raise UserError("learning.stop_after", rule, "leave it out, or search.rungs")
+            rule = "a search with rungs decides where its trainings stop"
+            raise UserError("learning.stop_after", rule, "remove it, or search.rungs")
         self.section = section.model_copy(update={"space": space})
         base = study.base if machine is None else {"machine": machine} | study.base
         self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
-        """Return the point with these values of the space; UserError for one that is left out or cannot run."""
+        """Return the point with these values of the space; UserError if it is excluded or cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
         found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
         inputs.check_devices(found.composed)
         if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
-            rule = "is of a training to its end, and there is none"
-            raise UserError("search.objective=validation_loss", rule, "give learning.tokens in base")
+            rule = "needs a training with an end"
+            raise UserError("search.objective=validation_loss", rule, "set learning.tokens in base")
         return found
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
-        """Return the same as it is asked for, with what is predicted of it."""
+        """Return the point with these values for the definition of a sweep, with its prediction."""
         varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
         return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
 
 
 class PlannedSearch(NamedTuple):
-    """A search that is planned and not started."""
+    """A planned search."""
 
     sweep: SweepDefinition
     pool: CandidatePool
@@ -84,14 +86,14 @@ class PlannedSearch(NamedTuple):
 
     @property
     def queues(self) -> bool:
-        """Whether its trials start by a queue, and not here and now."""
+        """Return whether its trials are submitted to a queue."""
         return bool(launchers.load(str(self.sweep.launcher["name"])).QUEUES)
 
 
 def plan_search(
     study: Study | str | Path | None, overrides: GivenOverrides, config_dir: Path | None, etiquette: Mapping[str, Any]
 ) -> PlannedSearch:
-    """Return the search that is asked for; UserError for one that cannot be."""
+    """Return the planned search; UserError if it is impossible."""
     found, _ = find_study(study, overrides, config_dir, "search")
     texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
     points = SearchPoints(found, texts, config_dir)
@@ -106,12 +108,12 @@ def plan_search(
             planned = _build_search(points, pool_space, _define_search(points, first, etiquette))
             _check_within_reach(planned.pool)
             return planned
-    rule = f"none of its points can run; of the first the reason is: {refused}"
-    raise UserError("search.space", rule, "change the space, or the rules that leave points out")
+    rule = f"none of its points can run; the reason for the first is: {refused}"
+    raise UserError("search.space", rule, "change the space, or the rules that exclude points")
 
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
-    """Return what is written down of a search, whose trials are added later; `first` is any of its points."""
+    """Return the definition of a search; its trials follow later. `first` is any of its points."""
     options, study = plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
@@ -123,7 +125,7 @@ def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[s
 
 
 def _check_within_reach(pool: CandidatePool) -> None:
-    """Raise UserError where every point is predicted far out of a device's memory, or of what a constraint leaves."""
+    """Raise UserError if all points are predicted far above a device's memory, or above a constraint on memory."""
     bound = pool.section.constraints.get("peak_bytes")
     most = math.inf if bound is None or bound.at_most is None else bound.at_most
     looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))
@@ -132,7 +134,7 @@ def _check_within_reach(pool: CandidatePool) -> None:
     candidates = [one for one in pool.list_all() if one.may_fit]
     if not candidates:
         count = format_count(len(pool.list_all()), "point")
-        rule = f"each of its {count} is predicted far out of memory of a device of {pool.machine.name}"
+        rule = f"each of its {count} is predicted far above the memory of a device of {pool.machine.name}"
         raise UserError("search.space", rule, "change the space, or the machine")
     rule = f"{bound}, and each of its {format_count(len(candidates), 'point')} is predicted to need more"
     least = f"the least {min(map(_predict_peak, candidates)):.4g}"
@@ -140,13 +142,13 @@ def _check_within_reach(pool: CandidatePool) -> None:
 
 
 def _predict_peak(candidate: SearchCandidate) -> float:
-    """Return the bytes of live tensors that are predicted of a candidate; 0 where nothing is."""
+    """Return the predicted bytes of live tensors of a candidate; 0 without a prediction."""
     forecast = candidate.point.forecast
     return forecast.room.tensor_bytes if forecast and forecast.room else 0
 
 
 def restore_search(sweep: SweepDefinition) -> PlannedSearch:
-    """Return a search that was asked for before."""
+    """Return the search of a study's folder."""
     request = sweep.search
     assert request
     config_dir = Path(request.config_dir) if request.config_dir else None
@@ -161,36 +163,36 @@ def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefiniti
 
 
 def build_proposer(pool: CandidatePool) -> Proposer:
-    """Return what asks for the trials of a pool; UserError where its sampler is not installed."""
+    """Return the proposer of trials for a pool; UserError if its sampler is not installed."""
     sampler = build_sampler(pool)
     return EarlyEnd(HalvingProposer(pool, sampler) if pool.section.rungs else sampler, pool.section)
 
 
 def build_sampler(pool: CandidatePool) -> Proposer:
-    """Return what asks for points of a pool, without regard to rungs and to trials that cannot win."""
+    """Return the sampler of a pool, without rungs and early ends."""
     match pool.section.sampler:
         case "grid" | "random":
             return ListProposer(pool, at_random=pool.section.sampler == "random")
-    from bench.sweep.search.optuna_proposer import OptunaProposer  # which needs the extra
+    from bench.sweep.search.optuna_proposer import OptunaProposer  # needs the extra `search`
 
     return OptunaProposer(pool)
 
 
 def write_search(folder: Path, sweep: SweepDefinition) -> None:
-    """Write down what was asked, unless it is what the folder holds already; UserError where that is another search."""
+    """Write a search's definition, unless the folder has the same already; UserError if it has another search."""
     if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
         before = next((one for one in reversed(definition.read(folder)) if one.search), None)
         if before and before.search and sweep.search:
             if _identify(before.search) != _identify(sweep.search):
                 rule = "holds the trials of another search"
-                raise UserError(str(folder), rule, "give this one another name, or --results DIR")
+                raise UserError(str(folder), rule, "give this search another name, or --results DIR")
             if before.search == sweep.search and before.launcher == sweep.launcher:
                 return
     definition.write(folder, sweep)
 
 
 def _identify(request: SearchRequest) -> dict[str, Any]:
-    """Return what makes a search what it is: how far it goes may change."""
+    """Return the fields that identify a search; its budget may change."""
     plain = request.model_dump(mode="json", by_alias=True)
     study = {key: value for key, value in plain["study"].items() if key not in ("question", "budget")}
     study["search"] = {key: value for key, value in study["search"].items() if key not in _MAY_CHANGE}
@@ -198,7 +200,7 @@ def _identify(request: SearchRequest) -> dict[str, Any]:
 
 
 def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSection:
-    """Return the section with what was given beside it, such as search.sampler=random."""
+    """Return the section with its overrides, such as search.sampler=random."""
     if not given:
         return section
     plain = section.model_dump(by_alias=True, exclude_defaults=True)
@@ -208,7 +210,7 @@ def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSect
 
 
 def _check_fields(key: str, dimension: Dimension) -> None:
-    """Raise UserError for what is no field of a point."""
+    """Raise UserError for a name that is no field of a point."""
     names = {
         name
         for value in ((None,) if dimension.values is None else dimension.values)
@@ -217,17 +219,18 @@ def _check_fields(key: str, dimension: Dimension) -> None:
     known = list_field_names()
     for name in sorted(names):
         if name.partition(".")[0] in _ONE_OF:
-            raise UserError(f"search.space.{name}", "a search has one machine and one launcher", "give it in base")
+            raise UserError(f"search.space.{name}", "a search has one machine and one launcher", "set it in base")
         if name not in known and name not in GROUPS:
             close = suggest_nearest(name, known, "see conf/config.yaml and the files of its groups")
             raise UserError(f"search.space.{name}", "no field of a point", close)
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:
-    """Write down trials until as many as `parallel` have no answer, or the search is at its end; return how many."""
+    """Write trials until `parallel` of them have no answer, or the search has ended; return their number."""
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)
+    # Each proposal takes all earlier trials into account, those without an answer included.
     planned = restore_search(sweep)
     reader = TrialReader(folder, state.tried, sweep.rules.budget.attempts)
     given_up = {status.key.config_id for status in state.statuses if status.state == "given up"}

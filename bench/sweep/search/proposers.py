@@ -1,5 +1,7 @@
-"""What is tried next, from what came of the trials so far: pure, so that a search that was killed goes on as it would
-have."""
+"""Propose the next trial from the results so far.
+
+No side effects: an interrupted search goes on with the same proposals.
+"""
 
 import math
 import statistics
@@ -15,27 +17,29 @@ from bench.sweep.policy import Proposal, Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool
 
 _LEAST_SPREAD = 0.01
-"""Of costs, as a deviation: points of a space differ by some percent, however little the noise leaves of it."""
+"""Least standard deviation of the costs of a space: its points differ by some percent, also below the noise."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
-    """Return the cost of a value of an objective; None where it is unknown."""
+    """Return the cost of a value of an objective, in log: less is better. None if unknown."""
     if value is None or value <= 0:
         return None
     return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
 
 
 def find_cost(section: SearchSection, result: TrialResult) -> float | None:
-    """Return what a trial cost; None for one that failed, that keeps not to the constraints, or that has no answer."""
+    """Return the cost of a trial; None if it failed, violates a constraint, or has no answer."""
     if result.quantities is None or not keeps_constraints(section, result):
         return None
     return compute_cost(section.objective, result.quantities.get(section.objective))
 
 
 def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
-    """Return the costs of trials as a sampler is told them that knows no noise of single trials: that of a run that was
-    no sound measurement lies so much nearer to the mean of all as noise explains its distance (Efron and Morris,
-    1975)."""
+    """Return the costs of trials for a sampler that knows no noise of single trials.
+
+    The cost of a noisy run is shrunk towards the mean, by the share of its distance that noise explains (Efron and
+    Morris, 1975).
+    """
     costs = [find_cost(section, result) for result in results]
     noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
     known = [(cost, noise**2) for cost, noise in zip(costs, noises, strict=True) if cost is not None]
@@ -51,14 +55,16 @@ def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -
 
 
 def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
-    """Whether a trial ended well and every bounded quantity is known and within its bounds."""
+    """Return whether a trial ended `ok` and all constrained quantities are known and within their bounds."""
     measured = result.quantities
     return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
 
 
 def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
-    """Return which constraints no trial that ended well keeps to, and how near one came; empty where one keeps to all,
-    and where none ended well."""
+    """Return the constraint that every trial with a result violates, and the nearest value.
+
+    Empty if a trial keeps to all constraints, or if none has a result.
+    """
     measured = [result.quantities for result in results if result.quantities]
     if not measured or any(keeps_constraints(section, result) for result in results):
         return ""
@@ -67,29 +73,31 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
         if any(bound.holds(one.get(name)) for one in measured):
             continue
         known = [value for one in measured if (value := one.get(name)) is not None]
-        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is known of none"
-        rule = f"of {format_count(len(measured), 'trial')} that ended well none has {bound}; {nearest}"
+        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is unknown for all"
+        rule = f"none of {format_count(len(measured), 'trial')} that ended `ok` has {bound}; {nearest}"
         return str(UserError(f"search.constraints.{name}", rule, remedy))
     names = ", ".join(section.constraints)
-    rule = f"of {format_count(len(measured), 'trial')} that ended well none keeps to all of them"
+    rule = f"none of {format_count(len(measured), 'trial')} that ended `ok` keeps to all of them"
     return str(UserError(f"search.constraints: {names}", rule, "loosen one, or change the space"))
 
 
 PATIENCE = 20
-"""A search by one of Optuna's samplers ends once so many trials in a row improve the best by less than `gain`. Replays
-by `gp` had found the best of all after 12 trials with rough predictions and after 16 without any (medians); how many of
-them would have ended before, was not measured."""
+"""A search by one of Optuna's samplers ends after so many trials in a row improve the best by less than `gain`. Replays
+with `gp` found the overall best after 12 trials with rough predictions and after 16 without (medians). How many of them
+would have ended earlier was not measured."""
 
 
 def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
-    """Whether a search has had all the trials or node-hours that it may have."""
+    """Return whether a search has used up its trials or node-hours."""
     hours = sum(result.node_hours for result in results)
     return len(results) >= section.trials or (section.node_hours is not None and hours >= section.node_hours)
 
 
 def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
-    """Whether the last trials with an answer improved the best by less than was asked for. Trainings with rungs are
-    never settled: their losses compare with their like alone."""
+    """Return whether the last `PATIENCE` trials improved the best by less than `gain`.
+
+    Never true for a search with rungs: its losses compare at equal tokens alone.
+    """
     if section.rungs or section.sampler in ("grid", "random"):
         return False
     answered = [one for one in results if one.outcome]
@@ -98,7 +106,7 @@ def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
 
 
 class ListProposer:
-    """Candidates one after the other: a grid in its own order, or in a seeded-random one."""
+    """Proposes candidates one after the other: in the order of the grid, or in a seeded random order."""
 
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
         self._section = pool.section
@@ -107,7 +115,7 @@ class ListProposer:
         self._candidates = [candidates[place] for place in order]
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the first candidate that was not tried; None at the end of them."""
+        """Return the first candidate that was not tried; None after the last."""
         if is_spent(self._section, results):
             return None
         tried = {result.trial.point.config_id for result in results}
@@ -117,18 +125,18 @@ class ListProposer:
 
 
 MARGIN = 0.1
-"""By so much more than the best may a step take before a trial is ended: two runs of the same differ by some percent
-more than the steps of either show."""
+"""A trial ends early if its steps take longer than the best by this share: two runs of a configuration differ by some
+percent more than their own intervals show."""
 
 
 class EarlyEnd:
-    """A proposer whose trials end their windows once a step surely takes longer than that of a winner could."""
+    """A proposer whose trials end their windows as soon as a step surely takes too long to win."""
 
     def __init__(self, proposer: Proposer, section: SearchSection) -> None:
         self._proposer, self._section = proposer, section
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return what the proposer asks for, with the longest step that is worth its whole window."""
+        """Return the proposal with its step limit."""
         proposal = self._proposer.propose(results)
         if proposal is None:
             return None
@@ -137,9 +145,11 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds of a step above which a point cannot be the best: a trial surely needs less for the same work,
-    by the end of its interval. None while there is none, or where what is sought does not follow from the time of a
-    step."""
+    """Return the seconds of a step above which a point cannot be the best.
+
+    A trial surely needs less for the same work, by the end of its interval. None without such a trial, or if the
+    objective does not follow from the time of a step.
+    """
     ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)
     tokens = float(spec.global_batch * spec.tokens_per_sample)

@@ -1,5 +1,4 @@
-"""The values that a search may take, listed where they are few and drawn where a range has too many; and the points of
-these values: composed, checked and predicted once."""
+"""The values of a search's space, listed or drawn at random, and their points, each composed and predicted once."""
 
 import itertools
 import json
@@ -18,25 +17,24 @@ from bench.sweep.definition import SweepPoint
 from bench.sweep.pruning import is_far_out_of_memory
 
 Values = dict[str, Any]
-"""By dimension, one of its values; a dimension whose condition does not hold is left out."""
-_MOST_DRAWS = 20  # per value that is wanted: a small space may be given as ranges
+"""One value for each active dimension, by its name."""
+_MOST_DRAWS = 20  # per value: ranges may make a space with few different values
 
 
 class SearchSpace:
-    """The dimensions of a space in their order; each may depend on those before it."""
+    """The dimensions of a space in their order; each may depend on earlier ones."""
 
     def __init__(self, section: SearchSection, base: Mapping[str, Any] | None = None) -> None:
-        """`base` are fields with one value, which conditions may name too."""
+        """`base` are fields with a fixed value, which conditions may name, too."""
         self.dimensions, self._base = section.space, dict(base or {})
 
     def is_active(self, key: str, before: Mapping[str, Any]) -> bool:
-        """Whether a dimension is set, by the values of those before it."""
+        """Return whether a dimension is active, by the values of earlier dimensions."""
         fields = self._base | dict(list_pairs(before))
         return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
 
     def iterate(self) -> Iterator[Values] | None:
-        """Yield all values in the order of the dimensions, the last varying fastest; None where a range has too many
-        to be listed."""
+        """Yield all values in the order of the dimensions, the last varying fastest; None if a range has too many."""
         if any(dimension.list_values() is None for dimension in self.dimensions.values()):
             return None
         return self._iterate_from({}, list(self.dimensions))
@@ -53,7 +51,7 @@ class SearchSpace:
             yield from self._iterate_from({**before, key: value}, rest)
 
     def draw(self, generator: random.Random) -> Values:
-        """Draw values at random: each of a list as likely, ratios where a range says so."""
+        """Draw values at random: uniformly, or by ratios for a logarithmic range."""
         values: Values = {}
         for key, dimension in self.dimensions.items():
             if self.is_active(key, values):
@@ -61,13 +59,13 @@ class SearchSpace:
         return values
 
     def list_all(self, most: int = MOST_LISTED) -> list[Values] | None:
-        """Return all values in the order of the dimensions; None where there are more than `most`."""
+        """Return all values in the order of the dimensions; None if there are more than `most`."""
         listed = self.iterate()
         found = None if listed is None else list(itertools.islice(listed, most + 1))
         return None if found is None or len(found) > most else found
 
     def list_candidates(self, seed: int, most: int = MOST_LISTED) -> list[Values]:
-        """Return all values or, of a space with more than `most`, so many that are drawn."""
+        """Return all values, or `most` random ones of a larger space."""
         listed = self.list_all(most)
         if listed is not None:
             return listed
@@ -80,18 +78,18 @@ class SearchSpace:
         return list(drawn.values())
 
     def compute_share(self, values: Mapping[str, Any]) -> float:
-        """Return how likely values are to be drawn, relative to other values of a listed space."""
+        """Return the probability of values to be drawn, relative to other values of a listed space."""
         return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
 
 
 def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
-    """Return the overrides that values of a space stand for; a mapping stands for several."""
+    """Return the overrides of values of a space; a mapping is several overrides."""
     several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
     return [pair for fields in several for pair in fields.items()]
 
 
 def format_key(values: Mapping[str, Any]) -> str:
-    """Return what is equal for equal values."""
+    """Return a text that identifies values."""
     return json.dumps(values, sort_keys=True)
 
 
@@ -103,12 +101,15 @@ def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
         return generator.uniform(dimension.from_, dimension.to)
     if not dimension.whole:
         return math.exp(generator.uniform(math.log(dimension.from_), math.log(dimension.to)))
-    low, high = math.log(dimension.from_ - 0.5), math.log(dimension.to + 0.5)  # each whole number has its own share
+    low, high = (
+        math.log(dimension.from_ - 0.5),
+        math.log(dimension.to + 0.5),
+    )  # every whole number has a share of the range
     return min(max(round(math.exp(generator.uniform(low, high))), int(dimension.from_)), int(dimension.to))
 
 
 BuildPoint = Callable[[Mapping[str, Any]], SweepPoint]
-"""The point with these values; UserError for one that is left out or cannot run."""
+"""Returns the point with these values; UserError if it is excluded or cannot run."""
 
 _Item = TypeVar("_Item")
 
@@ -118,13 +119,13 @@ class SearchCandidate(NamedTuple):
 
     values: Values
     point: SweepPoint
-    predicted: float | None  # its objective
-    may_fit: bool  # into the device's memory; False: it surely does not
-    needs_bytes: float | None  # at least, as predicted
+    predicted: float | None  # objective
+    may_fit: bool  # into the device's memory; False: surely not
+    needs_bytes: float | None  # predicted lower end
 
 
 class CandidatePool:
-    """Candidates by their values; each is built when it is first looked at."""
+    """Candidates by their values; each is built at its first use."""
 
     def __init__(self, section: SearchSection, space: SearchSpace, build: BuildPoint, machine: Machine) -> None:
         self.section, self.space, self.machine = section, space, machine
@@ -132,12 +133,12 @@ class CandidatePool:
         self._known: dict[str, SearchCandidate | str] = {}
 
     def find(self, values: Mapping[str, Any]) -> SearchCandidate | None:
-        """Return the candidate with these values; None for what cannot run."""
+        """Return the candidate with these values; None if it cannot run."""
         found = self._look_up(values)
         return found if isinstance(found, SearchCandidate) else None
 
     def list_all(self) -> list[SearchCandidate]:
-        """Return every candidate, those of a large space drawn; each run once. UserError where none can run."""
+        """Return every candidate, without duplicates; of a large space, random ones. UserError if none can run."""
         everything = self.space.list_candidates(self.section.seed)
         found: dict[str, SearchCandidate] = {}
         for values in everything:
@@ -145,13 +146,12 @@ class CandidatePool:
                 found.setdefault(candidate.point.config_id, candidate)
         if not found:
             why, count = Counter(self.explain_left_out()).most_common(1)[0]
-            rule = f"none of its {len(everything):,} points can run; of {count:,} the reason is: {why}"
-            raise UserError("search.space", rule, "change the space, or the rules that leave points out")
+            rule = f"none of its {len(everything):,} points can run; the reason for {count:,} is: {why}"
+            raise UserError("search.space", rule, "change the space, or the rules that exclude points")
         return list(found.values())
 
     def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:
-        """Return the places of candidates from `list_all` in a seeded-random order. Those of a large space keep the
-        order in which they were drawn."""
+        """Return the indices of candidates from `list_all` in a seeded random order; random candidates keep theirs."""
         places = range(len(candidates))
         if self.space.list_all() is None:
             return list(places)
@@ -159,7 +159,7 @@ class CandidatePool:
         return _shuffle(places, self.section.seed, shares)
 
     def explain_left_out(self) -> list[str]:
-        """Return why each of the values that were looked at cannot run."""
+        """Return the reasons why values tried so far cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
 
     def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:
@@ -183,8 +183,8 @@ class CandidatePool:
 
 
 def _shuffle(items: Sequence[_Item], seed: int, shares: Sequence[float]) -> list[_Item]:
-    """Return items in a seeded-random order, in which each next item is drawn in proportion to its share (Efraimidis
-    and Spirakis, 2006)."""
+    """Return items in a seeded random order: each next item is drawn in proportion to its share (Efraimidis and
+    Spirakis, 2006)."""
     generator = random.Random(seed)
     if len(set(shares)) < 2:
         return generator.sample(items, len(items))

@@ -1,4 +1,4 @@
-"""What a search found: the best, what cannot be told apart from it, and what it cost."""
+"""Result of a search: the best trial, trials that are not distinguishable from it, and the cost."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,34 +12,34 @@ from bench.sweep.search.space import CandidatePool
 
 
 class SearchVerdict(NamedTuple):
-    """Where a search stands."""
+    """State of a search."""
 
     section: SearchSection
-    best: TrialResult | None  # None: nothing ended well and kept to the constraints
-    unmet: str  # the constraints that nothing that ended well kept to, in one line; empty where something did
+    best: TrialResult | None  # None: no result within the constraints
+    unmet: str  # the constraints that all results violate, in one line; empty without any
     equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
     outcomes: Counter[str]
-    ended_early: int  # of those that ended well: their steps could not win
+    ended_early: int  # results of trials whose steps were too long to win
     pending: int  # trials without an answer
-    environments: int  # in which trials with as many devices on a node have their answers, at most
+    environments: int  # most different environments of trials with equal devices per node
     node_hours: float
-    candidates: int | None  # points of the space that may fit; None where they are too many to list
+    candidates: int | None  # points of the space that may fit; None if they are too many to list
     never_feasible: int
     cannot_run: int
-    is_settled: bool  # ended since its last trials gained too little
+    is_settled: bool  # ended, as its last trials gained too little
     is_spent: bool  # ended by its budget
-    reached: dict[int, int]  # trainings that ended well after this many tokens; empty of a search without rungs
-    whole_tokens: int | None  # of a training that comes to its end; None of a search without rungs
-    is_exhausted: bool  # of one with rungs: no training is to begin or to go on
+    reached: dict[int, int]  # number of trainings with a result, by tokens; empty without rungs
+    whole_tokens: int | None  # of a complete training; None without rungs
+    is_exhausted: bool  # with rungs: no training is left to begin or to resume
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be tried: the budget is spent, or the rest gains too little."""
+        """Return whether the search has ended: its budget is spent, or the rest gains too little."""
         return not self.pending and (self.is_spent or self._is_finished)
 
     @property
     def none_ended(self) -> bool:
-        """Whether no training of a search with rungs has come to its end: the best one led in mid-schedule only."""
+        """Return whether no training of a search with rungs is complete: the best led in mid-schedule only."""
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
@@ -50,7 +50,7 @@ class SearchVerdict(NamedTuple):
 
 
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
-    """Return where a search stands."""
+    """Return the state of a search."""
     section = pool.section
     furthest = select_furthest(section, results)
     ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
@@ -86,8 +86,10 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
 
 
 def _count_environments(results: Sequence[TrialResult]) -> int:
-    """Return in how many environments trials have their answers; the threads of a rank, which are part of one, follow
-    from the devices of a node."""
+    """Return the number of environments of the answers, among trials with equal devices per node.
+
+    The number of threads of a rank is part of an environment, and depends on the devices per node.
+    """
     found: dict[int, set[str]] = {}
     for result in results:
         if result.environment_id:
@@ -96,7 +98,7 @@ def _count_environments(results: Sequence[TrialResult]) -> int:
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
-    """Return the interval of a trial's objective: of this run alone; the value itself where it has none."""
+    """Return the interval of a trial's objective within its run, or the value twice without an interval."""
     assert result.quantities
     value = result.quantities.get(section.objective)
     assert value is not None

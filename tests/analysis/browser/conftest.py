@@ -1,4 +1,4 @@
-"""Reports opened in headless Chromium; the tests skip where there is none, and fail where it must be had."""
+"""Reports opened in headless Chromium. Without Chromium the tests are skipped, or fail if it is required."""
 
 import os
 import shutil
@@ -18,13 +18,13 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-PATIENCE_MS = 100_000  # for what is there in no time on an idle machine
+PATIENCE_MS = 100_000  # generous, because an idle machine needs milliseconds
 EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, for no longer than it is needed: an event loop runs in this thread until then."""
+    """Chromium. It is closed after a module, since its event loop runs in this thread until then."""
     chromium = shutil.which("chromium")
     if chromium is None:
         if os.environ.get(REQUIRE) == "1":
@@ -39,7 +39,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two engines on one and two nodes at two micro-batches, the last of which runs out of memory; one
+    """The report of two engines on one and two nodes at two micro-batches. The last micro-batch runs out of memory; one
     run has a log."""
     records = [
         run(spec(engine, micro, nodes=nodes), steps=steps(scattered(0.9 * s, s, 1.1 * s)))
@@ -57,7 +57,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two engines with two models on a machine of a long name."""
+    """The report of two engines with two models on a machine with a long name."""
     records = [
         run(
             spec(engine, model={"name": model}),
@@ -75,7 +75,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of runs whose texts try to be something else."""
+    """The report of runs whose texts contain HTML, scripts and control characters."""
     folder = tmp_path_factory.mktemp("hostile")
     log = "</script><script>document.title = 'hacked'</script>\n\x1b[31mred"
     engine = EngineSpec(name="zero1", backend="deepspeed", options={"note": EVIL})
@@ -93,7 +93,7 @@ def reported(runs: Path, out: Path) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
-    """Opens a page in a window of its own, on a screen of this width."""
+    """Open a page in its own window, on a screen of a given width."""
     contexts = []
 
     def open_page(path: Path, width: int = 1400, fragment: str = "", **more: object) -> Opened:

@@ -1,4 +1,4 @@
-"""A report in a browser's window."""
+"""A report opened in a browser window."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 
 
 class Opened(NamedTuple):
-    """A page, and what it has asked for and complained about so far."""
+    """A page, with its requests and error messages so far."""
 
     page: Page
     requests: list[str]

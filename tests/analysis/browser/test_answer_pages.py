@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 LEAST_PX = 8.0
-"""Height of the smallest letters that can be read."""
+"""Height of the smallest legible letters."""
 
 
 @pytest.fixture(scope="module", params=["predict", "advise"])

@@ -1,4 +1,4 @@
-"""Synthetic results of runs on several nodes, whose step times are given."""
+"""Synthetic results of runs on several nodes with given step times."""
 
 import random
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from bench.core.spec import RunSpec
 
 
 def asked(nodes: int, *, micro: int = 2, samples: int | None = None, **more: Any) -> RunSpec:
-    """A point on so many nodes of two ranks; `samples` per step, or one micro-step."""
+    """Return a point on this many nodes of two ranks, with `samples` per step or one micro-step."""
     batch = {"micro": micro} if samples is None else {"micro": micro, "global": samples}
     return spec(**{"engine": "zero2", "nodes": nodes, "batch": batch, **more})
 
 
 def measured(of: RunSpec, seconds: float | Iterable[float], *, peak: int = 10 * MIB, **more: Any) -> list[RunRecord]:
-    """One allocation for each of `seconds`, in which steps take about as long: a tenth of a percent either way. Of a
-    single number three allocations, as far apart."""
+    """Return one allocation for each of `seconds`, with step times within 0.1 %. A single number gives three
+    allocations with that spread."""
     times = [seconds * by for by in (0.999, 1.0, 1.001)] if isinstance(seconds, int | float) else list(seconds)
     return [
         run(
@@ -37,6 +37,6 @@ def out_of_memory(of: RunSpec, kind: OutcomeKind = "oom", **more: Any) -> list[R
 
 
 def repeats(seconds: float, spread: float, seed: int, count: int = 3) -> list[float]:
-    """Step times of several allocations, their logarithms normal."""
+    """Return log-normal step times of several allocations."""
     rng = random.Random(seed)
     return [seconds * rng.lognormvariate(0, spread) for _ in range(count)]

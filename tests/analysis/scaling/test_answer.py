@@ -1,4 +1,4 @@
-"""The answer in sentences: what is told first, and that nothing is claimed which runs do not decide."""
+"""The answer in sentences: its order, and no claim without enough runs."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""The answers at a glance, by their data and by where they are drawn."""
+"""The answers at a glance: data and drawing."""
 
 import re
 
@@ -39,9 +39,20 @@ def test_every_engine_stands_as_far_out_as_it_takes_longer() -> None:
 def test_what_ran_fewer_than_three_times_is_indicative_and_has_no_interval() -> None:
     (panel,) = build(*one("ddp", [1.0, 1.0]), *one("zero1", [1.5, 1.5]))
     _, rival = panel.marks
-    assert rival.indicative and rival.ends is None
-    assert rival.words.replace("\u00a0", " ") == "indicative, fewer than 3 runs a side: +50 %"
-    assert not any(mark.indicative for mark in build(*RIVALS)[0].marks)
+    assert rival.ends is None
+    assert rival.words.replace("\u00a0", " ") == "+50 %, indicative"
+    assert not any("indicative" in mark.words for mark in build(*RIVALS)[0].marks)
+
+
+def test_busy_runs_have_a_row_without_a_mark() -> None:
+    busy = measured(asked(1, engine="zero2"), 0.5, load=({"node": 0, "others_share": 0.3},))
+    (panel,) = build(*RIVALS, *busy)
+    assert [(mark.engine, mark.extra, mark.words) for mark in panel.marks][-1] == (
+        "zero2", None, "busy machine: no time counts",
+    )  # fmt: skip
+    (axes,) = draw(answers, results(*RIVALS, *busy)).axes
+    assert len(axes.lines) == 3
+    assert "zero2 [busy short]" in [text.get_text() for text in axes.texts]
 
 
 def test_the_axis_ends_beyond_what_does_not_squeeze_the_others() -> None:
@@ -62,7 +73,8 @@ def test_a_difference_of_protocol_names_no_mark() -> None:
     found = best(results(*measured(one, 1.0), *measured(other, 1.2), *measured(asked(1, engine="zero1"), 1.5)))
     assert "min_steps=40" in describe_choice(found[0].rivals[0].row), "in a table it tells the two apart"
     (panel,), _ = build_panels(found)
-    assert [mark.label for mark in panel.marks] == ["ddp, micro 2", "zero1, micro 2"]
+    assert [mark.label for mark in panel.marks] == ["ddp", "zero1"]
+    assert panel.title.endswith(" · micro 2")
 
 
 def test_without_rivals_there_is_nothing_to_see() -> None:
@@ -88,5 +100,5 @@ def test_a_mark_stands_at_its_value_beside_its_words_and_an_arrow_for_what_is_be
     at = {line.get_ydata()[0]: (line.get_xdata()[0], line.get_marker()) for line in axes.lines}
     assert at[0] == (0.0, "o") and at[1] == (pytest.approx(0.25, rel=1e-3), "s") and at[2] == (1.0, ">")
     words = [text.get_text() for text in axes.texts]
-    assert words[0] == "ddp, micro 2" and re.match(r"slower: \+2\d", words[3])
+    assert words[0] == "ddp [short]" and re.match(r"slower: \+2\d", words[3])
     assert [label.get_text() for label in axes.get_xticklabels()][1:3] == ["0%", "20%"]

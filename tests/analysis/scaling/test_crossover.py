@@ -1,4 +1,4 @@
-"""Where one engine overtakes another, told only where both were measured and the difference can be detected."""
+"""Crossovers: reported only between measured node counts with detectable differences."""
 
 from clusters import asked, measured, out_of_memory, repeats
 from records import failed, results, run
@@ -9,7 +9,7 @@ from bench.core.record import RunRecord
 
 
 def engines(two: dict[int, float], three: dict[int, float]) -> list[RunRecord]:
-    """Seconds per step by nodes; equal work per device."""
+    """Return runs with these seconds per step by node count, with equal work per device."""
     return [
         record
         for engine, times in (("zero2", two), ("zero3", three))
@@ -88,7 +88,7 @@ def test_only_what_differs_in_the_engine_alone_is_paired() -> None:
 
 
 def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]:
-    """The same runs of an engine with these options."""
+    """Return the same runs with these engine options."""
     return [
         run(
             record.spec.model_copy(update={"engine": record.spec.engine.model_copy(update={"options": options})}),
@@ -134,7 +134,8 @@ def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known
 
 
 def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
-    """At 2 nodes zero3 makes twice the samples in less than twice the time, at a micro-batch that zero2 cannot hold."""
+    """At 2 nodes zero3 computes twice the samples in less than twice the time, at a micro-batch that zero2 cannot
+    fit."""
     records = engines({1: 1.0, 2: 1.0}, {1: 1.1, 2: 1.1})
     records += measured(asked(2, engine="zero3", micro=4), 1.8)
     records += out_of_memory(asked(2, engine="zero2", micro=4))

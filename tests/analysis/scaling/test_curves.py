@@ -1,4 +1,4 @@
-"""Efficiency, speed-up and serial fraction over node counts, against numbers worked out on paper."""
+"""Efficiency, speed-up and serial fraction over node counts, compared with numbers computed by hand."""
 
 from typing import Any
 
@@ -121,7 +121,7 @@ def test_the_serial_fraction_falls_with_the_speedup() -> None:
 
 
 def test_two_questions_equal_and_best_micro_batch() -> None:
-    """Samples per second: 1 node 4, 8 at micro 2, 4; 2 nodes 10, 8. So the best ones are micro 4, then micro 2."""
+    """Samples per second at micro 2 and 4: 4 and 8 on 1 node, 10 and 8 on 2 nodes. Micro 4 is best, then micro 2."""
     times = {(1, 2): 1.0, (1, 4): 1.0, (2, 2): 0.8, (2, 4): 2.0}
     records = [record for (n, micro), s in times.items() for record in measured(asked(n, micro=micro), s)]
     found = {curve.name: curve for curve in build_curves(results(*records))}

@@ -1,4 +1,4 @@
-"""Work that several ask for is done once for a set of results, and forgotten with it."""
+"""Shared work is done once per set of results, and freed together with it."""
 
 import gc
 import weakref

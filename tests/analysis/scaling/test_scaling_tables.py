@@ -1,4 +1,4 @@
-"""The tables: a row for everything that was asked for, a number missing where there is none."""
+"""Tables have a row for every requested configuration, with missing numbers where nothing was measured."""
 
 import pytest
 from clusters import asked, measured, out_of_memory

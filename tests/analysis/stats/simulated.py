@@ -1,4 +1,4 @@
-"""Series of steps whose median, mean and effective size are known, a row each."""
+"""Simulated series of steps with known median, mean and effective size, one per row."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Process(NamedTuple):
 
 
 def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
-    """Gaussian series of variance 1, in their stationary state from the start."""
+    """Return a generator of stationary Gaussian AR(1) series of variance 1."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         noise = rng.standard_normal((series, n))
@@ -28,13 +28,13 @@ def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
 
 
 def lognormal(coefficient: float, sigma: float = 0.5) -> Process:
-    """Skewed steps around a median of 1; 0.5 is more than most machines scatter."""
+    """Return skewed steps around a median of 1; a sigma of 0.5 is more than the scatter of most machines."""
     draw = ar1(coefficient)
     return Process(lambda *shape: np.exp(sigma * draw(*shape)), 1.0, math.exp(sigma**2 / 2))
 
 
 def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process:
-    """Steps of 1 s of which a part, at random, takes half as long again."""
+    """Return steps of 1 s, a random part of which is slower by half."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         slow = rng.random((series, n)) < part
@@ -47,14 +47,14 @@ def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process
 
 
 def hidden(coefficient: float, weight: float) -> Process:
-    """White noise with something slow below it, of `weight` in the variance: neighbours hardly show it."""
+    """Return white noise plus a slow component with a share `weight` of the variance, which neighbours hardly show."""
     slow, fast = ar1(coefficient), ar1(0)
     roots = math.sqrt(weight), math.sqrt(1 - weight)
     return Process(lambda *shape: roots[0] * slow(*shape) + roots[1] * fast(*shape), 0.0, 0.0)
 
 
 def pareto(exponent: float, part: float = 0.1) -> Process:
-    """Steps of 1 s, a tenth of which takes longer by a Pareto's time, whose variance is infinite below exponent 2."""
+    """Return steps of 1 s, a tenth of them longer by a Pareto time. Its variance is infinite below exponent 2."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         slow = rng.random((series, n)) < part
@@ -64,7 +64,7 @@ def pareto(exponent: float, part: float = 0.1) -> Process:
 
 
 def spikes(every: int, times: float) -> Process:
-    """Steps of 1 s of which each so many, from a place by chance, takes several times as long."""
+    """Return steps of 1 s of which every `every`-th, from a random start, takes `times` as long."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         at = (np.arange(n) + rng.integers(0, every, (series, 1))) % every == 0
@@ -80,7 +80,7 @@ TAILED = {
     "0.2 % of steps × 20": slow_steps(0.002, 19.0),
     "every 50th step × 5": spikes(50, 5.0),
 }
-"""Whose rare steps make up much of the mean; nobody asks for their median."""
+"""Processes with heavy tails, whose rare steps make up much of the mean. They have no known median."""
 
 PROCESSES = {
     "independent, normal": Process(ar1(0), 0.0, 0.0),
@@ -99,8 +99,10 @@ PROCESSES = {
 
 
 def slowdown(coefficient: float, of_signs: bool) -> float:
-    """Return how many values of a Gaussian AR(1) series tell as much as one independent value, about its mean or, by
-    the signs' autocorrelation 2 / π arcsin ρ, about its median."""
+    """Return how many values of a Gaussian AR(1) series are worth one independent value.
+
+    For the mean or, by the autocorrelation of the signs 2 / π arcsin ρ, for the median.
+    """
     lags = np.arange(1, 3000)
     correlations = coefficient**lags
     if of_signs:

@@ -1,4 +1,4 @@
-"""Where the level of a series changed: found where it is, and told as seldom as promised where it is not."""
+"""Changes of the level of a series: their positions, and the rate of false alarms."""
 
 import itertools
 
@@ -42,7 +42,8 @@ def test_places_without_a_value_are_passed_over() -> None:
 
 
 def test_eight_places_can_tell_and_seven_cannot() -> None:
-    """Of eight, 2 of the 70 ways to choose four look like a change in the middle: 2.9 %. Of seven, 2 of 35."""
+    """With eight places, 2 of the 70 ways to choose four look like a change in the middle: 2.9 %. With seven, 2 of
+    35."""
     clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
     (found,) = find_changes([clear])
     assert borders(found) == [(3, 4)]
@@ -64,7 +65,8 @@ def test_equal_values_do_not_change() -> None:
 
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "5 % disturbed", "skewed"])
 def test_a_change_is_told_where_there_is_none_one_time_in_twenty(name: str) -> None:
-    """With 100 histories, 11 % would be seen by chance once in a hundred; so with ten series together."""
+    """A true rate of 5 % gives more than 11 % in 100 histories with a probability of 1 %. Ten series are tested
+    together."""
     assert histories.wrong(name, 16, 1, 100) <= 11
     assert histories.wrong(name, 12, 10, 40) <= 15
 

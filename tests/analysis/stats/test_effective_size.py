@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from simulated import PROCESSES, ar1, slowdown
 
-from analysis.stats.intervals import few
+from analysis.stats.intervals import describe_window
 from bench.core.statistics import autocorrelation, effective_size, median_bounds, series_interval, signs
 
 
@@ -46,6 +46,9 @@ def test_an_outlier_tells_nothing_about_the_median() -> None:
 
 
 def test_few_are_less_than_twenty_that_bound_a_median_nevertheless() -> None:
+    def few(steps: np.ndarray) -> bool:
+        return describe_window(tuple(steps.tolist())).few
+
     rng = np.random.default_rng(3)
     assert few(np.full(19, 0.1))
     assert not few(np.full(20, 0.1))
@@ -60,7 +63,7 @@ def test_few_are_less_than_twenty_that_bound_a_median_nevertheless() -> None:
     ("lowest", "highest", "least", "most"), [(6, 10, 0.6, 0.9), (10, 15, 0.8, 0.92), (20, 200, 0.92, 0.96)]
 )
 def test_few_steps_are_those_whose_interval_covers_less(lowest: int, highest: int, least: float, most: float) -> None:
-    """All processes together but the drift, which nothing covers; windows as long as they mostly are."""
+    """Coverage over all processes except the drift, which no interval covers, in windows of usual lengths."""
     held: list[np.ndarray] = []
     for name, process in PROCESSES.items():
         for n in (20, 30, 60, 100) if name != "slow drift" else ():

@@ -1,4 +1,4 @@
-"""Many configurations judged together: by hand, beside scipy's own, and as often wrong as promised."""
+"""Many configurations judged together: compared with hand calculation and scipy, and their error rates."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.stats.family import Family, Noise, corrected, prior
+from analysis.stats.family import Family, Noise, correct_p_values, estimate_prior
 from tests.benchmarks import verdicts
 
 
@@ -18,55 +18,56 @@ def test_two_that_shared_allocations_are_compared_by_student() -> None:
     one, other = np.log([1.0, 1.3, 0.8, 1.1]), np.log([1.05, 1.37, 0.85, 1.15])
     ends = stats.ttest_rel(other, one).confidence_interval(0.95)
     gap = Family([one, other], blocked=True).gap(1, 0)
-    assert (gap.value - gap.reach, gap.value + gap.reach) == pytest.approx(tuple(ends), rel=0.02)
+    assert (gap.value - gap.margin, gap.value + gap.margin) == pytest.approx(tuple(ends), rel=0.02)
 
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
 def test_configurations_that_scatter_alike_are_compared_as_tukey_does(count: int, repeats: int) -> None:
-    """By no less than his quantile, and, since so few variances might differ after all, by not half as much again."""
+    """The margin is at least Tukey's and less than half larger, an allowance for unequal variances."""
     logs = drawn(count, count, repeats)
     quantile = stats.studentized_range.ppf(0.95, count, count * (repeats - 1))
     tukey = quantile * math.sqrt(logs.var(axis=1, ddof=1).mean() / repeats)
     told = Family(list(logs))
-    reaches = [told.gap(place, told.lead).reach for place in range(count) if place != told.lead]
-    assert min(reaches) >= 0.97 * tukey
-    assert np.median(reaches) <= 1.5 * tukey
+    margins = [told.gap(place, told.lead).margin for place in range(count) if place != told.lead]
+    assert min(margins) >= 0.97 * tukey
+    assert np.median(margins) <= 1.5 * tukey
 
 
 def test_a_noisy_configuration_is_less_sure_than_the_others() -> None:
     logs = drawn(1, 20)
     logs[3] = [0.0, 0.3, -0.3]
     told = Family(list(logs))
-    others = [told.gap(place, 0).reach for place in range(1, 20) if place != 3]
-    assert told.gap(3, 0).reach > 2 * max(others)
+    others = [told.gap(place, 0).margin for place in range(1, 20) if place != 3]
+    assert told.gap(3, 0).margin > 2 * max(others)
 
 
 def test_what_variances_have_in_common() -> None:
-    """Drawn with six degrees of freedom around 4, and all the same."""
+    """Variances drawn around 4 with six degrees of freedom, and equal variances."""
     rng = np.random.default_rng(2)
     true = 4 * 6 / rng.chisquare(6, 5000)
-    known = prior([Noise(float(one), 4) for one in true * rng.chisquare(3, true.size) / 3])
-    assert known.freedom == pytest.approx(6, rel=0.15)
+    known = estimate_prior([Noise(float(one), 4) for one in true * rng.chisquare(3, true.size) / 3])
+    assert known.degrees_of_freedom == pytest.approx(6, rel=0.15)
     assert known.variance == pytest.approx(4, rel=0.1)
-    assert prior([Noise(float(one), 4) for one in 4 * rng.chisquare(3, 5000) / 3]).freedom > 40
+    assert estimate_prior([Noise(float(one), 4) for one in 4 * rng.chisquare(3, 5000) / 3]).degrees_of_freedom > 40
 
 
 def test_equal_repeats_differ_surely_or_not_at_all() -> None:
     told = Family([np.zeros(3), np.zeros(3), np.ones(3)])
     assert [told.gap(place, 0) for place in (1, 2)] == [(0, 0), (1, 0)]
-    assert corrected([0.0, 1.0], [(Noise(0, 3), Noise(0, 3))] * 2, [1.0, 0.0]) == [1, 0]
-    assert Family([np.zeros(3)]).luck == 0
+    assert correct_p_values([0.0, 1.0], [(Noise(0, 3), Noise(0, 3))] * 2, [1.0, 0.0]) == [1, 0]
+    assert Family([np.zeros(3)]).selection_bias == 0
 
 
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "two clock states", "skewed"])
 @pytest.mark.parametrize("blocked", [False, True])
 def test_alike_configurations_are_called_slower_in_few_families(name: str, *, blocked: bool) -> None:
-    """5 %; with 150 families, 9.5 would be seen by chance once in a hundred."""
+    """A true rate of 5 % gives more than 9.5 % in 150 families with a probability of 1 %."""
     assert verdicts.wrong(name, 12, 3, 150, blocked=blocked) <= 9.5
 
 
 def test_of_two_hundred_few_are_left_as_ties() -> None:
-    """Spread over 30 %, noise 1 %, three repeats: Welch's test with Holm's correction leaves ninety, up to 27 %."""
+    """A spread of 30 %, noise of 1 %, three repeats. Welch's test with Holm's correction leaves ninety ties, up to 27
+    %."""
     found = verdicts.told_spread(200, 3, 5, blocked=False)
     assert found.ties < 35
     assert found.farthest < 6
@@ -74,27 +75,27 @@ def test_of_two_hundred_few_are_left_as_ties() -> None:
 
 
 def test_one_slower_pair_of_fifty_is_found() -> None:
-    """By 5 times the noise; by itself, corrected for fifty, it is found in a few of a hundred."""
+    """The pair differs by 5 times the noise. Its own corrected test would detect it in a few of a hundred sets."""
     *_, row = verdicts.power(40)
     assert float(row.split()[4]) >= 90
 
 
-def test_the_luck_of_the_fastest_is_told() -> None:
-    found = [verdicts.true_and_told_luck(np.random.default_rng(seed), 20, 0.0) for seed in range(60)]
+def test_the_selection_bias_of_the_fastest_is_estimated() -> None:
+    found = [verdicts.measure_selection_bias(np.random.default_rng(seed), 20, 0.0) for seed in range(60)]
     true, told = np.mean(found, axis=0)
     assert told == pytest.approx(true, rel=0.2)
     assert told > 0.01
 
 
 @pytest.mark.parametrize("name", ["normal", "30 % bad nodes", "unequal noise", "two clock states"])
-def test_pairs_that_differ_by_three_per_cent_arecalled_equal_in_few_sets(name: str) -> None:
-    """5 %; with 150 sets, 9.5 would be seen by chance once in a hundred."""
+def test_pairs_that_differ_by_three_per_cent_are_called_equal_in_few_sets(name: str) -> None:
+    """A true rate of 5 % gives more than 9.5 % in 150 sets with a probability of 1 %."""
     assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5
 
 
 @pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
 def test_what_takes_three_per_cent_longer_than_the_best_is_called_equal_in_few_families(name: str) -> None:
-    """5 %; of those that are as fast, half at least are found to be."""
+    """At most 5 % of families have a false equality; at least half of the truly equal configurations are found."""
     wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)
     assert wrongly <= 5
     assert rightly > 50

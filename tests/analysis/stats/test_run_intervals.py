@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from simulated import PROCESSES, ar1, slowdown
 
-from analysis.stats.intervals import Interval, mean_interval, median_interval, rate_interval
+from analysis.stats.intervals import Interval, describe_window, rate_interval
 from bench.core.statistics import effective_size, mean_bounds, median_bounds, signs
 from bench.core.statistics import median_interval as of_independent
 
@@ -13,50 +13,54 @@ STEPS = [0.12, 0.1, 0.11, 0.13, 0.15, 0.12, 0.11, 0.14, 0.16, 0.1, 0.12, 0.11, 0
 
 
 def spread(values: list[float]) -> tuple[float, int]:
-    """Standard error of the mean and degrees of freedom, term by term."""
+    """Return the standard error of the mean and its degrees of freedom, term by term."""
     n, size = len(values), float(effective_size(np.array(values)))
-    freedom = max(2, math.floor(math.sqrt(size)))
+    degrees_of_freedom = max(2, math.floor(math.sqrt(size)))
     waves = [
         sum(x * math.sqrt(2 / n) * math.cos(math.pi * j * (t + 0.5) / n) for t, x in enumerate(values))
-        for j in range(1, freedom + 1)
+        for j in range(1, degrees_of_freedom + 1)
     ]
-    return math.sqrt(sum(wave**2 for wave in waves) / freedom / n), freedom
+    return math.sqrt(sum(wave**2 for wave in waves) / degrees_of_freedom / n), degrees_of_freedom
 
 
 def test_the_median_lies_this_many_ranks_from_the_middle() -> None:
     n, middle = len(STEPS), float(np.median(STEPS))
-    error, freedom = spread([float(np.sign(step - middle)) for step in STEPS])
-    ranks = stats.t.ppf(0.975, freedom) * error * n / 2
+    error, degrees_of_freedom = spread([float(np.sign(step - middle)) for step in STEPS])
+    ranks = stats.t.ppf(0.975, degrees_of_freedom) * error * n / 2
     low, high = np.interp([(n + 1) / 2 - ranks, (n + 1) / 2 + ranks], np.arange(1, n + 1), sorted(STEPS))
-    told = median_interval(STEPS)
+    told = describe_window(tuple(STEPS)).median
     assert told == Interval(pytest.approx(low), pytest.approx(high), "within the run", 0.95, 18)
     assert told.low < middle < told.high
 
 
 def test_the_ends_of_the_mean_have_the_quantile_as_their_skewed_t() -> None:
-    error, freedom = spread(STEPS)
+    error, degrees_of_freedom = spread(STEPS)
     skew = stats.skew(STEPS) / math.sqrt(effective_size(np.array(STEPS))) / 2
-    told = mean_interval(STEPS, level=0.9)
-    assert told is not None
-    for end, quantile in ((told.low, stats.t.ppf(0.95, freedom)), (told.high, stats.t.ppf(0.05, freedom))):
+    told = mean_bounds(np.array(STEPS), level=0.9)
+    for end, share in ((told.low, 0.95), (told.high, 0.05)):
         t = (np.mean(STEPS) - end) / error
-        assert t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6 == pytest.approx(quantile)
+        assert t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6 == pytest.approx(
+            stats.t.ppf(share, degrees_of_freedom)
+        )
     assert told.high - np.mean(STEPS) > np.mean(STEPS) - told.low, "what is rare and slow may have been missed"
-    assert told[2:] == ("within the run", 0.9, 18)
 
 
 def test_a_rate_is_an_amount_over_the_mean() -> None:
-    mean, rate = mean_interval(STEPS), rate_interval(STEPS, rate=50 / float(np.mean(STEPS)))
+    mean = describe_window(tuple(STEPS)).mean
+    rate = rate_interval(mean, STEPS, rate=50 / float(np.mean(STEPS)))
     assert mean is not None
+    assert mean[2:] == ("within the run", 0.95, 18)
     assert rate == Interval(pytest.approx(50 / mean.high), pytest.approx(50 / mean.low), "within the run", 0.95, 18)
 
 
 def test_equal_steps_leave_no_doubt_and_too_few_no_bound() -> None:
-    assert median_interval([0.1] * 30) == Interval(0.1, 0.1, "within the run", 0.95, 30)
-    assert mean_interval([0.1] * 30) == Interval(pytest.approx(0.1), pytest.approx(0.1), "within the run", 0.95, 30)
-    assert median_interval(STEPS[:5]) is None
-    assert mean_interval([0.1] * 5) is None
-    assert rate_interval([0.01, 0.5, 0.02, 0.9, 0.01, 2.0], rate=1.0) is None, "the mean's interval reaches zero"
+    equal = describe_window((0.1,) * 30)
+    assert equal.median == Interval(0.1, 0.1, "within the run", 0.95, 30)
+    assert equal.mean == Interval(pytest.approx(0.1), pytest.approx(0.1), "within the run", 0.95, 30)
+    assert describe_window(tuple(STEPS[:5])).median is None
+    assert describe_window((0.1,) * 5).mean is None
+    rare = (0.01, 0.5, 0.02, 0.9, 0.01, 2.0)
+    assert rate_interval(describe_window(rare).mean, rare, rate=1.0) is None, "the interval of the mean reaches zero"
 
 
 def covered(name: str, n: int, of_median: bool) -> float:
@@ -71,7 +75,7 @@ COEFFICIENTS = {
     "independent, normal": 0.0, "independent, lognormal": 0.0, "5 % slow steps": 0.0, "AR(1) -0.5": 0.0,
     "AR(1) 0.3": 0.3, "AR(1) 0.5": 0.5, "AR(1) 0.5, lognormal": 0.5, "AR(1) 0.8": 0.8,
 }  # fmt: skip
-"""Of neighbours, not counting on those that swing."""
+"""Correlation of neighbours; a negative one counts as zero."""
 
 
 @pytest.mark.parametrize("size", [200, 300])

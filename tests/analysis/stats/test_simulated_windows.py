@@ -1,4 +1,4 @@
-"""Processes with a known truth put through the measured loop: what a window of a fixed length holds of them."""
+"""Simulated processes in the measured loop: how well a window of fixed length estimates them."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from analysis.stats import windows
+from analysis.stats import intervals
 from tests.benchmarks.processes import PROCESSES, Process
 from tests.benchmarks.windows import SimulatedRun, simulate
 
@@ -19,12 +19,12 @@ SETTLING = ("recompiles", "slow heating")
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
 def test_the_long_run_mean_of_a_process_is_what_it_says(process: Process) -> None:
-    """Of 40,000 steps of 1 s, and of those of 30 s and more where rare events make the mean: six standard errors."""
+    """The mean of 40,000 steps of 1 s is within six standard errors."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
     parts = steps[: len(steps) // 38 * 38].reshape(38, -1).mean(axis=1)
     error = parts.std(ddof=1) / math.sqrt(len(parts))
-    heavy = 0.01 if "Pareto" in process.name else 0.0  # whose variance is infinite, so that no error is known
+    heavy = 0.01 if "Pareto" in process.name else 0.0  # infinite variance: the standard error is no bound
     assert steps.mean() == pytest.approx(process.slowdown, abs=6 * error + heavy + 1e-4)
 
 
@@ -33,7 +33,7 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 
 def test_bursts_bias_no_mean_and_their_windows_are_as_long_as_those_without() -> None:
-    """Windows that ended by what they showed were 1.1 to 1.8 % too good here."""
+    """Windows that ended by their own data were biased by 1.1 to 1.8 % here."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps and the one under way"
@@ -44,14 +44,14 @@ def test_bursts_bias_no_mean_and_their_windows_are_as_long_as_those_without() ->
 
 @pytest.mark.parametrize("name", ["independent, 2 %", "each like the one before by 0.5, 2 %"])
 def test_the_interval_of_a_window_covers_where_its_steps_are_of_one_kind(name: str) -> None:
-    known = [windows.of(one.step_s).mean for one in measured(name, 200)]
+    known = [intervals.describe_window(one.step_s).mean for one in measured(name, 200)]
     covered = [one is not None and one.low <= 1.0 <= one.high for one in known]
-    assert np.mean(covered) >= 0.90  # 95 % promised, of 200: at least 90 but for one in a thousand
+    assert np.mean(covered) >= 0.90  # 95 % nominal: below 90 % of 200 runs with a probability of 0.1 %
 
 
 def test_no_single_run_knows_of_a_state_that_lasts_longer_than_its_window() -> None:
-    """If this fails, docs/method.md says too little of a run: its section on what no single run can show is wrong."""
+    """If this fails, the section of docs/method.md on what no single run can show is wrong."""
     name = "6 % slower by turns, 10 min each"
-    known = [windows.of(one.step_s).mean for one in measured(name, 40)]
+    known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown
     assert np.mean([one is not None and one.low <= truth <= one.high for one in known]) < 0.4

@@ -18,8 +18,8 @@ from analysis.stats.compare import (
     superiority,
     verdicts,
 )
-from analysis.stats.family import equivalent, holm
-from analysis.stats.intervals import Interval, mean_interval, median_interval
+from analysis.stats.family import compute_equivalence, holm
+from analysis.stats.intervals import Interval, describe_window
 
 FAST, SLOW = [[0.100], [0.101], [0.103]], [[0.200], [0.203], [0.201]]
 
@@ -32,22 +32,22 @@ def noisy(centre: float, seed: int, runs: int = 1, n: int = 400) -> list[list[fl
 def test_runs_are_compared_by_welchs_test_of_their_logarithms() -> None:
     ours, theirs = ([math.log(run[0]) for run in side] for side in (FAST, SLOW))
     parts = [np.var(side, ddof=1) / 3 for side in (ours, theirs)]
-    freedom = sum(parts) ** 2 / sum(part**2 / 2 for part in parts)
+    degrees_of_freedom = sum(parts) ** 2 / sum(part**2 / 2 for part in parts)
     apart, error = np.mean(ours) - np.mean(theirs), math.sqrt(sum(parts))
-    reach = stats.t.ppf(0.975, freedom) * error
+    margin = stats.t.ppf(0.975, degrees_of_freedom) * error
     told = ratio_of_runs(FAST, SLOW)
     assert told.value == pytest.approx(math.exp(apart))
     assert told.interval is not None
-    assert told.interval[:2] == pytest.approx((math.exp(apart - reach), math.exp(apart + reach)))
+    assert told.interval[:2] == pytest.approx((math.exp(apart - margin), math.exp(apart + margin)))
     assert told.interval[2:] == ("between repeats", 0.95, 6)
-    assert told.p == pytest.approx(2 * stats.t.sf(abs(apart) / error, freedom))
+    assert told.p_value == pytest.approx(2 * stats.t.sf(abs(apart) / error, degrees_of_freedom))
 
 
 def test_good_nodes_are_not_taken_for_a_good_configuration_where_both_ran_on_them() -> None:
     nodes = np.array([1.0, 1.3, 0.8, 1.1])
     one, other = ([[seconds] for seconds in nodes * scale] for scale in ([1, 1.01, 1, 1.01], [1.05, 1.05, 1.06, 1.05]))
-    assert compare(one, other).p > 0.5
-    assert compare(one, other, blocked=True).p < 0.01
+    assert compare(one, other).p_value > 0.5
+    assert compare(one, other, blocked=True).p_value < 0.01
 
 
 def test_runs_within_allocations_are_compared_by_students_test_of_their_differences() -> None:
@@ -56,12 +56,12 @@ def test_runs_within_allocations_are_compared_by_students_test_of_their_differen
     told = ratio_of_runs(one, other, blocked=True)
     assert told.interval is not None
     assert told.interval[:2] == pytest.approx(tuple(np.exp(test.confidence_interval(0.95))))
-    assert told.p == pytest.approx(test.pvalue)
+    assert told.p_value == pytest.approx(test.pvalue)
 
 
 def test_steps_are_compared_by_both_intervals_together() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.11, 2)[0]
-    ours, theirs = mean_interval(one), mean_interval(other)
+    ours, theirs = (describe_window(tuple(steps)).mean for steps in (one, other))
     assert ours is not None
     assert theirs is not None
     middles = math.log(np.mean(one)), math.log(np.mean(other))
@@ -74,26 +74,26 @@ def test_steps_are_compared_by_both_intervals_together() -> None:
 
 
 def test_few_steps_bound_their_means() -> None:
-    """Six steps that creep upwards do not bound their median at 95 %, and yet nobody doubts such a factor."""
+    """Six steps that creep upwards do not bound their median at 95 %, but they do bound this factor."""
     one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
-    assert median_interval(other) is None
+    assert describe_window(tuple(other)).median is None
     told = ratio_of_steps(one, other)
     assert told.value == pytest.approx(np.mean(one) / np.mean(other))
     assert told.interval is not None
     assert 0.45 < told.interval.low < told.value < told.interval.high < 0.7
-    assert told.p < 0.01
+    assert told.p_value < 0.01
 
 
 @pytest.mark.parametrize("n", [8, 16, 40])
 def test_few_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(n: int) -> None:
     rng = np.random.default_rng(n)
     pairs = zip(*(np.exp(0.03 * ar1(0.5)(rng, 1000, n)) for _ in range(2)), strict=True)
-    assert np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in pairs]) <= 0.05
+    assert np.mean([ratio_of_steps(*pair).p_value <= 0.05 for pair in pairs]) <= 0.05
 
 
 def test_p_is_where_the_interval_ends_at_no_difference() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.1001, 2)[0]
-    p = ratio_of_steps(one, other).p
+    p = ratio_of_steps(one, other).p_value
     interval = ratio_of_steps(one, other, level=1 - p).interval
     assert 0.01 < p < 0.99
     assert interval is not None
@@ -111,13 +111,13 @@ def test_three_runs_a_side_are_the_unit_and_fewer_leave_the_steps() -> None:
 
 def test_nothing_is_detected_where_nothing_is_known() -> None:
     told = compare([[0.1, 0.1]], [[0.2] * 50])
-    assert (told.ratio, told.interval, told.p) == (pytest.approx(0.5), None, 1.0)
+    assert (told.ratio, told.interval, told.p_value) == (pytest.approx(0.5), None, 1.0)
     assert verdicts([told]) == [TOO_FEW]
 
 
 def test_equal_steps_differ_surely_or_not_at_all() -> None:
-    assert compare([[0.1] * 30], [[0.1] * 30]).p == compare([[0.1] * 30] * 3, [[0.1] * 30] * 3).p == 1
-    assert compare([[0.1] * 30], [[0.2] * 30]).p == compare([[0.1] * 30] * 3, [[0.2] * 30] * 3).p == 0
+    assert compare([[0.1] * 30], [[0.1] * 30]).p_value == compare([[0.1] * 30] * 3, [[0.1] * 30] * 3).p_value == 1
+    assert compare([[0.1] * 30], [[0.2] * 30]).p_value == compare([[0.1] * 30] * 3, [[0.2] * 30] * 3).p_value == 0
 
 
 def test_superiority_by_hand() -> None:
@@ -141,14 +141,14 @@ def test_verdicts() -> None:
 
 
 def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
-    """No sooner than by Welch's own, by scipy: of both the larger p."""
+    """The larger p-value of both one-sided Welch tests of scipy is a lower bound."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)
     below = stats.ttest_ind(logs[0] + margin, logs[1], equal_var=False, alternative="greater").pvalue
     above = stats.ttest_ind(logs[0] - margin, logs[1], equal_var=False, alternative="less").pvalue
     told = compare(one, other)
-    (p,) = equivalent([math.log(told.ratio)], [told.noises], margin)
+    (p,) = compute_equivalence([math.log(told.ratio)], [told.noises], margin)
     assert max(below, above) * 0.999 <= p <= 2 * max(below, above)
     assert are_equal([told]) == [p <= 0.05] == [True]
 
@@ -163,7 +163,7 @@ def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
 def test_an_interval_that_holds_for_all_pairs_tells_a_difference_equality_or_neither(
     low: float, high: float, verdict: Verdict
 ) -> None:
-    """Within 3 % either way: at most 1.03 times as long, and at least 1 / 1.03 = 0.9709 times."""
+    """Equal within 3 % means a ratio between 1 / 1.03 = 0.9709 and 1.03."""
     assert judge_interval(Interval(low, high, "between repeats", 0.95, 6)) == verdict
 
 
@@ -174,7 +174,7 @@ def test_two_runs_a_side_have_no_verdict_however_far_apart_they_are() -> None:
 
 
 def test_slow_steps_count_for_what_they_cost() -> None:
-    """One step in five takes three times as long: 40 % more for all of them, of which the median shows nothing."""
+    """One step in five takes three times as long: the mean is 40 % higher, the median is unchanged."""
     tails = [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.1, 0.1001, 0.0999)]
     steady = [[0.11 * by] * 30 for by in (1.0, 1.001, 0.999)]
     told = compare(tails, steady)
@@ -183,13 +183,13 @@ def test_slow_steps_count_for_what_they_cost() -> None:
 
 
 def test_comparisons_without_a_verdict_are_not_corrected_for() -> None:
-    one = compare(FAST, SLOW)._replace(p=0.03)
+    one = compare(FAST, SLOW)._replace(p_value=0.03)
     assert verdicts([one, *[one._replace(unit="step")] * 9])[0] == "faster"
 
 
 def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
     one = compare([[1.00], [1.02], [1.04]], [[1.058], [1.078], [1.098]])
-    assert 0.02 < one.p < 0.03
+    assert 0.02 < one.p_value < 0.03
     assert verdicts([one]) == ["faster"]
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
     assert verdicts([one, *[alike] * 20])[0] == "no detectable difference"
@@ -197,11 +197,11 @@ def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
 
 
 def test_many_pairs_know_together_how_much_runs_scatter() -> None:
-    """Three runs a side and ten pairs: by itself one of them tells its 9 % one time in forty, beside the others' runs,
-    which scatter alike, surely."""
+    """Three runs a side and ten pairs. A pair alone detects its 9 % difference one time in forty; together with the
+    other pairs, which scatter alike, it is detected surely."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
-    assert apart.p > 0.05 / 11
+    assert apart.p_value > 0.05 / 11
     assert verdicts([apart, *[alike] * 10])[0] == "faster"
 
 
@@ -218,5 +218,5 @@ def test_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(name: s
     told = [ratio_of_steps(*pair) for pair in zip(one, 1.1 * other, strict=True)]
     covered = np.mean([ratio.interval.low <= 1 / 1.1 <= ratio.interval.high for ratio in told if ratio.interval])
     assert 0.93 <= covered <= 0.98
-    alarms = np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+    alarms = np.mean([ratio_of_steps(*pair).p_value <= 0.05 for pair in zip(one, other, strict=True)])
     assert 0.02 <= alarms <= 0.07

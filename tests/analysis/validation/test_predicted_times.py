@@ -1,4 +1,4 @@
-"""Predictions of time beside the truth: the order of stages, intervals, and NVIDIA's T5-3B from its first row."""
+"""Predicted and true times: the order of stages, intervals, and NVIDIA's T5-3B from its first row."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from analysis.validation.step_times import PredictedStep
 
 
 def at(engine: str, measured: tuple[float, float, float], predicted: float) -> PredictedStep:
-    """A configuration of two nodes: median and ends of its interval, and what was foretold."""
+    """A configuration of two nodes: median and ends of its interval, and its prediction."""
     return PredictedStep("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
@@ -29,7 +29,7 @@ def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
     assert {what: point.verdict for what, point in points.items()} == {
         "zero1 and zero2": "exception", "zero1 and zero3": "ok", "zero2 and zero3": "not testable",
     }  # fmt: skip
-    assert points["zero1 and zero2"].reason == "zero1 predicted +11.1 %, measured -50.0 % beside zero2"
+    assert points["zero1 and zero2"].reason == "zero1 predicted +11.1 %, measured -50.0 % against zero2"
 
 
 def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
@@ -38,7 +38,7 @@ def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
 
 
 def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two() -> None:
-    """By hand: 10 of the 20 micro-steps of 9.98 s, and what follows them once."""
+    """By hand: 10 of the 20 micro-steps of 9.98 s, plus one update."""
     assert [published_times.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
     one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
     expected = (9.984 - published_times.predict_update_s(1, machine)) / 2 + published_times.predict_update_s(2, machine)
@@ -48,8 +48,8 @@ def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two(
 
 def test_what_follows_the_micro_steps_is_what_is_moved_between_nodes() -> None:
     """By hand: 2.78e9 parameters, half of them on a device; 4 bytes of each in buckets of 200 MiB over 79 of 80 links
-    of 100 GB/s of which 54.5 % are reached, 2 bytes of each in buckets of 100 MiB of which 45.8 % are; the norm and
-    a little of the optimizer beside."""
+    of 100 GB/s of which 54.5 % are reached, 2 bytes of each in buckets of 100 MiB of which 45.8 % are; plus the
+    norm and a little of the optimizer."""
     reduced, gathered = 4 * 1.39e9 * 79 / 80 / 54.5e9, 2 * 1.39e9 * 79 / 80 / 45.8e9
     assert published_times.predict_update_s(20, published_times.build_replica_machine()) == pytest.approx(
         reduced + gathered, rel=0.02

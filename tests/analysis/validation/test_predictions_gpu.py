@@ -1,4 +1,4 @@
-"""GPU runs beside their predictions: none is recorded yet, so these records are synthetic."""
+"""GPU runs compared with their predictions. No GPU run is recorded yet, so these records are synthetic."""
 
 from typing import Any
 

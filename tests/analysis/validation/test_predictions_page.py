@@ -1,4 +1,4 @@
-"""Predictions beside what came true: every point with its signed error, bounds kept or not, files that are current."""
+"""The page of predictions: signed errors of every point, kept and missed bounds, and current files."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ HOLDS = {
     "fit_boundaries", "step_times_blind", "step_times", "scaling_a100", "published_steps_aside",
     "published_steps_left_out", "published_steps", "t5_times", "frontier_peak",
 }  # fmt: skip
-"""What keeps its bound: it must not be lost by a change that was made for something else."""
+"""Comparisons that keep their bound. A change made for another reason must not break one."""
 
 
 def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison:
@@ -95,7 +95,7 @@ def test_a_printed_cell_may_be_rounded_or_cut_off(printed: str, exact: str, righ
     assert published_memory.is_printed_form(printed, Decimal(exact)) is right
 
 
-# -- the page as it stands
+# -- the committed page
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def found() -> list[PredictionComparison]:
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[PredictionComparison]) -> None:
-    """Where this fails, `make predictions` writes it anew; look at what changed before it is committed."""
+    """If this fails, run `make predictions` and review the differences before you commit them."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
     assert committed == ledger.render_files(found)
 
@@ -164,7 +164,7 @@ def test_a_folder_without_recorded_runs_is_refused_in_a_line(
 ) -> None:
     (tmp_path / "measured" / "two_cores.zip").mkdir(parents=True)
     assert ledger.main([str(tmp_path), "--out", str(tmp_path / "new")]) == 2
-    rule = "holds no predictions/inputs, with which predictions are compared"
+    rule = "has no predictions/inputs, with which predictions are compared"
     remedy = "give the folder `results` of a checkout of the repository"
     assert capsys.readouterr().err == f"{tmp_path}: {rule}; {remedy}\n"
     assert not (tmp_path / "new").exists()

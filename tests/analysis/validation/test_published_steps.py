@@ -1,22 +1,24 @@
-"""Published steps beside predictions: sources set aside by a draw, classes of software, and their questions."""
+"""Published steps compared with predictions: sources set aside by a draw, classes of software, and their questions."""
 
 import functools
 
 import pytest
 
-from analysis.validation import published_steps
-from analysis.validation.published_steps import MEAN, StepPrediction, draw_sources_aside, summarise_sources
+from analysis.validation import published_steps, read_descriptions
+from analysis.validation.published_runs import PublishedStep
+from analysis.validation.published_steps import draw_sources_aside, summarise_sources
 from bench.config import compose
 from bench.predict.step_time import predict_step_time
 from bench.predict.workload import SOFTWARE, USUAL
 
+MEAN = read_descriptions()["published_steps_aside"]["mean"]
 WIDTH = 1.8
-"""Factor between the ends of the widest interval."""
+"""Ratio of the ends of the widest interval."""
 
 
 @functools.cache
-def predictions() -> tuple[StepPrediction, ...]:
-    return tuple(map(published_steps.predict, published_steps.read_rows()))
+def predictions() -> tuple[PublishedStep, ...]:
+    return tuple(run.predict_step() for run in published_steps.read_runs())
 
 
 def test_two_of_five_sources_are_set_aside_by_the_same_draw_every_time() -> None:
@@ -24,22 +26,22 @@ def test_two_of_five_sources_are_set_aside_by_the_same_draw_every_time() -> None
 
 
 def test_every_source_that_was_set_aside_is_within_the_bound_and_its_interval_holds_nine_in_ten() -> None:
-    told = summarise_sources([one for one in predictions() if one.row.source in draw_sources_aside()])
+    told = summarise_sources([one for one in predictions() if one.run.source in draw_sources_aside()])
     assert {source: errors.steps for source, errors in told.items()} == {"MosaicML llm-foundry": 209, "IBM fms-fsdp": 8}
     assert all(errors.mean <= MEAN and errors.inside >= 90 for errors in told.values())
 
 
 def test_each_source_of_a_class_is_predicted_within_the_bound_by_the_pace_of_the_others() -> None:
-    rows = [one.row for one in predictions() if one.row.software.name != USUAL.name]
+    rows = [one.run for one in predictions() if one.run.software.name != USUAL.name]
     told = summarise_sources(published_steps.predict_left_out(rows))
     assert len(told) == 5
     assert all(errors.mean <= MEAN and errors.inside >= 80 for errors in told.values())
 
 
 def test_named_classes_are_closer_than_unnamed_ones_and_the_usual_interval_is_the_widest() -> None:
-    named = summarise_sources([one for one in predictions() if one.row.software.name != USUAL.name])
+    named = summarise_sources([one for one in predictions() if one.run.software.name != USUAL.name])
     unnamed = summarise_sources(
-        [published_steps.predict(one.row, USUAL) for one in predictions() if one.row.software.name != USUAL.name]
+        [one.run.predict_step(USUAL) for one in predictions() if one.run.software.name != USUAL.name]
     )
     closer = [named[source].mean < unnamed[source].mean for source in named]
     assert all(closer)

@@ -1,14 +1,15 @@
-"""Published step times beside predictions: what is set aside, and that the bounds of each part are kept."""
+"""Published step times compared with predictions: the traces set aside, and the bounds of each part."""
 
 import functools
 
 import pytest
 
 from analysis.validation import PredictionComparison, published_times, summarise_comparison
-from analysis.validation.published_times import PublishedStep, draw_set_aside
+from analysis.validation.published_runs import PublishedStep, read_nemo_runs
+from analysis.validation.published_times import draw_set_aside
 
 INTERVAL = 1.5
-"""Largest factor between the ends of a predicted interval."""
+"""Largest ratio of the ends of a predicted interval."""
 
 
 @functools.cache
@@ -51,6 +52,7 @@ def test_the_predicted_time_is_the_median() -> None:
 
 
 def test_an_interval_scores_its_width_and_20_times_what_lies_beyond_it() -> None:
-    inside, beyond = PublishedStep("", 1.0, 1.0, 0.8, 1.2), PublishedStep("", 1.3, 1.0, 0.8, 1.2)
+    run = read_nemo_runs("t5_3b")[0]
+    inside, beyond = (PublishedStep(run._replace(step_s=step_s), 1.0, 0.8, 1.2) for step_s in (1.0, 1.3))
     assert inside.score == pytest.approx(0.4)
     assert beyond.score == pytest.approx((0.4 + 20 * 0.1) / 1.3)

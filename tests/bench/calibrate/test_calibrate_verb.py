@@ -1,4 +1,4 @@
-"""`zeroscale calibrate` with real processes, and what it refuses before it starts any."""
+"""`zeroscale calibrate` with real processes, and its errors before it starts any."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from started_runs import PATIENCE_S, SOON_S, alive
 
 from bench.cli import main
 from bench.config import compose
-from bench.core.job_context import find_job
+from bench.core.plugins import find_job
 from bench.core.scheduling import JobContext
 
 
@@ -21,13 +21,13 @@ from bench.core.scheduling import JobContext
     [
         (["batch.micro=2"], "batch.micro=2: a calibration is of a machine, not of a point; give machine=NAME"),
         (["machine=h201"], "machine=h201: no such file in conf/machine; did you mean h200?"),
-        (["machine=cpu", "--ranks", "0"], "--ranks 0: not a positive number; one is the least"),
+        (["machine=cpu", "--ranks", "0"], "--ranks 0: not a positive number; give at least 1"),
         (["machine=cpu", "--seconds", "inf"], "--seconds inf: not a time to measure in; give a positive number"),
         (["machine=cpu", "--seconds", "0"], "--seconds 0: not a time to measure in; give a positive number"),
         (["machine=cpu", "--only", "matmull"], "--only matmull: no such part; did you mean matmul?"),
-        (["machine=cpu", "--only", "host_link"], "--only host_link: nothing of the kind is measured on a cpu machine"),
+        (["machine=cpu", "--only", "host_link"], "--only host_link: cannot be measured on a cpu machine"),
         (["machine=cpu", "--name", "a b"], "--name a b: a name is made of letters"),
-        (["machine=cpu", "--name", "h200"], "--name h200: a machine of conf/machine, which is found first"),
+        (["machine=cpu", "--name", "h200"], "--name h200: a machine of conf/machine has this name"),
         (["machine=cpu", "--out", "x.txt"], "--out x.txt: machine=x looks for x.yaml"),
         (["machine=cpu", "--name", "x", "--out", "y.yaml"], "--out y.yaml: machine=x looks for x.yaml"),
     ],
@@ -67,7 +67,7 @@ number=0
 while [ $number -lt $nodes ]; do SLURM_PROCID=$number "$@" & number=$((number + 1)); done
 wait
 """
-"""What Slurm's does, with every node on this machine."""
+"""A stand-in for Slurm's srun, with every node on this machine."""
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""From published numbers and measured ones to a machine, and to a file that predictions read."""
+"""Machine made from published and measured numbers, and its file, which predictions read."""
 
 from pathlib import Path
 
 import pytest
 import yaml
 
-from bench.calibrate import CalibrationResult, outcome
+from bench.calibrate import CalibrationResult, build_machine, find_best_bus_bytes_per_s, format_yaml
 from bench.cli import main
 from bench.config import compose
 from bench.core.errors import UserError
@@ -60,7 +60,7 @@ MEASURED = CalibrationResult(
 
 
 def test_measured_numbers_replace_published_ones_and_say_so() -> None:
-    machine = outcome.build_machine(PUBLISHED, MEASURED, "mine")
+    machine = build_machine(PUBLISHED, MEASURED, "mine")
     assert (machine.name, machine.device, machine.device_names) == ("mine", "cpu", ("EPYC",))
     assert machine.memory_bytes_per_s == 1.2e10
     assert machine.intra_node_bytes_per_s == pytest.approx(2e9)
@@ -76,12 +76,12 @@ def test_measured_numbers_replace_published_ones_and_say_so() -> None:
 
 
 def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published() -> None:
-    first = outcome.build_machine(PUBLISHED, MEASURED, "mine")
+    first = build_machine(PUBLISHED, MEASURED, "mine")
     again = CalibrationResult(
         device_name="EPYC",
         calibration=Calibration(made={"backend": "gloo"}, collectives=(all_reduce(4, 4, 8_000_000, 0.5),)),
     )
-    second = outcome.build_machine(first, again, "mine")
+    second = build_machine(first, again, "mine")
     assert second.calibration and first.calibration
     assert second.calibration.collectives == again.calibration.collectives
     assert second.calibration.matmul == first.calibration.matmul
@@ -96,14 +96,14 @@ def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published(
 
 def test_without_several_nodes_nothing_is_said_of_links_between_them() -> None:
     calibration = Calibration(collectives=COLLECTIVES[:2])
-    assert outcome.find_best_bus_bytes_per_s(calibration, between_nodes=True) is None
-    assert outcome.find_best_bus_bytes_per_s(calibration, between_nodes=False) == pytest.approx(2e9)
-    assert outcome.find_best_bus_bytes_per_s(Calibration(), between_nodes=False) is None
+    assert find_best_bus_bytes_per_s(calibration, between_nodes=True) is None
+    assert find_best_bus_bytes_per_s(calibration, between_nodes=False) == pytest.approx(2e9)
+    assert find_best_bus_bytes_per_s(Calibration(), between_nodes=False) is None
 
 
 def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = outcome.build_machine(PUBLISHED, MEASURED, "mine")
-    text = outcome.format_yaml(machine)
+    machine = build_machine(PUBLISHED, MEASURED, "mine")
+    text = format_yaml(machine)
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "mine.yaml").write_text(text)
     found = compose.compose_request([("machine", "mine"), ("devices_per_node", 2)], tmp_path).machine
@@ -118,7 +118,7 @@ def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pyt
 
 
 def test_a_file_tells_a_reader_what_it_is_and_has_a_line_per_row() -> None:
-    lines = outcome.format_yaml(outcome.build_machine(PUBLISHED, MEASURED, "mine")).splitlines()
+    lines = format_yaml(build_machine(PUBLISHED, MEASURED, "mine")).splitlines()
     assert "    kind nodes ranks payload_bytes s" in lines
     assert "    all_reduce 4 4 8000000 0.25" in lines
     assert "    bf16 128 128 384 0.01235" in lines
@@ -136,6 +136,6 @@ def test_a_table_with_a_missing_word_is_refused(tmp_path: Path) -> None:
 
 
 def test_records_keep_the_machine_without_its_tables() -> None:
-    machine = outcome.build_machine(PUBLISHED, MEASURED, "mine").on("cpu")
+    machine = build_machine(PUBLISHED, MEASURED, "mine").on("cpu")
     assert machine.calibration is None and machine.device == "cpu"
     assert machine.calibrated, "that it was calibrated stays known"

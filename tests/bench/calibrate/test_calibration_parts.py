@@ -1,4 +1,4 @@
-"""What each part of a calibration decides and computes, without a process."""
+"""Decisions and computations of each part of a calibration, without a process."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_parts_share_the_time() -> None:
 
 
 class Stopwatch:
-    """A device that multiplies at a tenth of a TFLOP/s, and takes a millisecond for the smallest product."""
+    """A simulated device with a tenth of a TFLOP/s, and a millisecond for the smallest product."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -109,8 +109,8 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
 def test_shapes_of_every_size_that_fits_are_measured_however_short_the_time_is(seconds: float) -> None:
-    """All of them take 1000 s, the largest 350. With less, those are missing that alone take most of it, and no size
-    below lacks a shape with at most ten times as many FLOPs and one with at least a tenth."""
+    """All shapes take 1000 s, the largest 350. With less time only shapes are missing that would take most of it, and
+    every smaller size has a measured shape with a tenth to ten times its FLOPs."""
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds

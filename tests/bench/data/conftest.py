@@ -14,7 +14,7 @@ SHAPE = {
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for `datasets` that is gone after the tests."""
+    """A temporary cache for `datasets`."""
     datasets = pytest.importorskip("datasets")
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
     return Path(datasets.config.HF_DATASETS_CACHE)
@@ -22,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_spec() -> Callable[..., RunSpec]:
-    """RunSpecs of tiny runs: `source`, its `options`, then fields of RunSpec."""
+    """Builder of RunSpecs for tiny runs from `source`, its `options`, and fields of RunSpec."""
 
     def make(source: str = "synthetic", options: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
         loading = {key: fields.pop(key) for key in ("workers", "prefetch") if key in fields}

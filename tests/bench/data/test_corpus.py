@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from bench.core.errors import UserError
-from bench.data.pipeline import corpus, tokenizer
+from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import CorpusSelection
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -60,7 +60,7 @@ def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: di
 
 
 def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
-    # a folder goes the way of a name on the hub: load_dataset(name, streaming=True)
+    # a folder is loaded in the same way as a name on the hub: load_dataset(name, streaming=True)
     home = folder / "home"
     home.mkdir()
     (folder / "corpus.jsonl").rename(home / "train.jsonl")
@@ -109,7 +109,7 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
     said = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert len({out for out, _ in said}) == 1
-    assert sum("Generating" in err for _, err in said) == 1  # the bar of the one that did the work
+    assert sum("Generating" in err for _, err in said) == 1  # the progress bar of the process that did the work
     assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 1
 
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_said_in_one_line(folder: Path) -> None:
 
 def test_byt5_is_transformers_byt5() -> None:
     transformers = pytest.importorskip("transformers")
-    theirs, ours = transformers.ByT5Tokenizer(), tokenizer.load("byt5")
+    theirs, ours = transformers.ByT5Tokenizer(), corpus.load_tokenizer("byt5")
     text = "def f(x):\n\treturn 'é€😀'  # ZeRO ≤ 3\r\n"
     assert ours.encode([text])[0].tolist() == theirs(text, add_special_tokens=False)["input_ids"]
     assert (ours.vocabulary, ours.eos) == (len(theirs), theirs.eos_token_id)

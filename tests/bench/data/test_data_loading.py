@@ -1,4 +1,4 @@
-"""Order and padding, on samples that say their own index, and the same sequence with any number of workers."""
+"""Order and padding of samples that contain their own index; an equal sequence for any number of workers."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ MakeSpec = Callable[..., RunSpec]
 
 
 class Indices:
-    """Sample i is filled with i, its length differs from sample to sample."""
+    """A stream whose sample i is filled with i. Lengths differ between samples."""
 
     padded = frozenset({"encoder", "decoder"})
 
@@ -30,7 +30,7 @@ class Indices:
 
 
 def steps(spec: RunSpec, count: int) -> list[list[int]]:
-    """Return which samples each optimizer step uses, over all ranks."""
+    """Return the samples of each optimizer step, over all ranks."""
     ranks = [loader.micro_batches(Indices(), spec, rank) for rank in range(spec.data_parallel)]
     return [
         sorted(

@@ -1,4 +1,4 @@
-"""Text that nothing is learned from."""
+"""Held-out text, which is excluded from training."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -20,7 +20,7 @@ MakeSpec = Callable[..., RunSpec]
 
 
 def corpus(*documents: str) -> Corpus:
-    """Return documents as their letters' numbers, each with a 1 behind it."""
+    """Return documents as the numbers of their letters, each document with a 1 at its end."""
     tokens = [np.array([*map(ord, document), 1], np.int32) for document in documents]
     return Corpus("letters", len(documents), 0, "", np.concatenate(tokens), np.cumsum([len(one) for one in tokens]))
 
@@ -52,13 +52,13 @@ def test_the_same_document_twice_is_never_on_both_sides() -> None:
 
 
 def test_a_text_of_one_document_cannot_be_divided() -> None:
-    with pytest.raises(UserError, match=r"has one document, and whole ones are held out; set data\.sample_by"):
+    with pytest.raises(UserError, match=r"held-out text needs whole documents; set data\.sample_by"):
         divide(corpus("abc", "abc"), 0.5, 0)
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Documents of 30 bytes, each of one character that no other has."""
+    """Documents of 30 bytes, each with its own repeated character."""
     path = tmp_path_factory.mktemp("text") / "lines.txt"
     path.write_text("\n".join(chr(33 + number) * 30 for number in range(60)))
     return str(path)
@@ -66,7 +66,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def make_learning(make_spec: MakeSpec, lines: str) -> MakeSpec:
-    """RunSpecs that learn those lines as they are, six samples at a time."""
+    """Builder of RunSpecs that train on these unchanged lines, six samples per step."""
 
     def make(**fields: Any) -> RunSpec:
         chosen = {"tokens": 1000, "held_out": 0.2, "evaluation_samples": 12} | fields.pop("learning", {})

@@ -1,4 +1,4 @@
-"""Mixtures: shares by hand, the spread against its bound, and real texts whose letters tell where a sample is from."""
+"""Mixtures: shares computed by hand, the order against its bound, and texts whose letters identify their samples."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -43,8 +43,8 @@ def count_letters(spec: RunSpec, samples: int, rank: int = 0) -> Counter[str]:
 
 def test_shares_are_as_weights_and_become_alike_with_temperature() -> None:
     assert compute_shares([1, 4], 1) == pytest.approx([0.2, 0.8])
-    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # as the roots 1 and 2
-    assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # powers of these are beyond any number
+    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # proportional to the roots 1 and 2
+    assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # powers of these overflow
 
 
 def test_rounded_shares_leave_no_text_out() -> None:
@@ -62,7 +62,7 @@ def test_every_stretch_of_the_stream_holds_each_text_by_its_share() -> None:
         given = np.cumsum(order[:, None] == np.arange(streams), axis=0)
         ideal = np.arange(1, 1001)[:, None] * counts / 1000
         assert given[-1].tolist() == counts.tolist()
-        bound = 1 - 1 / (2 * streams - 2) if streams > 1 else 0  # Tijdeman's, which no order can better for all shares
+        bound = 1 - 1 / (2 * streams - 2) if streams > 1 else 0  # Tijdeman's bound, the best possible for all shares
         assert np.abs(given - ideal).max() <= bound + 1e-9
 
 
@@ -81,7 +81,7 @@ def test_a_text_gives_its_samples_in_turn_over_all_cycles() -> None:
 
 def test_samples_come_by_weight_however_small_the_text(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
     spec = make_spec("mixture", weighted(texts, a=1, c=3), batch={"micro": 4})
-    assert count_letters(spec, 200) == {"a": 50, "c": 150}  # the ten samples of `c` are seen fifteen times
+    assert count_letters(spec, 200) == {"a": 50, "c": 150}  # the ten samples of `c` appear fifteen times
 
 
 def test_without_weights_a_text_counts_by_its_samples(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def test_refusals_name_the_text(make_spec: MakeSpec, texts: dict[str, Any], tmp_
         return str(error.value)
 
     source.check(source.Options(sources=texts), make_spec("mixture"))
-    assert refusal({}).startswith("data.sources of 0: a mixture is of 1 to 1000 texts")
+    assert refusal({}).startswith("data.sources of 0: a mixture has 1 to 1000 texts")
     mixed = refusal({"sources": {"a": texts["a"] | {"weight": 1}, "b": texts["b"]}})
     assert mixed.startswith("data.sources.b: has no weight, and a has one; ")
     gone = refusal({"sources": {"a": texts["a"], "b": {"files": [str(tmp_path / "gone.txt")]}}})

@@ -38,7 +38,7 @@ def equal(one: data.MicroBatch, other: data.MicroBatch) -> bool:
 
 
 def raw(batch: data.MicroBatch) -> list[bytes]:
-    """Undo ByT5's corruption of a micro-batch."""
+    """Return the original texts of a corrupted micro-batch for ByT5."""
     texts = []
     for inputs, labels in zip(batch.tensors["input_ids"].tolist(), batch.tensors["labels"].tolist(), strict=True):
         hidden: dict[int, list[int]] = {}
@@ -103,7 +103,7 @@ def test_workers_change_no_text(make_spec: MakeSpec, files: list[str]) -> None:
 
 
 def save_tokenizer(folder: Path, words: dict[str, int], **special: str) -> str:
-    """Save a tokenizer of whole words."""
+    """Save a tokenizer whose tokens are whole words."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bench.engines.distributed.ranks import sum_squares
+from bench.engines.precision.update import sum_squares
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

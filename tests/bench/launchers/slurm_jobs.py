@@ -1,4 +1,4 @@
-"""Work and options as the tests of the Slurm launcher use them."""
+"""Work and options for tests of the Slurm launcher."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def work(**changes: Any) -> Work:
 
 
 def options(site: str = "slurm", *overrides: str) -> Options:
-    """Return what a site's file in conf/launcher says."""
+    """Return the options in a site's file in conf/launcher."""
     found = compose.compose_request(
         compose.parse_single([f"launcher={site}", "devices_per_node=2", *overrides])
     ).launcher_options

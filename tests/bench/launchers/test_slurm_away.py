@@ -1,5 +1,5 @@
-"""What happens when Slurm does not answer, or not in time. Its programs are played by scripts: only so can they fail at
-will in the midst of a submission."""
+"""A Slurm that does not answer, or not in time. Scripts play its programs, so that they can fail in the middle of a
+submission."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from slurm_jobs import options, work
 
 from bench.core.errors import UserError
-from bench.core.scheduling import ClusterLimits, SchedulerAway
-from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, states, submit
+from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
+from bench.launchers.slurm import Options, ask, cancel_all, cluster, limits, plan, states, submit
 from bench.launchers.slurm.queue import list_queued
 
 AWAY = "Unable to contact slurm controller (connect failure)"
@@ -17,7 +17,7 @@ SLOW = "Socket timed out on send/recv operation"
 
 
 class Programs:
-    """Programs of Slurm that do as a test says, and note that they were called."""
+    """Slurm's programs, played by scripts that count their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Programs:
         self._calls.touch()
 
     def play(self, name: str, *, says: str = "", error: str = "", then: str = "") -> None:
-        """Have `name` print something, or fail with an error; the next time, do what `then` says in shell."""
+        """Have `name` print `says`, or fail with `error`. From the second call on, execute the shell code `then`."""
         done = f"echo '{name}: error: {error}' >&2; exit 1" if error else f"printf '%s' '{says}'; exit 0"
         second = self.folder / f"{name}.second"
         again = f"if [ -e {second} ]; then {then}; fi\ntouch {second}\n" if then else ""
@@ -52,7 +52,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def row(name: str, number: int = 77, state: str = "PENDING") -> str:
-    """Return a line of squeue."""
+    """Return a line of squeue's output."""
     values = {"ArrayJobID": number, "ArrayTaskID": "N/A", "State": state, "RestartCnt": 0, "NumNodes": 1, "Name": name}
     columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
     return "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns) + "\n"
@@ -79,7 +79,7 @@ def test_nothing_is_submitted_again_while_nobody_can_say_whether_it_was_taken(
 ) -> None:
     programs.play("sbatch", error=f"Batch job submission failed: {SLOW}")
     programs.play("squeue", error=AWAY)
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         submitted(tmp_path)
     assert programs.called("sbatch") == 1 and programs.called("squeue") == 3
 
@@ -90,7 +90,7 @@ def test_a_refusal_is_told_at_once_in_slurms_words(programs: Programs, tmp_path:
         UserError, match=r"launcher\.account=null: .*Invalid account or account/partition combination; `sacctmgr"
     ) as refused:
         submitted(tmp_path)
-    assert not isinstance(refused.value, SchedulerAway) and programs.called("sbatch") == 1
+    assert not isinstance(refused.value, SchedulerUnavailable) and programs.called("sbatch") == 1
     assert (tmp_path / "job.sh").exists(), "to be looked at"
 
 
@@ -108,7 +108,7 @@ def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(pro
     programs.play("scontrol", error=AWAY)
     questions: list[Callable[[], object]] = [lambda: ask(["a"]), list_queued, lambda: limits(Options())]
     for question in questions:
-        with pytest.raises(SchedulerAway, match="Unable to contact"):
+        with pytest.raises(SchedulerUnavailable, match="Unable to contact"):
             question()
     programs.play("squeue")
     programs.play("sacct", error="Slurm accounting storage is disabled")
@@ -164,15 +164,52 @@ def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Program
     cancel_all(["1", "2", "3", "3"])
     assert programs.called("scancel") == 1
     programs.play("scancel", error=f"Kill job error on job id 3: {AWAY}")
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         cancel_all(["3"])
     programs.play("scancel", error="Kill job error on job id 3: Access/permission denied")
     with pytest.raises(UserError, match="permission denied"):
         cancel_all(["3"])
 
 
+def test_a_program_that_has_not_answered_for_5_s_is_reported_and_waited_for(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cluster._NOTICE_S == 5
+    monkeypatch.setattr("bench.launchers.slurm.cluster._NOTICE_S", 0.2)
+    programs.write("sbatch", "sleep 0.5; echo 7")
+    assert submitted(tmp_path) == "7"
+    assert caplog.messages == ["sbatch has not answered for 0 s; still waiting, Ctrl-C ends it"]
+
+
+def test_a_program_that_answers_at_once_is_not_reported(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.write("sbatch", "echo 7")
+    assert submitted(tmp_path) == "7" and caplog.messages == []
+
+
+def test_an_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path: Path) -> None:
+    retries = "echo 'sbatch: error: no such file, retrying' >&2; echo 'sbatch: error: no such file, retrying' >&2"
+    programs.write("sbatch", f"{retries}; echo 'sbatch: fatal: Unable to process configuration file' >&2; exit 1")
+    with pytest.raises(UserError) as refused:
+        submitted(tmp_path)
+    assert str(refused.value) == (
+        f"sbatch: no such file, retrying; fatal: Unable to process configuration file; the script is {tmp_path}/job.sh"
+    )
+
+
+def test_a_controller_that_is_unavailable_is_reported_before_each_new_attempt(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {AWAY}", then="echo 12; exit 0")
+    programs.play("squeue")
+    assert submitted(tmp_path) == "12"
+    [line] = caplog.messages
+    assert AWAY in line and line.endswith("trying again in 0.01 s, Ctrl-C ends it")
+
+
 def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.launchers.slurm.programs._ANSWER_S", 0.2)
+    monkeypatch.setattr("bench.launchers.slurm.cluster._ANSWER_S", 0.2)
     programs.write("squeue", "exec sleep infinity")
-    with pytest.raises(SchedulerAway, match="no answer within"):
+    with pytest.raises(SchedulerUnavailable, match="no answer within"):
         list_queued()

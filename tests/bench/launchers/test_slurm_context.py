@@ -1,4 +1,4 @@
-"""What a process of a Slurm job knows of it, and what of that its record says."""
+"""The context of a process in a Slurm job, and the part of it in a record."""
 
 from bench.launchers.slurm import context
 from bench.measure.environment import classify, probe

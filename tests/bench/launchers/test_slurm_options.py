@@ -1,4 +1,4 @@
-"""A site file: what may stand in it, and what is told to whoever writes another thing."""
+"""Site files: valid options, and the messages for invalid ones."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,11 @@ import pytest
 import yaml
 from slurm_jobs import options
 
+from bench.cli import main
 from bench.config import compose
 from bench.core.errors import UserError
 from bench.launchers.slurm import Options, check
+from bench.sweep import inputs
 
 CONF = compose.find_conf_folder() / "launcher"
 
@@ -20,15 +22,18 @@ CONF = compose.find_conf_folder() / "launcher"
         ("launcher.gpus='--gres=gpu:4'", "launcher.gpus=--gres=gpu:4: asks for the same number of GPUs"),
         ("launcher.gpus='gpu:{devices}'", "launcher.gpus=gpu:{devices}: is no option of sbatch"),
         ("launcher.extra=[mail]", "launcher.extra.0=mail: is no option of sbatch; begin it with --"),
-        ("launcher.extra=['--clusters=b']", "names another cluster, and squeue, sacct and scancel would ask this one"),
-        ("launcher.extra=['-Mb']", "leave it out and export SLURM_CLUSTERS="),
+        (
+            "launcher.extra=['--clusters=b']",
+            "names another cluster, and squeue, sacct and scancel would look for the job on the default one",
+        ),
+        ("launcher.extra=['-Mb']", "remove it and export SLURM_CLUSTERS="),
         ("launcher.silence_s=60", "agent_silence_s=60 is not longer than silence_s=60"),
         ("launcher.extra=['--a\nb']", "is empty or not one line of text"),
         ("+launcher.environment.A-B=1", "is no name of an environment variable"),
         ("+launcher.environment.HF_TOKEN=abc", "looks like a secret"),
         ("launcher.span=gpu", "launcher.span=gpu: input should be 'node' or 'device'"),
         ("launcher.warning_s=120 launcher.time_limit_min=2", "ends before its warning"),
-        ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean partition?"),
+        ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean launcher.partition?"),
         ("launcher.container={runtime:docker,image:a}", "input should be 'apptainer', 'pyxis' or 'command'"),
     ],
 )
@@ -46,6 +51,56 @@ def test_several_nodes_need_a_name_that_is_the_first_ones() -> None:
     )
     with pytest.raises(UserError, match=r"write \{host\} for the first node's name"):
         check(asked.launcher_options, asked.spec)
+
+
+GPUS = "launcher.gpus=--gres=gpu:{devices}"
+
+
+@pytest.mark.parametrize("words", [[GPUS], ["launcher.extra=[--gpus=8]"], ["launcher.exclusive=true"]])
+def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> None:
+    """Without this rule its ranks would fail for lack of a GPU, after hours in the queue."""
+    asked = ["machine=h200", "devices_per_node=8", "launcher=slurm"]
+    without = compose.compose_request(compose.parse_single(asked))
+    with pytest.raises(UserError) as refused:
+        inputs.check_devices(without)
+    assert str(refused.value) == (
+        "machine=h200: has GPUs, and a job of launcher=slurm would ask for none; set launcher.gpus=--gres=gpu:{devices}"
+    )
+    inputs.check_devices(compose.compose_request(compose.parse_single([*asked, *words])))
+
+
+def test_a_job_on_a_machine_without_gpus_need_not() -> None:
+    for machine in ("cpu", "auto"):
+        asked = [f"machine={machine}", "devices_per_node=2", "launcher=slurm"]
+        inputs.check_devices(compose.compose_request(compose.parse_single(asked)))
+
+
+def test_a_dry_run_of_such_a_job_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "model=tiny", "machine=h200", "devices_per_node=8", "launcher=slurm", "--dry-run"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("launcher.gpus=--gres=gpu:{devices}", "--gres=gpu:{devices}"),
+        ("launcher.gpus=--gpus-per-node=a100:{devices}", "--gpus-per-node=a100:{devices}"),
+        ('launcher.gpus="--gres=gpu:{devices}"', "--gres=gpu:{devices}"),
+        ("launcher.constraint=a100&nvlink=1", "a100&nvlink=1"),
+        ("launcher.extra=[--gpus=8]", ["--gpus=8"]),
+        ("launcher.extra=[--gpus=8, '--mail-type=END,FAIL', --nice]", ["--gpus=8", "--mail-type=END,FAIL", "--nice"]),
+        ("+launcher.environment.FLAGS=-a=1", "-a=1"),
+    ],
+)
+def test_an_option_with_an_equals_sign_needs_no_quotes_inside_the_shells(override: str, value: object) -> None:
+    assert [found for _, found in compose.parse_single([override])] == [value]
+
+
+def test_other_keys_are_parsed_by_hydras_grammar_alone() -> None:
+    for text in ("model.name=a=b", "launcher.gpus", "launcher.extra=[--gpus=8"):
+        with pytest.raises(UserError) as refused:
+            options("slurm", text)
+        assert str(refused.value).count("\n") == 0
 
 
 def test_every_option_stands_in_the_defaults_with_its_comment() -> None:

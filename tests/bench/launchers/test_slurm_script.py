@@ -1,4 +1,4 @@
-"""The job script: what a site file and a job's needs become, and that nobody's names become commands."""
+"""Job scripts: their content for a site file and a job, and the quoting of names, which never become commands."""
 
 import re
 import shlex
@@ -48,7 +48,7 @@ def directives(text: str) -> list[str]:
 
 
 def command(text: str) -> list[str]:
-    """Return the words that the last command of a script is for a shell."""
+    """Return the words of a script's last command as a shell parses them."""
     return shlex.split(text[text.index("\nexec ") :].replace("\\\n", ""))[1:]
 
 
@@ -80,6 +80,25 @@ def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[st
     shellcheck = Path(sys.executable).with_name("shellcheck")
     meant = "SC2016"  # between our quotes a $ is to mean nothing
     subprocess.run([shellcheck, "--shell=bash", f"--exclude={meant}", path], check=True)
+
+
+def test_modules_are_loaded_into_an_environment_without_those_of_the_shell_that_submits() -> None:
+    lines = script(
+        work(), Options(modules=("gcc/13", "cuda"), setup=("source /etc/profile.d/modules.sh",))
+    ).splitlines()
+    begin = lines.index("source /etc/profile.d/modules.sh")
+    assert [line.partition(" #")[0] for line in lines[begin + 1 :][:3]] == [
+        "module purge",
+        "module load gcc/13",
+        "module load cuda",
+    ]
+    assert "module" not in script(work(), Options())
+
+
+def test_a_script_that_a_dry_run_shows_does_not_claim_to_be_a_file() -> None:
+    about = script(work(), Options()).splitlines()[1]
+    assert "zeroscale writes this script when it submits the job (not in a dry run)" in about
+    assert about.endswith(f"sbatch {FOLDER}/job.sh")
 
 
 # -- everything that reaches a shell is quoted
@@ -188,7 +207,7 @@ def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
 
 
 def bindings(**chosen: Any) -> list[str]:
-    """Return the options of srun that bind."""
+    """Return the binding options of srun."""
     return [word for word in command(script(work(), Options.model_validate(chosen))) if "-bind" in word]
 
 

@@ -1,10 +1,12 @@
-"""What Slurm's programs print, recorded on a Slurm 22.05 with accounting (recorded/), on a 24.11.5 as Debian 13 has it
-(recorded/24.11), on a 26.05.5 as Debian sid has it, without accounting (recorded/26.05), or as its manuals show it.
+"""Parsing of the output of Slurm's programs.
 
-Of 23.11, 24.05 and 25.05 there are no recordings: no package of them is at hand, and what others have published of them
-has other columns. What is asked is the same for all: columns by name, and no JSON, where a state became a list in 23.11
-and `nodes` an object in 24.05. Of all that is asked only squeue's exit codes and unknown times look otherwise in newer
-ones than in 22.05, and all forms are read. What is in no known form is refused.
+The output was recorded on Slurm 22.05 with accounting (recorded/), on Debian 13's 24.11.5 (recorded/24.11), and on
+Debian sid's 26.05.5 without accounting (recorded/26.05), or is taken from the manuals. There are no recordings of
+23.11, 24.05 and 25.05: no package was available, and published output has other columns.
+
+The calls are the same for all versions: columns by name. JSON is not used, because a state became a list in 23.11, and
+`nodes` an object in 24.05. Only squeue's exit codes and unknown times differ from 22.05 in newer versions, and all
+their forms are parsed. Output in an unknown form is refused.
 """
 
 import time
@@ -178,11 +180,9 @@ def test_the_limits_of_a_slurm_26_are_found() -> None:
 
 
 def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
-    """As if there were no such job, all would be submitted again."""
+    """Taken for missing jobs, it would make zeroscale submit all of them again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
-        with pytest.raises(
-            UserError, match=f"^{program}: its answer is in no form that is known here: Job of root; report"
-        ):
+        with pytest.raises(UserError, match=f"^{program}: its output has no known form: Job of root; report"):
             list(parse("Job of  root\n  runs\n"))
         assert list(parse("")) == list(parse("CLUSTER: one\n")) == []
 
@@ -335,7 +335,7 @@ def test_exit_codes_are_words(code: int, number: int, words: str) -> None:
 
 
 def queued_line(exit_code: int | str, state: str = "FAILED", reason: str = "NonZeroExitCode") -> JobState:
-    """Return a job as squeue tells of it."""
+    """Return a job's line in squeue's output."""
     values = {
         "ArrayJobID": 7,
         "ArrayTaskID": "N/A",
@@ -368,10 +368,10 @@ def test_all_three_witnesses_tell_the_exit_code() -> None:
 @pytest.mark.parametrize(
     ("reason", "stuck"),
     [
-        ("PartitionConfig", "as it was asked for it cannot start"),
-        ("PartitionNodeLimit", "as it was asked for it cannot start"),
-        ("QOSMaxNodePerJobLimit", "as it was asked for it cannot start"),
-        ("JobHeldUser", "held, until somebody releases it"),
+        ("PartitionConfig", "cannot start with the resources that it asks for"),
+        ("PartitionNodeLimit", "cannot start with the resources that it asks for"),
+        ("QOSMaxNodePerJobLimit", "cannot start with the resources that it asks for"),
+        ("JobHeldUser", "held until it is released"),
         ("Priority", ""),
         ("Resources", ""),
         ("BeginTime", ""),

@@ -1,8 +1,8 @@
-"""Random questions to `predict` and `advise`, whatever machine files they name, and what is wrong with the answers.
+"""Random questions to `predict` and `advise` with any machine file, and the faults of their answers.
 
-A question may be of anything that a user can write down: engines with their options, layouts, models, batches, lengths,
-precisions, and machine files that lack numbers, have odd ones, or were calibrated. Each gets an answer that holds
-together, or a UserError of one line.
+A question may have any input of a user: engines with their options, layouts, models, batches, lengths, precisions, and
+machine files that lack numbers, have odd numbers, or were calibrated. Each must get a consistent answer, or a
+one-line UserError.
 """
 
 import math
@@ -23,7 +23,7 @@ from bench.sweep.advise.search import Answer
 from bench.sweep.prediction import Prediction
 
 ADVISED = 20
-"""One question in so many is to `advise`, which looks at hundreds of points."""
+"""One question in this many is for `advise`, which searches hundreds of points."""
 ROUNDING = 1 + 1e-9
 LONGEST = 700  # characters of a refusal
 
@@ -70,12 +70,12 @@ MACHINE_NUMBERS = {
     "power_w": (0.1, 1e5), "host_memory_bytes": (1e8, 1e14), "host_link_bytes_per_s": (1e6, 1e13),
     "price_per_device_hour": (1e-9, 1e9),
 }  # fmt: skip
-"""Between which numbers a plausible machine lies."""
+"""Ranges of the numbers of a plausible machine."""
 ODD = (0, -1, math.nan, math.inf, "much", [1, 2], {"bf16": 1}, 1e-300, 1e300, True, "")
 
 
 class Question(NamedTuple):
-    """What is asked, in the words of the command line, and of which folder of machine files."""
+    """A question in the words of the command line, and the folder of its machine files."""
 
     verb: str
     overrides: tuple[str, ...]
@@ -83,7 +83,7 @@ class Question(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with an answer."""
+    """A fault of an answer."""
 
     question: Question
     what: str
@@ -110,7 +110,7 @@ def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
 
 
 def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
-    """Return a machine file: some numbers left out, now and then one that no machine has."""
+    """Return a machine file that lacks some numbers, and sometimes has an impossible one."""
     drawn: dict[str, Any] = {"name": name, "device": dice.choice(["cuda", "cuda", "cpu"])}
     for field, (low, high) in MACHINE_NUMBERS.items():
         if dice.random() < 0.85:
@@ -216,7 +216,7 @@ def _draw_advised(dice: Random, models: Sequence[str]) -> Iterator[str]:
 
 
 def find_faults(question: Question) -> tuple[str, list[Fault]]:
-    """Ask a question; return whether it was answered or refused, and what is wrong with that."""
+    """Ask a question; return "answered" or "refused", and the faults of the answer."""
     verb, overrides, config_dir = question
     try:
         if verb == "advise":
@@ -234,8 +234,8 @@ def find_faults(question: Question) -> tuple[str, list[Fault]]:
 
 
 def _list_prediction_faults(found: Prediction) -> Iterator[str]:
-    """Yield what cannot be of one point: terms below nothing, numbers that are none, ends in the wrong order, a larger
-    micro-batch that needs less."""
+    """Yield impossible values of one point: negative terms, NaN, ends in the wrong order, a larger micro-batch that
+    needs less memory."""
     spec, machine = found.point.composed.spec, found.point.composed.machine
     if found.memory:
         for phase in found.memory.phases:

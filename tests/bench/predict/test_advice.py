@@ -1,4 +1,4 @@
-"""Advice from choices: what comes into question, what is best for which question, and what cannot be told apart."""
+"""Advice from choices: candidates, the best choice for each question, and choices that cannot be told apart."""
 
 import functools
 import statistics
@@ -21,8 +21,8 @@ from bench.predict.advice.choices import (
     explain_difference,
     is_surely_faster,
 )
-from bench.predict.advice.measured import MeasuredPoints, collect_measured
 from bench.predict.memory import predict_memory
+from bench.predict.neighbours import MeasuredPoints, collect_measured
 from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.predict.work import StepFlops
@@ -48,7 +48,7 @@ def choice(
     engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
-    """A choice whose step has these parts; what it computes may take `rate` times as long."""
+    """Return a choice whose step has these parts; computing may take `rate` times as long."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
     changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())
@@ -131,7 +131,8 @@ def test_the_best_depends_on_what_is_asked() -> None:
 def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
     lower, stage_3 = choice("zero1", parts={"forward": 1.0}), choice("zero3", parts={"forward": 0.9})
     advice = advise(AdviceQuestion(), [stage_3, lower])
-    assert (advice.winner, advice.better_but_less_sure, advice.ties) == (lower, stage_3, [stage_3])
+    assert (advice.winner, advice.ties) == (lower, [stage_3])
+    assert "work on the host" in advice.explain_order(stage_3)
     far = choice("zero3", parts={"forward": 0.5})
     assert advise(AdviceQuestion(), [lower, far]).winner is far
 
@@ -143,7 +144,7 @@ def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the
     one, two, many = on(1, 1.04), on(2, 1.03), on(128, 1.0)
     assert advise(AdviceQuestion(), [many, two, one]).winner is one
     assert advise(AdviceQuestion(), [many, two, on(1, 1.06)]).winner is two
-    assert advise(AdviceQuestion(), [many, two, one]).better_but_less_sure is None, "as good is no better"
+    assert advise(AdviceQuestion(), [many, two, one]).explain_order(many) == "equal within 5 %: fewer nodes are advised"
     large = on(1, 1.05, micro=8)
     advice = advise(AdviceQuestion(), [many, one, large, on(1, 1.2, micro=16)])
     assert advice.winner is large
@@ -224,7 +225,7 @@ def test_why_names_the_parts_that_take_longer() -> None:
 
 
 def recorded(engine: str, **changes: Any) -> RunRecord:
-    """A real run of the smoke study on this kind of machine: two processes, micro-batch 4."""
+    """Return a real run of the smoke study: two processes, micro-batch 4."""
     for path in store.find_records([RUNS]):
         record = store.read_record(path)
         found = record.spec
@@ -235,13 +236,13 @@ def recorded(engine: str, **changes: Any) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def here() -> Any:
-    """The machine of the recorded runs, with the rates that a prediction needs."""
+    """Return the machine of the recorded runs, with the rates that a prediction needs."""
     rates = {"peak_tflops": {"fp32": 0.1}, "memory_bytes_per_s": 1e10, "intra_node_bytes_per_s": 1e9}
     return recorded("zero2").circumstance.machine.model_copy(update=rates)
 
 
 def chosen(record: RunRecord, here: Any, *others: RunRecord) -> Choice:
-    """What is believed of a record's point where `others` were measured."""
+    """Return the estimate of a record's point if `others` were measured."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, here, "cpu")

@@ -1,4 +1,4 @@
-"""Layouts that advice looks at: those that an engine can do, no more ranks to a copy than help, and as overrides."""
+"""Layouts that advice searches: those of the engine, with a useful number of ranks per copy, and as overrides."""
 
 import json
 

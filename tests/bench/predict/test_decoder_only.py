@@ -1,4 +1,4 @@
-"""Prediction of a network that is no T5: GPT-2, described as stacks, held against transformers' own."""
+"""Prediction of a network other than T5: GPT-2, described as stacks, compared with transformers' own."""
 
 from collections import Counter
 from typing import Any
@@ -84,7 +84,7 @@ def test_matrices_are_those_of_its_projections_and_its_head() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_flops_of_a_sample_are_what_torch_counts(dropout: float, checkpointing: bool) -> None:
-    """Eager, for a fused kernel computes its scores again in backward, which model FLOPs leave out."""
+    """With eager attention, since a fused kernel recomputes its scores in backward, which model FLOPs exclude."""
     described, sample = network(**SMALL), {"tokens": TOKENS}
     model = built(dropout=dropout, checkpointing=checkpointing)
     with FlopCounterMode(display=False) as counter:
@@ -151,7 +151,7 @@ def test_a_family_that_describes_its_network_is_predicted_under_every_engine(eng
 
 
 def test_logits_of_a_large_vocabulary_are_what_a_gpt2_needs_most_of(gpt2: Stacks) -> None:
-    """4 × 1,024 tokens of 50,257 words in fp32 are 0.82 GB: log-probabilities, and two gradients as large."""
+    """4 × 1,024 tokens of 50,257 words in fp32 are 0.82 GB: log-probabilities, and two gradients of that size."""
     (backward,) = (phase for phase in predict_memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
     assert backward.terms["logits and loss"] == pytest.approx(3 * 4 * 4096 * 50257, rel=0.001)
 

@@ -1,4 +1,4 @@
-"""The estimators that the page of predictions quotes are DeepSpeed's own."""
+"""The estimators on the page of predictions equal DeepSpeed's own."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
 def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
-    """DeepSpeed's model_to_params looks for the module that holds most parameters itself; in a T5 each holds one."""
+    """DeepSpeed's model_to_params searches for the module with most parameters of its own; in a T5 each has one."""
     shape = compose.compose_request(
         compose.parse_single([f"model={name}", "devices_per_node=2", "launcher=slurm"])
     ).spec.model.shape

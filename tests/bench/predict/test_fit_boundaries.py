@@ -1,4 +1,4 @@
-"""What the page of predictions takes a published report to ask is what its configuration would have composed."""
+"""The page of predictions reads a published report as the configuration would have composed it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""FLOPs of a step: samples times the family's closed form, recomputation apart."""
+"""FLOPs of a step: samples times the family's closed form, without recomputation."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Goodput: Young's and Daly's formulas beside hand calculation, the best interval, simulated failures, publications."""
+"""Goodput: Young's and Daly's formulas by hand, the best interval, simulated failures, and publications."""
 
 import math
 
@@ -45,12 +45,12 @@ def test_daly_interval_is_the_best_of_the_complete_model(write_s: float, mtbf_s:
 
 
 def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int, seed: int) -> float:
-    """Return the share of time that made progress in a job of so many stretches between checkpoints."""
+    """Return the share of time with progress in a simulated job of `stretches` intervals between checkpoints."""
     draw = np.random.default_rng(seed)
     clock_s, next_failure_s = 0.0, draw.exponential(reliability.mtbf_s)
 
     def advance(length_s: float) -> bool:
-        """Go on for a time, or to the next failure; return whether there was none."""
+        """Advance by a time, or to the next failure; return whether there was none."""
         nonlocal clock_s, next_failure_s
         if clock_s + length_s <= next_failure_s:
             clock_s += length_s
@@ -89,7 +89,7 @@ def test_published_rates_by_hand() -> None:
 
 
 def test_llama_3_made_progress_in_more_than_nine_tenths_of_its_time() -> None:
-    """As its authors say. 405e9 parameters are 5.67e12 bytes, and its storage sustained 2e12 a second."""
+    """As in its paper. 405e9 parameters are 5.67e12 bytes, and its storage sustained 2e12 per second."""
     size = compute_checkpoint_bytes(405_000_000_000, "bf16")
     assert size == 5.67e12
     found = predict_goodput(16_384, FailureTerms(size / 2e12))

@@ -1,4 +1,4 @@
-"""Host memory by hand: bytes per parameter that DeepSpeed keeps there, the same on all nodes together at any count."""
+"""Host memory by hand: bytes per parameter that DeepSpeed keeps on hosts; their sum is equal for any node count."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_mt5_xxl_offloads_155_gb_of_fp32_states_with_its_gradients_beside() -> N
 
 
 def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host() -> None:
-    """DeepSpeed keeps the bf16 weights on the device, their gradients on the host, and of the rest what is said."""
+    """DeepSpeed keeps bf16 weights on the device, their gradients on the host, and the configured share of the rest."""
     words = (
         "model=mt5_xxl",
         "engine=zero3",
@@ -54,7 +54,7 @@ def test_more_nodes_hold_less_each() -> None:
 
 
 def test_flan_t5_xxl_in_fp32_with_both_offloads_takes_24_bytes_per_parameter() -> None:
-    """Weights, master weights, two moments, gradients as they are added up and as AdamW takes them: 267 GB."""
+    """Weights, master weights, two moments, gradients as accumulated and as AdamW reads them: 267 GB."""
     spec = asked(
         "model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", *OFFLOAD,
         "engine.offload_param.device=cpu",
@@ -89,7 +89,7 @@ def test_without_offload_the_host_holds_processes_only(engine: str) -> None:
 def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_stage_2_is_built(
     room: float, low: int, high: int
 ) -> None:
-    """8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB, where the second copy does not fit the device."""
+    """8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB, since the second copy does not fit the device."""
     spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
     needed = predict_host_memory(spec, "cuda", int(room))
     assert needed is not None
@@ -109,7 +109,7 @@ def test_with_nvme_nobody_knows() -> None:
         "optimizer.implementation=native",
     )  # fmt: skip
     assert predict_host_memory(spec) is None
-    assert format_host_memory(None, 8, 10**12) == "What a node's host needs is unknown."
+    assert format_host_memory(None, 8, 10**12) == "The host memory of a node is unknown."
 
 
 def test_a_reader_is_told_what_fits() -> None:

@@ -1,4 +1,4 @@
-"""Memory: ZeRO's own table, what autograd really keeps, what runs really took, and what is known to fit."""
+"""Memory: ZeRO's own table, tensors that autograd saves, recorded runs, and published reports of what fits."""
 
 import csv
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
@@ -54,7 +54,7 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
 
 
 def kept_by_t5(spec: RunSpec) -> int:
-    """Bytes that a forward pass of the real model saves for backward, weights aside."""
+    """Return the bytes that a forward pass of the real model saves for backward, without weights."""
     module = build(spec, on_device(spec.precision))
     initialise(module, spec)
     encoder, decoder = (torch.randint(2, 96, (spec.batch.micro, length)) for length in spec.sequence.values())
@@ -98,7 +98,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 128), (128, 2), (1, 500)], ids=str)
 def test_no_term_is_negative_where_scores_are_smaller_than_the_output(engine: str, lengths: tuple[int, int]) -> None:
-    """128 heads, each as wide as 128: with 2 tokens to attend to, an output has 64 times as many elements as scores."""
+    """128 heads of width 128: with 2 tokens to attend to, an output has 64 times as many elements as scores."""
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
     spec = asked("model=t5_11b", f"engine={engine}", "model.attention=eager", "nodes=7", "devices_per_node=3", *words)
     assert min(size for phase in predict_memory(spec).phases for size in phase.terms.values()) >= 0
@@ -217,7 +217,7 @@ def test_flan_t5_xxl_fits_eight_cards_of_40_gb_with_zero3_and_checkpointing() ->
 
 
 def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb() -> None:
-    """The one exception: the source says it does not fit, and neither batch size nor checkpointing. Without
+    """The one exception: the source says that it does not fit, without batch size and checkpointing. Without
     checkpointing one sample is too much already; with it the device would do, and the host would have to hold 24 bytes
     per parameter, 267 GB (test_host.py), and each process's copy of the weights while they load."""
     stated = ("model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", "batch.micro=1", *FLAN,
@@ -245,7 +245,7 @@ MT5_XXL = 12_921_057_280
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
 def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where_it_fits(engine: str) -> None:
-    """DeepSpeed 0.19.8 compares the device's free memory with the flat copy. Beside 25.8 GB of weights and 0.6 to 2 GB
+    """DeepSpeed 0.19.8 compares the device's free memory with the flat copy. Next to 25.8 GB of weights and 0.6 to 2 GB
     of CUDA's, a second 25.8 GB fits 80 GB, may fit 53 GB, and does not fit 42.5 GB."""
     spec = asked("model=mt5_xxl", f"engine={engine}", "nodes=8", "devices_per_node=8", "batch.micro=1")
     built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # with the two embeddings that transformers makes for nothing

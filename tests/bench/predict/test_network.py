@@ -61,7 +61,7 @@ def test_all_reduces_take_what_was_published(machine: str, column: str, span: Ra
 
 def test_a_machine_that_does_not_say_how_fast_its_links_are_is_named() -> None:
     alone = Machine(name="alone", intra_node_bytes_per_s=1e11)
-    with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: machine=alone does not say it"):
+    with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: machine=alone does not have it"):
         compute_collective_s("all_reduce", 1e9, RankSpan(2, 16), alone)
 
 

@@ -1,5 +1,4 @@
-"""A step of a pipeline as it is predicted: bubbles by hand, slices' exchanges by their closed form, and what must hold
-on any machine."""
+"""Predicted step of a pipeline: bubbles by hand, exchanges of slices in closed form, and rules for any machine."""
 
 from typing import Any
 
@@ -47,21 +46,21 @@ def predict(*words: str) -> StepTime:
 ])  # fmt: skip
 @pytest.mark.parametrize("micro_batches", [8, 24])
 def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], stages: int, micro_batches: int) -> None:
-    """(m + p - 1) (f + b) where a rank has one stage; with v stages (v m + p - 1) (f + b) of one of them."""
+    """(m + p - 1) (f + b) with one stage per rank; with v stages (v m + p - 1) (f + b) of one stage."""
     spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
     forward_s, backward_s = [FORWARD_S] * 4 * stages, [BACKWARD_S] * 4 * stages
-    ends_s = find_costs(spec).play(forward_s, backward_s, lambda source, target: 0.0)
+    ends_s = find_costs(spec).simulate(forward_s, backward_s, lambda source, target: 0.0)
     assert max(ends_s) == pytest.approx((stages * micro_batches + 3) * (FORWARD_S + BACKWARD_S))
 
 
 def test_a_hop_is_waited_for_once_each_way_between_neighbours() -> None:
     spec = build("engine=pipeline", "engine.schedule=gpipe", "parallel.pipeline=2", "batch.accumulation=8")
-    ends_s = find_costs(spec).play([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
+    ends_s = find_costs(spec).simulate([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
     assert ends_s == pytest.approx((9 * 3 + 0.5, 9 * 3 + 0.25 - BACKWARD_S))
 
 
 def test_the_parts_are_the_step_and_waiting_is_the_bubble() -> None:
-    """A step is idle as long with few micro-batches as with many: while the pipeline fills and empties."""
+    """A step has the same idle time with few and many micro-batches: while the pipeline fills and drains."""
     few, many = (
         predict("engine=pipeline", "parallel.pipeline=4", f"batch.accumulation={number}") for number in (4, 64)
     )
@@ -113,7 +112,7 @@ def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> Non
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
 def test_slices_exchange_what_the_closed_form_says(words: list[str]) -> None:
-    """Each sub-layer sums what leaves it, and the gradient of what enters; what is computed again all but its last."""
+    """Each sub-layer reduces its output, and the gradient of its input; a recomputation all outputs but the last."""
     given = ["engine=pipeline", "parallel.tensor=4", *words]
     network = get_network(build(*given))
     layers = {stack.name: stack.layers for stack in network.stacks}
@@ -169,7 +168,7 @@ def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
 def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
     schedule: ScheduleName, size: PipelineSize, slow: float
 ) -> None:
-    """Beside the simulation of every pass, with a stage that is slower than the others; it keeps as much, too."""
+    """Compared with the simulation of every pass, with one slower stage; the kept bytes are equal as well."""
     forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
     backward_s = [2 * seconds for seconds in forward_s]
     ends_s = costs.simulate_ends(schedule, size, forward_s, backward_s, lambda source, target: 0.1)

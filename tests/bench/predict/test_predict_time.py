@@ -1,4 +1,4 @@
-"""`zeroscale predict` tells how long a step takes, or which number is missing."""
+"""`zeroscale predict` prints the time of a step, or the number that is missing."""
 
 import json
 import re
@@ -13,7 +13,7 @@ NODE = ["predict", "model=mt5_xl", "engine=zero2", "devices_per_node=8", "machin
 def test_one_point_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(NODE) == 0
     told = capsys.readouterr().out
-    for word in ("A step takes", "backward", "all-reduce", "hidden", "tokens/s", "MFU", "bound by"):
+    for word in ("A step takes", "backward", "all-reduce", "overlap", "tokens/s", "MFU", "bound by"):
         assert word in told
 
 

@@ -1,4 +1,4 @@
-"""`zeroscale predict`: a table by term for one point, a line each for several, the same as JSON."""
+"""`zeroscale predict`: a table by term for one point, two lines each for several, and the same as JSON."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_predicting_imports_no_training_library() -> None:
 
 
 def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.CaptureFixture[str]) -> None:
-    """14 bytes of a checkpoint per parameter at the rate of storage, and failures as often as Llama 3's."""
+    """A checkpoint has 14 bytes per parameter, written at the rate of storage; failures have Llama 3's rate."""
     words = ["predict", "model=gpt2_xl", "engine=zero1", "machine=h100", "devices_per_node=8", "nodes=16"]
     assert main([*words, "--storage", "2e9", "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
@@ -97,6 +97,48 @@ def test_a_point_that_does_not_fit_gets_no_time_but_the_batch_or_the_nodes_that_
     told = capsys.readouterr().out
     assert "No micro-batch fits." in told
     assert "No step time is predicted: does not fit" in told
+
+
+@pytest.mark.parametrize(
+    ("point", "remedies"),
+    [
+        ("model=mt5_xl machine=a100_80 devices_per_node=8 engine=ddp batch.micro=4",
+         ("engine=zero1 fits", "optimizer.implementation=fused fits")),
+        ("model=mt5_xl machine=a100_40 devices_per_node=8 engine=zero2 batch.micro=32",
+         ("batch.micro=9 fits", "activation_checkpointing=true fits")),
+        ("model=mt5_xxl machine=a100_40 devices_per_node=8 engine=zero3 batch.micro=8 nodes=1",
+         ("batch.micro=1 fits", "nodes=32 may fit", "engine.offload_param.device=cpu may fit")),
+        ("model=mt5_xxl machine=rtx_4090 devices_per_node=1 engine=ddp",
+         ("nodes=16 may fit", "engine.offload_param.device=cpu may fit (its time is not predicted)")),
+        ("model=gpt_1t machine=rtx_4090 devices_per_node=1 engine=pipeline parallel.pipeline=2 nodes=2 "
+         "batch.accumulation=2", ("nothing that was tried",)),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_would_fit_is_printed_in_place_of_step_time_rate_and_mfu(
+    point: str, remedies: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A smaller micro-batch, more devices, a higher stage, a fused optimizer or offload; else combinations of them."""
+    assert main(["predict", *point.split(), "--storage", "2e9"]) == 0
+    told = capsys.readouterr().out
+    assert "does not fit" in told
+    for word in ("A step takes", "tokens/s", "MFU", "Goodput"):
+        assert word not in told
+    (line,) = [line for line in told.splitlines() if line.startswith("What would fit: ")]
+    for remedy in remedies:
+        assert remedy in line
+
+
+def test_every_change_that_would_fit_does(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*XXL, "engine=zero3", "batch.micro=8", "--json"]
+    assert main(words) == 0
+    changes = json.loads(capsys.readouterr().out)[0]["would_fit"].split("; ")
+    assert len(changes) == 4
+    for change in changes:
+        overrides = dict(word.split("=") for word in change.split() if "=" in word)
+        kept = [word for word in words if word.partition("=")[0] not in overrides]
+        assert main([*kept, *(f"{key}={value}" for key, value in overrides.items())]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["fits"] is not False
 
 
 def test_the_class_of_software_moves_the_time_and_narrows_its_interval(capsys: pytest.CaptureFixture[str]) -> None:

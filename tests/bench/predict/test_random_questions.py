@@ -1,6 +1,6 @@
-"""Random configurations and machine files get an answer that holds together, or a refusal of one line.
+"""Random configurations and machine files get a consistent answer, or a one-line error.
 
-Here a few of them; `python -m tests.benchmarks.prediction --random 3000` asks as many as one likes.
+This asks a few of them; `python -m tests.benchmarks.prediction --random 3000` asks more.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Memory of one rank of up to 1,024: predictions beside rehearsals, rehearsals beside runs in which all were real."""
+"""Memory of one rank of up to 1,024: predictions compared with rehearsals, and rehearsals with real runs."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_predictions_are_within_three_percent_of_rehearsals() -> None:
 
 
 def test_every_case_was_rehearsed_as_it_is_composed() -> None:
-    """Where this fails, what a case asks has changed: rehearse it anew (`tests.benchmarks.rehearsals`)."""
+    """If this fails, the configuration of a case has changed: rehearse it again (`tests.benchmarks.rehearsals`)."""
     specs = ([run.spec for run in REHEARSED], [build_spec(case) for case in list_cases()])
     # Neither the number of steps nor, for synthetic samples, the mean of the loss changes the memory of a rehearsal.
     same = {"measure": MeasureSpec(), "loss_mean": "tokens"}

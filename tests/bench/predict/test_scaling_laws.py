@@ -1,4 +1,4 @@
-"""Scaling laws beside the tables of the papers that they come from, and beside hand calculation."""
+"""Scaling laws compared with the tables of their papers, and by hand."""
 
 import math
 
@@ -20,13 +20,13 @@ PF_DAY = 1e15 * 86_400
 
 
 def kaplan_data_loss(parameters: float, tokens: float) -> float:
-    """Return the loss of early stopping on a data set of so many tokens, seen as often as it helps: arXiv 2001.08361,
+    """Return the loss of early stopping on a data set of so many tokens, repeated while it helps: arXiv 2001.08361,
     equation 1.5 with the constants of table 2."""
     return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
 
 
 def optimal_parameters(law: ParametricLaw, flops: float) -> float:
-    """The parameters that reach the least loss with 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556 equation 4."""
+    """Return the parameters with the least loss for 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556 equation 4."""
     scale = (law.alpha * law.a / (law.beta * law.b)) ** (1 / (law.alpha + law.beta))
     return float(scale * (flops / 6) ** (law.beta / (law.alpha + law.beta)))
 
@@ -58,7 +58,7 @@ def test_kaplans_data_that_a_model_needs() -> None:
 
 
 def test_kaplans_two_fits_of_data_differ() -> None:
-    """Equation 1.2 is a fit of its own, (5.4e13 / D)^0.095: at the 22e9 tokens of its text it is 5 % above this one."""
+    """Equation 1.2 is a fit of its own, (5.4e13 / D)^0.095: at the 22e9 tokens of its text it is 5 % above this law."""
     assert (5.4e13 / 22e9) ** 0.095 / kaplan_data_loss(math.inf, 22e9) == pytest.approx(1.052, abs=1e-3)
 
 
@@ -93,7 +93,7 @@ def test_chinchillas_loss_by_hand(parameters: float, tokens: float, loss: float)
 def test_corrected_law_agrees_with_chinchillas_table_of_best_sizes(
     parameters: float, flops: float, tokens: float
 ) -> None:
-    """Table 3 of arXiv 2203.15556, made by another of its approaches; the rounded law of its approach 3 does not."""
+    """Table 3 of arXiv 2203.15556, from another of its approaches; the rounded law of its approach 3 differs."""
     best = optimal_parameters(CHINCHILLA_CORRECTED, flops)
     assert best == pytest.approx(parameters, rel=0.25)
     assert flops / (6 * best) == pytest.approx(tokens, rel=0.25)

@@ -1,4 +1,4 @@
-"""The time of a step: parts that add up, overlap by hand, contention, and what a machine's file must say."""
+"""The time of a step: parts that add up, overlap by hand, contention, and numbers that a machine file must have."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def with_links(bytes_per_s: float) -> Machine:
 
 
 def cpu(ranks: int, *slowdown: float, gather_s: float = 0.01) -> Machine:
-    """A calibrated processor whose collectives take `gather_s` whatever their size."""
+    """Return a calibrated processor whose collectives take `gather_s` for any size."""
     kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     return Machine(
         name="bed",
@@ -137,7 +137,7 @@ def test_attention_has_its_own_share_of_the_rate() -> None:
 
 
 def test_a_machine_without_a_rate_is_named() -> None:
-    with pytest.raises(UserError, match=r"machine=auto does not say peak_tflops\.bf16"):
+    with pytest.raises(UserError, match=r"machine=auto has no peak_tflops\.bf16"):
         predict_step_time(spec(), Machine(name="auto"))
     with pytest.raises(UserError, match="inter_node_bytes_per_s"):
         predict_step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bench.predict.step_time.rates import NEEDED_INTENSITY, STARTED_K, UNALIGNED, count_tiled_flops
+from bench.predict.step_time.compute import NEEDED_INTENSITY, STARTED_K, UNALIGNED, count_tiled_flops
 from bench.predict.work import Matmul
 
 
 def find_share(product: Matmul, width: int = 2, multiprocessors: int | None = 108) -> float:
-    """The share of the best product's rate that a product reaches."""
+    """Return the share of the best product's rate that a product reaches."""
     return product.flops / count_tiled_flops(product, width, multiprocessors)
 
 

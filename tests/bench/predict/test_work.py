@@ -1,4 +1,4 @@
-"""The work of a pass, held against a closed form of T5's FLOPs, which equals torch's FlopCounterMode (test_t5.py)."""
+"""Work of a pass, compared with a closed form of T5's FLOPs, which equals torch's FlopCounterMode (test_t5.py)."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def flops(work: PassWork) -> int:
 
 
 def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
-    """FLOPs of all blocks, and of the head, in one forward pass of a sample."""
+    """Return the FLOPs of all blocks, and of the head, in one forward pass of a sample."""
     projection = 2 * shape.d_model * shape.d_inner  # per token; query, key, value and output are one each
     feed_forward = 2 * (3 if shape.gated else 2) * shape.d_model * shape.d_ff  # per token
     pair = 2 * 2 * shape.d_inner  # per query and key: the score, the weighted value
@@ -68,7 +68,7 @@ def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_
 
 
 class TwoProducts(torch.nn.Module):
-    """A block of two matrices; modules of torch's own are not compiled by themselves."""
+    """A block of two matrices; torch's own modules are not compiled alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class TwoProducts(torch.nn.Module):
 
 
 def test_a_compiled_block_is_computed_again_whole() -> None:
-    """Counted: products in the graphs that run, of a block of two, in forward and again in backward."""
+    """Count the products of a block of two matrices in the compiled graphs, in forward and in the recomputation."""
     ran: list[int] = []
 
     def compile_forward(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:

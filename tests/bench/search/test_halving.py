@@ -87,7 +87,7 @@ def test_rungs_are_parts_of_a_training_down_to_the_least() -> None:
 
 
 def test_of_27_trainings_nine_go_on_and_three_to_their_end() -> None:
-    """And some more, that were among the best third when they were met: nobody waits for the rest."""
+    """Some more are promoted, which were among the best third at that time: promotion is asynchronous."""
     results = search(a_section(), flat)
     counted = Counter(end(result.trial) for result in results)
     assert counted[1_000] == 27

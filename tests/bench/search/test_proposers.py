@@ -1,4 +1,4 @@
-"""What a search asks for next, on grids whose every run is known."""
+"""Proposals of a search on grids with known results."""
 
 import importlib
 import math
@@ -270,14 +270,14 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
 @pytest.mark.parametrize(
     ("constraints", "told"),
     [
-        ({"step_s": {"at_most": 0.05}}, ".step_s: of 48 trials that ended well none has at most 0.05; the nearest has "
+        ({"step_s": {"at_most": 0.05}}, ".step_s: none of 48 trials that ended `ok` has at most 0.05; the nearest has "
          "0.306; loosen it, or change the space"),
-        ({"step_s": {"at_least": 3}}, ".step_s: of 48 trials that ended well none has at least 3; the nearest has "
+        ({"step_s": {"at_least": 3}}, ".step_s: none of 48 trials that ended `ok` has at least 3; the nearest has "
          "1.856; loosen it, or change the space"),
-        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: of 48 trials that ended well none has at most 9; it is known of "
-         "none; loosen it, or change the space"),
-        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: of 48 trials that "
-         "ended well none keeps to all of them; loosen one, or change the space"),
+        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: none of 48 trials that ended `ok` has at most 9; it is unknown "
+         "for all; loosen it, or change the space"),
+        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: none of 48 trials "
+         "that ended `ok` keeps to all of them; loosen one, or change the space"),
     ],
 )  # fmt: skip
 def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
@@ -294,7 +294,7 @@ def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
 def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
     verdict = conclude(candidates, search(build_sampler(candidates), lambda values: "oom", 99))
-    assert format_verdict(verdict, tmp_path, as_json=False).startswith("nothing that was tried ended well\n")
+    assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial ended well\n")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a study's file may ask of a search, and what is told in one line."""
+"""The `search` section of a study's file, and its error messages of one line."""
 
 import json
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
     ("search", "message"),
     (
         ({"space": {"batch.micro": [1]}}, "a search without an objective; give one of samples_per_s"),
-        (ask(objective="samples_per_sec"), "nothing that can be sought; did you mean samples_per_s?"),
+        (ask(objective="samples_per_sec"), "not an objective; did you mean samples_per_s?"),
         (ask(space={}), "its space is empty; give a field and its values"),
         (ask(space={"batch.micro": []}), "has no values; give one, or leave it out"),
-        (ask(space={"batch.micro": {"from": 4, "to": 1}}), "holds nothing; give from and to, the smaller first"),
+        (ask(space={"batch.micro": {"from": 4, "to": 1}}), "is empty; give from and to, the smaller first"),
         (ask(space={"batch.micros": [1]}), "search.space.batch.micros: no field of a point; did you mean batch.micro?"),
         (ask(space={"machine": ["cpu"]}), "search.space.machine: a search has one machine and one launcher"),
         (ask(space={"engine": ["ddp", "zero9"]}, trials=1), None),
@@ -44,10 +44,10 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
         (ask(sampler="tpi"), "no such sampler; did you mean tpe?"),
         (ask(constraints={"peak_bytes": {"at_least": 2e9, "at_most": 1e9}}), "nothing is at least 2e.09 and at most"),
         (ask(constraints={"peak": {"at_most": 1}}), "peak is not measured; did you mean peak_bytes?"),
-        (ask(space={"batch.micro": {"values": [1], "when": {"engine": ["ddp"]}}}), "does not stand before it"),
-        (ask(constraints={"peak_bytes": {}}), "bounds nothing; give at_least or at_most"),
+        (ask(space={"batch.micro": {"values": [1], "when": {"engine": ["ddp"]}}}), "does not come before it"),
+        (ask(constraints={"peak_bytes": {}}), "has no bound; give at_least or at_most"),
         (ask(objective=None), "a search without an objective; give one of samples_per_s"),
-        (ask(objective="loss"), "nothing that can be sought"),
+        (ask(objective="loss"), "not an objective"),
         (ask(trials=0), "search.trials=0: input should be greater than 0"),
         (ask(trials=-3), "search.trials=-3: input should be greater than 0"),
         (ask(node_hours=0), "search.node_hours=0: input should be greater than 0"),
@@ -55,12 +55,12 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
         (ask(gain=-0.01), "search.gain=-0.01: input should be greater than or equal to 0"),
         (ask(parallel=0), "search.parallel=0: input should be greater than 0"),
         (ask(seed=-1), "search.seed=-1: input should be greater than or equal to 0"),
-        (ask(trial=3), "search.trial: no such key; did you mean trials?"),
-        (ask(rungs={"least": 100}), "rungs are of trainings; seek validation_loss, or leave rungs out"),
+        (ask(trial=3), "search.trial: no such key; did you mean search.trials?"),
+        (ask(rungs={"least": 100}), "rungs need trainings; set objective: validation_loss, or remove rungs"),
         (rungs(least=0), "search.rungs.least=0: input should be greater than 0"),
         (rungs(factor=1), "search.rungs.factor=1: input should be greater than or equal to 2"),
-        (rungs({"learning.tokens": [1_000]}), "leave learning.tokens out of the space"),
-        (rungs({"optimizer.lr": [{"optimizer.lr": 1, "learning.stop_after": 9}]}), "leave learning.stop_after out"),
+        (rungs({"learning.tokens": [1_000]}), "remove learning.tokens from the space"),
+        (rungs({"optimizer.lr": [{"optimizer.lr": 1, "learning.stop_after": 9}]}), "remove learning.stop_after from"),
     ),
 )
 def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], message: str | None) -> None:
@@ -92,13 +92,16 @@ def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:
         plan(tmp_path, ask(), exclude=["batch.micro > 0"])
 
 
+ON_CLUSTER = {"machine": "h100", "launcher": "slurm", "launcher.exclusive": True, "model": "mt5_xxl"}
+
+
 @pytest.mark.parametrize(
     ("base", "constraints", "told"),
     [
         ({}, {"peak_bytes": {"at_most": 1000}}, r"^search.constraints.peak_bytes: at most 1000, and each of its 2 "
          r"points is predicted to need more, the least [\d.]+e\+07; loosen it, or change the space$"),
-        ({"machine": "h100", "launcher": "slurm", "model": "mt5_xxl"}, {}, r"^search.space: each of its 2 points is "
-         r"predicted far out of memory of a device of h100; change the space, or the machine$"),
+        (ON_CLUSTER, {}, r"^search.space: each of its 2 points is "
+         r"predicted far above the memory of a device of h100; change the space, or the machine$"),
     ],
 )  # fmt: skip
 def test_a_space_of_which_nothing_is_within_reach_is_refused(
@@ -109,7 +112,8 @@ def test_a_space_of_which_nothing_is_within_reach_is_refused(
     with pytest.raises(UserError, match=told):
         plan(tmp_path, asked, base=own)
     asked = ask(space={"batch.micro": [1, 2]}, constraints={"peak_bytes": {"at_most": 1e9}})
-    assert plan(tmp_path, asked, base=own | {"machine": "cpu", "launcher": "local", "model": "tiny"})
+    local = {key: value for key, value in own.items() if not key.startswith("launcher")}
+    assert plan(tmp_path, asked, base=local | {"machine": "cpu", "model": "tiny"})
 
 
 def test_a_study_without_a_search_is_told(tmp_path: Path) -> None:
@@ -126,7 +130,7 @@ def test_a_search_is_no_sweep(tmp_path: Path) -> None:
 def test_axes_beside_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps({"name": "mine", "base": BASE, "search": ask(), "axes": {"nodes": [1, 2]}}))
-    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) beside a search.*move the axes into"):
+    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) and a search.*move the axes into"):
         verb(str(file))
 
 
@@ -138,7 +142,7 @@ def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
 
 def test_a_loss_is_sought_among_trainings_alone(tmp_path: Path) -> None:
     asked = ask(objective="validation_loss", space={"optimizer.lr": [1e-3, 1e-2]})
-    with pytest.raises(UserError, match=r"validation_loss: is of a training to its end, .*learning\.tokens"):
+    with pytest.raises(UserError, match=r"validation_loss: needs a training with an end; .*learning\.tokens"):
         plan(tmp_path, asked)
     made = plan(tmp_path, asked, "model=gpt2_tiny", "data=text", "learning.tokens=100000")
     assert [one.predicted for one in made.pool.list_all()] == [None, None]
@@ -171,5 +175,5 @@ def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:
 def test_where_trainings_stop_is_said_by_rungs_alone(tmp_path: Path, given: str) -> None:
     base = BASE | {"data": "text", "learning.tokens": 100_000} | ({"learning.stop_after": 9} if given == "base" else {})
     overrides = ["learning.stop_after=9"] if given == "command line" else []
-    with pytest.raises(UserError, match=r"stop_after: a search with rungs says where its trainings stop"):
+    with pytest.raises(UserError, match=r"stop_after: a search with rungs decides where its trainings stop"):
         plan(tmp_path, rungs(), *overrides, base=base)

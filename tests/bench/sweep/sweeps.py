@@ -53,7 +53,7 @@ def sweep(
 def attempt(
     folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", **launcher: Any
 ) -> Path:
-    """Leave an attempt as a run would: with a record, or without one if `kind` is None."""
+    """Write the files of an attempt, without a record if `kind` is None."""
     circumstance = Circumstance(
         study="s", repeat=repeat, attempt=0, machine=Machine(name=machine), launcher={"name": "slurm", **launcher}
     )
@@ -72,5 +72,5 @@ def attempt(
 
 
 def queued(state: str = "RUNNING", reason: str = "None", restarts: int = 0) -> JobState:
-    """Return a job as a scheduler tells of it."""
+    """Return the state of a job at its scheduler."""
     return JobState("1", "s", None, find_phase(state), state, reason, restarts=restarts, words="1|s", source="squeue")

@@ -1,4 +1,4 @@
-"""What the autopilot leaves at its end, and that nothing of it can do harm."""
+"""Report, summary and notification at the end of the autopilot; their failures change nothing else."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study with an answer and a failure, its report made by nobody: that has its own tests, and takes its time."""
+    """A study with an answer and a failure. Its report is not written: that takes long, and has its own tests."""
     folder = tmp_path / "my study"
     definition.write(folder, sweep([point(FOUR), point(EIGHT)]))
     attempt(folder, FOUR, "ok")
@@ -30,7 +30,9 @@ def test_the_summary_says_how_every_point_ended_and_why_there_is_no_report(
     summary = (study / "report" / "summary.md").read_text()
     assert summary.startswith("# my study\n\n2 points: 1 ok, 1 waiting.")
     assert "It could not go on: sbatch: no nodes." in summary
-    assert "- 1 × waiting: again after: it was hang" in summary and "- micro 4  repeat 0: ok: " in summary
+    assert (
+        "- 1 × waiting: to run again; last attempt: it was hang" in summary and "- micro 4  repeat 0: ok: " in summary
+    )
     assert "no report: no pandas; to write it: zeroscale report" in summary and "'" in summary, "quoted for a shell"
     said = capsys.readouterr()
     assert "no report: no pandas" in said.err and str(study / "report" / "summary.md") in said.out

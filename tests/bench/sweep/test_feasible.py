@@ -1,4 +1,4 @@
-"""Which points are predicted far out of memory, and which are run all the same."""
+"""Points that are predicted far above a device's memory, and points near the edge, which run."""
 
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
 
 
 def _ran(ratio: float, repeat: int) -> Any:
-    """A recorded run, as if it had been FOUR and held `ratio` times what is predicted of that."""
+    """A recorded run, changed into a run of FOUR with `ratio` times the predicted memory."""
     record = store.read_record(next(store.find_records([RUNS / "smoke"])))
     assert record.observations
     alike = [
@@ -171,8 +171,8 @@ def _ran(ratio: float, repeat: int) -> Any:
 
 @pytest.mark.parametrize("folder", ["smoke", "testbed", "memory"])
 def test_no_recorded_run_would_have_been_lost_on_the_smallest_device_that_held_it(folder: str) -> None:
-    """A device with exactly the bytes that a run was seen to hold is the hardest case: it ran there. With half of them
-    the prediction has to say that it is far out."""
+    """A device with exactly the measured bytes of a run is the hardest case: the run fits. With half of the bytes, the
+    prediction has to be far out."""
     records = [store.read_record(path) for path in store.find_records([RUNS / folder])]
     ran = [record for record in records if record.outcome.kind == "ok"]
     assert ran

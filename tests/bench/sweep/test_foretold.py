@@ -1,4 +1,4 @@
-"""What a dry run says of memory, time and node-hours before anything is started."""
+"""Predictions of memory, time and node-hours in a dry run."""
 
 import json
 import re
@@ -14,7 +14,13 @@ from bench.core.machine import Machine
 from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
 from bench.sweep.submitting import SubmitResult
 
-GPUS = ("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "launcher=slurm")
+GPUS = (
+    "model=mt5_xxl",
+    "machine=a100_80",
+    "devices_per_node=8",
+    "launcher=slurm",
+    "launcher.gpus=--gres=gpu:{devices}",
+)
 GB = 10**9
 
 
@@ -23,29 +29,44 @@ def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_fit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    told = dry(capsys, *GPUS, "engine=zero0,zero3").splitlines()
+def test_a_dry_run_begins_with_its_summary_and_predicts_every_point(capsys: pytest.CaptureFixture[str]) -> None:
+    told = dry(capsys, *GPUS, "engine=zero0,zero3", "--list").splitlines()
+    assert told[0].startswith("2 points in 1 job, ")
+    assert told[1].startswith("predicted: ") and "node-hours for 1 point" in told[1]
+    assert told[2] == "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs them"
     [zero0], [zero3] = (
         [place for place, line in enumerate(told) if f" {name} " in line] for name in ("zero0", "zero3")
     )
-    assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 1], "16 bytes for each of 13e9 parameters"
-    assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
-    assert "job" not in told[zero0] and told[zero3].endswith("job 1")
-    assert any(line.startswith("predicted: ") and "node-hours for 1 point" in line for line in told)
-    assert "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs all" in told
-    assert told[-2].startswith("2 points in 1 job, ")
+    assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 2], "16 bytes for each of 13e9 parameters"
+    assert " s a step (" in told[zero3 + 2] and " min" in told[zero3 + 2]
+    assert "job" not in told[zero0 + 1] and told[zero3 + 1].endswith("job 1")
     assert told[-1].startswith("one run of each is indicative; 5 of each take ")
+
+
+def test_a_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*GPUS, "engine=zero0,zero3")
+    assert " zero0 " not in dry(capsys, *words) and " zero0 " in dry(capsys, *words, "--list")
+
+
+def test_a_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*GPUS, "engine=zero3", f"seed={','.join(map(str, range(21)))}")
+    told, _, _ = dry(capsys, *words).partition("── script")
+    assert told.splitlines()[2:4] == [
+        "model    nodes  devices per node  runs  infeasible",
+        "mt5_xxl      1                 8    21           0",
+    ]
+    assert max(map(len, told.splitlines())) <= 100
+    listed, _, _ = dry(capsys, *words, "--list").partition("── script")
+    assert listed.count("mt5_xxl") == 21 and max(map(len, listed.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
 def test_mt5_xxl_is_run_on_8_nodes_of_a100_40_at_the_lower_stages(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its steps need 38.8 to 41.2 GB; that its weights do not fit twice is no reason against it."""
+    """Its steps need 38.8 to 41.2 GB. Two copies of its weights need not fit."""
     words = (f"engine={engine}", "nodes=8", "batch.micro=1")
-    told = dry(capsys, "model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "launcher=slurm", *words)
+    told = dry(capsys, "model=mt5_xxl", "machine=a100_40", *GPUS[2:], *words)
     assert "infeasible" not in told and "does not fit" not in told
 
 
@@ -66,9 +87,9 @@ def test_what_is_unknown_is_called_unknown(capsys: pytest.CaptureFixture[str]) -
 def test_points_that_run_on_this_processor_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each rank takes its tensors and 0.4 to 0.7 GB of a process."""
+    """Each rank needs its tensors and 0.4 to 0.7 GB for its process."""
     words = ("model=tiny", "machine=cpu", "devices_per_node=3", "precision=fp32")
-    for memory_bytes, fits in ((100 * GB, "fits"), (2 * GB, "does not fit")):
+    for memory_bytes, fits in ((100 * GB, "fits"), (1 * GB, "does not fit")):
         monkeypatch.setattr("bench.cli.sweep.environment.read_host_memory_bytes", lambda size=memory_bytes: size)
         [found] = re.findall(
             r"predicted: ([\d.]+) GB in each rank, (.+) GB of (.+) here with 3 ranks \((.+)\);", dry(capsys, *words)

@@ -55,7 +55,7 @@ def test_a_packed_job_takes_points_of_one_shape_in_their_order_and_only_as_many_
 
 
 def test_a_point_that_can_never_finish_on_the_partition_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match="may take a job of 13 min, and the partition allows 12"):
+    with pytest.raises(UserError, match="may need a job of 13 min, and the partition allows 12"):
         JobBatcher(options("packed"), None, 12).jobs(waiting(MIXED))
 
 
@@ -69,7 +69,7 @@ def test_the_control_point_is_run_twice_in_every_packed_job() -> None:
 
 
 def test_repeats_of_a_point_never_share_an_allocation() -> None:
-    """Where they did, they would share its nodes, and count as one."""
+    """In one allocation they would share its nodes, and count as one run."""
     thrice = sweep([point(spec(batch__micro=micro)) for micro in (1, 2)], repeats=3)
     made = JobBatcher(options("packed"), None, None).jobs(waiting(thrice))
     assert [[requested.key.repeat for requested in job.points] for job in made] == [[0, 0], [1, 1], [2, 2]]

@@ -1,17 +1,27 @@
-"""A sweep on this machine: what it does about points before it starts any."""
+"""A sweep on this machine: the points that it skips, its supervisor, and what it prints."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+from ended_well import observed
+from started_runs import ENDLESS, PATIENCE_S, QUICK, survivors
 from sweeps import attempt, point, spec, sweep
 
+from bench import api
+from bench.cli import options
 from bench.cli.sweep import format_ended
 from bench.core import store
 from bench.core.machine import Machine
-from bench.core.record import Circumstance
+from bench.core.record import Circumstance, Outcome, RunRecord
+from bench.core.terminal import Progress
 from bench.runtime.outcome import build_heartbeat
-from bench.sweep.local_sweep import LocalSweep
+from bench.sweep.local_sweep import BestSoFar, LocalSweep
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
 
 
@@ -49,7 +59,7 @@ def test_a_point_that_another_process_has_is_unanswered_and_one_of_a_dead_proces
     ended = here(tmp_path, 4).run()
     assert (ended.good, ended.unanswered, dict(ended.outcomes)) == (False, 1, {})
     said = f"0 already had an answer; 1 without an answer: go on with zeroscale resume; {tmp_path}"
-    assert format_ended(ended, as_json=False) == said
+    assert format_ended(ended, {}) == said
 
 
 def test_attempts_on_another_machine_do_not_use_up_those_on_this_one(tmp_path: Path) -> None:
@@ -62,3 +72,79 @@ def test_attempts_on_another_machine_do_not_use_up_those_on_this_one(tmp_path: P
     one = here(tmp_path, 4, retry=False)
     ended = one.run()
     assert not ended.good and ended.skipped == 1
+
+
+def ended_well(step_s: float, micro: int = 4, **overrides: Any) -> RunRecord:
+    made = spec(batch__micro=micro, **overrides)
+    return RunRecord(
+        config_id=point(made).config_id,
+        spec=made,
+        circumstance=Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={}),
+        outcome=Outcome(kind="ok", reason=""),
+        observations=observed((step_s,) * 5),
+    )
+
+
+def test_a_sweep_prints_the_best_so_far_of_points_that_differ_in_engine_and_micro_batch_alone() -> None:
+    best = BestSoFar()
+    assert best.add(ended_well(0.2)) == "", "nothing to compare with"
+    assert best.add(ended_well(0.1, engine="ddp")).startswith("best so far: ddp micro 4, ")
+    assert best.add(ended_well(0.3, engine="zero3")).startswith("best so far: ddp micro 4, ")
+    assert best.add(ended_well(0.01, precision="fp32")) == "", "another precision is another question"
+
+
+def test_the_last_line_of_a_sweep_and_the_line_of_a_run_have_the_flags(tmp_path: Path) -> None:
+    here_ = here(tmp_path, 4)
+    attempt(tmp_path, spec(batch__micro=4), "ok")
+    line = format_ended(here_.run(), {"short": 1, "busy": 1})
+    assert line.startswith("1 ok (1 short, 1 busy); 1 already had an answer; ")
+    assert options.describe_run(ended_well(0.2)).endswith("; flags: short")
+
+
+def started_sweep(results: Path, *overrides: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.cli", "sweep", *overrides, "--results", str(results)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_all_runs_of_a_local_sweep_are_forked_from_one_process_and_a_dead_supervisor_is_replaced(
+    tmp_path: Path,
+) -> None:
+    plan, supervisors = api.plan(overrides=[*QUICK, "devices_per_node=1", "engine=ddp", "seed=0,1,2"]), []
+
+    def kill_the_second(progress: Progress) -> None:
+        for beat in tmp_path.rglob(store.HEARTBEAT):
+            pid = int(beat.read_text().partition('"supervisor": ')[2].partition(",")[0])
+            if pid != os.getpid() and pid not in supervisors:
+                supervisors.append(pid)
+        if progress.subject.startswith("[2/3]") and progress.what == "starting" and len(supervisors) == 1:
+            os.kill(supervisors[0], signal.SIGKILL)
+            assert not survivors(supervisors)
+            supervisors.append(0)
+
+    ended = api.run(plan, tmp_path, follow=kill_the_second)
+    records = [store.read_record(path) for path in store.find_records([tmp_path])]
+    assert ended.outcomes == {"ok": 3} and {one.circumstance.launcher["started"] for one in records} == {"forked"}
+    assert len(supervisors) == 3, "the first, its mark, and its successor"
+    assert not survivors([pid for pid in supervisors if pid])
+
+
+@pytest.mark.processes
+def test_a_sweep_ended_by_sigterm_prints_how_to_continue_and_status_prints_it_too(tmp_path: Path) -> None:
+    process = started_sweep(tmp_path, *ENDLESS, "engine=ddp", "seed=0,1")
+    until = time.monotonic() + PATIENCE_S
+    while not any('"step": 1' in beat.read_text() for beat in tmp_path.rglob(store.HEARTBEAT)):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    resume = f"zeroscale resume {tmp_path / 'adhoc'}"
+    assert f"zeroscale: ended by SIGTERM; finished runs are kept. To continue: {resume}\n" in errors
+    [record] = map(store.read_record, store.find_records([tmp_path]))
+    assert record.outcome.kind == "cancelled"
+    command = [sys.executable, "-m", "bench.cli", "status", str(tmp_path / "adhoc")]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False).stdout
+    assert "to run again; last attempt: interrupted by SIGTERM" in told
+    assert f"no process measures this sweep now; to run the waiting points: {resume}\n" in told

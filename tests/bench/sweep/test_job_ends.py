@@ -23,7 +23,7 @@ NOW = datetime.now(UTC).timestamp()
 
 
 def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
-    """Have a packed job with all points of a sweep, which printed `log`."""
+    """Make a packed job with all points of a sweep and the output `log`."""
     points = tuple(made.requested(one, 0) for one in made.points)
     job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
     jobs.write_handle(jobs.write(folder, job), str(number))
@@ -44,7 +44,7 @@ def look(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState],
 
 
 def told_later(folder: Path, made: SweepDefinition) -> list[PointStatus]:
-    """Return where points stand once the scheduler has forgotten everything."""
+    """Return the states of points after the scheduler has forgotten all jobs."""
     return look(folder, made, {}).statuses
 
 
@@ -96,7 +96,7 @@ def test_a_job_that_died_between_its_points_is_told_to_those_it_did_not_come_to(
         attempt(tmp_path, FOUR, "preempted", job=place[0])
         keep_ends(look(tmp_path, made, {place: ended(place)}))
     four, eight = told_later(tmp_path, made)
-    assert four.why == "again after: it was preempted"
+    assert four.why == "to run again; last attempt: it was preempted"
     assert eight.state == "waiting" and "job 14 FAILED" in eight.why and "before it came to this point" in eight.why
 
 

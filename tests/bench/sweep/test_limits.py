@@ -31,7 +31,7 @@ def made() -> SweepDefinition:
 
 
 class Slower(MeasuredCorrections):
-    """Measured runs took so many times as long as predicted."""
+    """Measured runs took this multiple of the predicted time."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -76,7 +76,7 @@ def recorded() -> list[RunRecord]:
 
 
 def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> None:
-    """Even among the runs that fifteen other processes disturbed; the start has setup_min of its own."""
+    """Also the runs with fifteen other processes; the start has its own setup_min."""
     for record in recorded():
         assert record.observations and record.observations.steps
         steps, protocol = record.observations.steps, record.spec.measure

@@ -9,7 +9,7 @@ from sweeps import point, spec, sweep
 
 from bench.cli import main
 from bench.core.errors import UserError
-from bench.core.scheduling import SchedulerAway
+from bench.core.scheduling import SchedulerUnavailable
 from bench.launchers.slurm import queue
 from bench.sweep import definition, jobs, submitting
 
@@ -18,7 +18,7 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study with two points, a job for each; Slurm knows of nothing, takes everything and numbers it."""
+    """A study with two points, one job each. The simulated Slurm knows no job, and accepts and numbers all."""
     made = sweep([point(spec(batch__micro=micro)) for micro in (4, 8)])
     folder = tmp_path / "study"
     definition.write(folder, made.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}}))
@@ -32,7 +32,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(folder: Path, program: str, shell: str) -> None:
-    """Have a program do what `shell` says, in which `number` counts its calls."""
+    """Replace a program by a `shell` script, in which `number` counts its calls."""
     calls = folder / f"{program}.calls"
     calls.write_text("")
     count = f"echo >> {calls}\nnumber=$(wc -l < {calls})"
@@ -42,7 +42,7 @@ def play(folder: Path, program: str, shell: str) -> None:
 
 def test_a_controller_that_is_away_is_waited_for_also_where_limits_are_asked_for(study: Path, tmp_path: Path) -> None:
     play(tmp_path, "scontrol", f"if ((number < 3)); then echo '{AWAY}' >&2; exit 1; fi")
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         submitting.submit_pending(study, autopilot=False, patience_s=0)
     done = submitting.submit_pending(study, autopilot=False)
     assert [number for _, number in done.submitted] == ["11", "12"] and done.complete and done.queued == 2
@@ -58,7 +58,7 @@ echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
 
 
 def test_an_array_that_is_too_long_is_halved_and_the_autopilot_has_a_place(study: Path, tmp_path: Path) -> None:
-    """The limit of three jobs is known to the scheduler alone."""
+    """Only the scheduler knows the limit of three jobs."""
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
     play(tmp_path, "sbatch", COUNTS)
@@ -76,7 +76,7 @@ def test_points_that_no_cluster_node_could_start_are_told_and_the_exit_code_says
     play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=3 MaxNodes=UNLIMITED State=UP'")
     assert main(["resume", str(study)]) == 1
     told = capsys.readouterr().out
-    assert "never to start on this cluster: 1 point (nodes=4: the partition gives a job 3 nodes at the most" in told
+    assert "never to start on this cluster: 1 point (nodes=4: the partition gives a job at most 3 nodes" in told
     assert "still to come" not in told and told.count("job 1") == 2, told
 
 
@@ -112,7 +112,7 @@ def test_a_shape_that_no_node_has_is_refused_and_the_others_are_submitted(study:
     definition.write(study, many)
     done = submitting.submit_pending(study, autopilot=False)
     assert len(done.submitted) == 1 and [one.point.nodes for one in done.left] == [2]
-    assert done.why_left.startswith("nodes=2: the partition gives a job 1 node at the most")
+    assert done.why_left.startswith("nodes=2: the partition gives a job at most 1 node")
     with pytest.raises(UserError, match="nodes=2"):
         submitting.submit_pending(_alone(tmp_path), autopilot=False)
 
@@ -127,7 +127,7 @@ def test_a_refused_sweep_leaves_the_study_as_it_was(
     tmp_path: Path, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(tmp_path, "sbatch", "grep -q partition=typo $2 && { echo 'Invalid partition' >&2; exit 1; }; echo 7")
-    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm"
+    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm launcher.gpus=--gres=gpu:{devices}"
     sweep_here = ["sweep", *words.split(), "--results", str(study.parent)]
     assert main([*sweep_here, "engine=ddp"]) == 0
     before = read_study(study.parent / "adhoc")

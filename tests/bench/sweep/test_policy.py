@@ -1,4 +1,4 @@
-"""What a sweep runs next: a plan and what can be seen, and what follows.
+"""The next decision of a sweep, from a plan and a state.
 
 Points m1, m2, m4 and m8 are one configuration with micro-batches of that size. Attempts are written as `m4 oom`, a
 repeat as `m4#1 oom`, another machine or environment as `m4@fast oom`, `m4~old ok`. Runs are expected as `run m4`,
@@ -89,7 +89,7 @@ def told(decision: Decision) -> str:
 
 
 def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]], ends: str) -> list[str]:
-    """Go through a plan: attempts end as `ends` says, in order and by point, and well after that."""
+    """Go through a plan: attempts end as in `ends`, in order and by point, and then `ok`."""
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):
         passed.append(decision)
@@ -106,7 +106,7 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
 
 
 class Row(NamedTuple):
-    """A plan and what can be seen; what a pass through it does, and what submission does at once."""
+    """A plan and a state; the decisions of a pass through it, and those of a submission."""
 
     plan: str
     tried: str
@@ -243,7 +243,7 @@ def test_a_prediction_answers_a_point_until_measured_neighbours_take_it_back(
 
 
 def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
-    """Within an allocation: its points were chosen when it was submitted."""
+    """Within an allocation, whose points were chosen at its submission."""
     found = attempts("m1 infeasible")
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
     assert [told(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
@@ -252,7 +252,7 @@ def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
 def test_who_is_given_up_says_why() -> None:
     tried = attempts("m1 error, m1 hang")["m1"]
     assert explain_given_up(tried, 2) == "after 2 attempts; the last: hang"
-    assert explain_given_up([], 2, submitted=10) == "10 jobs had it, and none of them came to an answer"
+    assert explain_given_up([], 2, submitted=10) == "10 jobs had this point, and none led to an answer"
     assert explain_given_up(tried, 3) == "" and explain_given_up([], 2) == ""
     assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
 

@@ -1,4 +1,4 @@
-"""What an out-of-memory says about other points: only what cannot be otherwise."""
+"""Conclusions from a run out of memory about other points: only certain ones."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ MICROS = (1, 2, 4, 8)
 
 
 class Rules:
-    """Pruning as it is asked of the points of one sweep."""
+    """Pruning for the points of one sweep."""
 
     def __init__(self, specs: list[RunSpec], repeats: int = 1) -> None:
         wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))

@@ -11,7 +11,7 @@ INTERRUPTED = LeftBehind({"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"
 
 
 def ended(word: str) -> JobState:
-    """Return what accounting says of a job that ended with this word."""
+    """Return the state of a job that ended with this word, from accounting."""
     [state] = states.parse_sacct(f"12|{word}|1|2026-11-21T12:00:00|2026-11-21T12:01:00|0:0|None|s")
     return state
 

@@ -26,7 +26,7 @@ TRIALS = 6
 
 
 class _Killed(BaseException):
-    """Ends a worker where it is: nothing catches it."""
+    """Ends a worker at once: no code catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def request(base: RunSpec, sampler: str) -> SweepDefinition:
 
 
 def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
-    """What a process does that begins or goes on: everything is read from the folder and made anew."""
+    """Return the worker of a new process: it reads its whole state from the folder."""
     asked = definition.find_search(definition.read(folder))
     assert asked and asked.search and asked.search.study.search
 
@@ -60,8 +60,8 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
     return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
 
 
-def make_attempt(requested: RequestedRun, folder: Path, follow: Any) -> tuple[Path, RunRecord]:
-    """Leave what a run leaves; micro-batches of 8 run out of memory."""
+def make_attempt(requested: RequestedRun, folder: Path, follow: Any, supervisor: Any = None) -> tuple[Path, RunRecord]:
+    """Write the files of a run; micro-batches of 8 run out of memory."""
     batch = requested.spec.batch
     ended = Outcome(kind="oom", reason="") if batch.micro == 8 else Outcome(kind="ok", reason="")
     opened = store.open_attempt(folder / requested.config_id, requested.spec, requested.circumstance).folder
@@ -88,7 +88,7 @@ def count_attempts(folder: Path) -> list[int]:
 
 
 def kill_at_random(generator: random.Random, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that is now and then the last: killed before it, or as soon as it is done."""
+    """Return a step that sometimes kills the worker, before or after it."""
 
     def maybe(*args: Any) -> Any:
         if generator.random() < 0.15:

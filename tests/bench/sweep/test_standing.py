@@ -1,4 +1,4 @@
-"""Where points stand: what their folder says, then what the scheduler says."""
+"""States of points, from their folder and from the scheduler."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_an_attempt_whose_supervisor_died_here_is_not_running(tmp_path: Path) ->
 def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothing_can_come_of_it(
     tmp_path: Path,
 ) -> None:
-    """Somebody ended the command between the claim and the supervisor's first word; the room of its record is freed."""
+    """The command was killed between the claim and the supervisor's first heartbeat. The reserved file is removed."""
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)
     assert finalize_lost(read_state(tmp_path)) == 0, "it may still begin"
@@ -232,7 +232,7 @@ def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(t
 def test_who_has_claimed_a_point_a_moment_earlier_is_waited_for_until_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder is there before the file that tells whose it is; the second of two would measure the same else."""
+    """A claimed folder exists before its description. Without the wait, two processes would measure one point."""
     made, key = spec(), RunKey(config_id(spec()), "cpu", 0)
     attempt(tmp_path, made, None, job="s-1")
     folder = tmp_path / key.config_id / "0.0"

@@ -10,11 +10,13 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench.cli import main
+from bench.cli.status import format_progress
 from bench.core import store
 from bench.core.record import OutcomeKind
 from bench.launchers.slurm.states import SQUEUE_FORMAT
 from bench.sweep import definition, jobs
 from bench.sweep.jobs import Job
+from bench.sweep.status import read_state
 
 
 def zeroscale(*words: str) -> subprocess.CompletedProcess[str]:
@@ -31,11 +33,12 @@ def test_status_shows_what_is_not_ok_and_succeeds_once_all_are_answered(tmp_path
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
     told = zeroscale("status", str(tmp_path), "--all")
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "2"]
+    assert "  flags: short\n" in told.stdout and "2 points: 1 ok (1 short), 1 waiting" in told.stdout
     attempt(tmp_path, eight, "oom")
     told = zeroscale("status", str(tmp_path), "--json")
     assert told.returncode == 0
-    states = [(found["state"], found["outcome"]) for found in json.loads(told.stdout)["points"]]
-    assert states == [("answered", "ok"), ("answered", "oom")]
+    states = [(found["state"], found["outcome"], found["flags"]) for found in json.loads(told.stdout)["points"]]
+    assert states == [("answered", "ok", ["short"]), ("answered", "oom", None)]
 
 
 @pytest.mark.processes
@@ -48,7 +51,7 @@ def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> 
     told = zeroscale("status", str(tmp_path))
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
     assert told.returncode == 1 and told.stderr.splitlines() == [
-        "zeroscale: cannot be read, and counts as not there: 1 file",
+        "zeroscale: ignored, because unreadable: 1 file",
         f"  {torn}: not a zeroscale record",
     ]
 
@@ -59,8 +62,7 @@ _COLUMNS = [column.split(":") for column in SQUEUE_FORMAT.split(",")]
 def put_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING", **columns: object
 ) -> Path:
-    """Have `squeue`, played by a script, say that a job was put back into the queue once; return where `scancel` notes
-    its arguments."""
+    """Replace `squeue` by a script that reports a requeued job; return the file with the arguments of `scancel`."""
     values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name, **columns}
     row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
     cancelled = folder / "cancelled"
@@ -108,7 +110,7 @@ def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last
 
 
 def waiting(folder: Path) -> Path:
-    """Return a study with one point in a job that the scheduler has taken."""
+    """Return a study with one point in a submitted job."""
     study, made = folder / "study", sweep([point(spec())])
     definition.write(study, made)
     points = (made.requested(made.points[0], 0),)
@@ -132,7 +134,7 @@ def test_a_job_in_the_queue_is_shown_with_its_number_its_reason_and_when_it_may_
     assert f"job 7  pending (Priority), expected to start 2026-11-23 08:30  {study}/jobs/s-1" in text
     attempt(study, spec(), "ok")
     text = zeroscale("status", str(study)).stdout
-    assert f"every point has its answer, and jobs are left; to take them back: zeroscale cancel {study}" in text
+    assert f"every point has its answer, and jobs are left; to cancel them: zeroscale cancel {study}" in text
 
 
 @pytest.mark.processes
@@ -146,13 +148,41 @@ def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
     told = json.loads(asked.stdout)
     assert asked.returncode == 1 and "Unable to contact" in told["scheduler_away"]
     assert told["jobs"] is told["queue"] is None and told["points"][0]["state"] == "unknown"
-    assert zeroscale("status", str(study)).stdout.endswith("the queue is not known\n")
+    assert zeroscale("status", str(study)).stdout.endswith("the queue is unknown\n")
+
+
+def summarise(folder: Path) -> str:
+    return format_progress(read_state(folder, ask=False))
+
+
+def test_the_time_left_is_estimated_from_the_limits_in_the_plan_until_a_point_has_finished(tmp_path: Path) -> None:
+    points = [point(spec(batch__micro=micro), limit_min=10) for micro in (1, 2, 4)]
+    definition.write(tmp_path, sweep(points))
+    assert summarise(tmp_path) == "3 points: 3 waiting; at most 30 min left, by the time limits in the plan"
+
+
+def test_the_time_left_is_estimated_from_the_median_of_finished_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [spec(batch__micro=micro) for micro in (1, 2, 4, 8, 16)]
+    definition.write(tmp_path, sweep([point(one, limit_min=100) for one in made]))
+    for one in made[:3]:
+        attempt(tmp_path, one, "ok")
+    hours = iter([0.1, 0.2, 9.0])
+    monkeypatch.setattr("bench.cli.status.compute_node_hours", lambda record: next(hours))
+    assert summarise(tmp_path).endswith("; about 24 min left, by the median of 3 finished points")
+
+
+def test_no_time_is_left_of_a_sweep_without_open_points(tmp_path: Path) -> None:
+    definition.write(tmp_path, sweep([point(spec())]))
+    attempt(tmp_path, spec(), "ok")
+    assert summarise(tmp_path) == "1 point: 1 ok"
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--notify", "mail"], "--notify: is called by the autopilot at its end; give --autopilot as well"),
+        (["--notify", "mail"], "--notify: the autopilot calls this command at its end; give --autopilot as well"),
         (["--autopilot", "--notify", "mail 'x"], "no closing quotation; quote it as for a shell"),
         (["--notify", ""], "--notify: followed by an empty word"),
     ],
@@ -176,13 +206,13 @@ def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -
 def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None:
     for verb in ("status", "resume", "cancel"):
         told = zeroscale(verb, str(tmp_path))
-        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was asked for" in told.stderr
+        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was started" in told.stderr
 
 
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
-    """How long that takes is for the benchmark."""
+    """The benchmark measures the time."""
     made = spec()
     points = [point(made).model_copy(update={"config_id": f"{number:010x}"}) for number in range(10_000)]
     definition.write(tmp_path, sweep(points))
@@ -198,7 +228,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
-    """An earlier version wrote an infinite limit, which JSON has none for, as null."""
+    """An earlier version wrote an infinite limit as null."""
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     [good] = (tmp_path / "sweeps").glob("*.json")
@@ -210,7 +240,7 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Pat
     }.items():
         (tmp_path / "sweeps" / f"{name}.json").write_text(text)
     told = zeroscale("status", str(tmp_path))
-    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok")
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
     lines = told.stderr.splitlines()
     assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
     assert "limits.hang_s: input should be a valid number" in told.stderr

@@ -1,4 +1,4 @@
-"""Trials in a study's folder: claimed once, whoever asks, and there again for who goes on."""
+"""Trials in a study's folder: each number is written once, and a resumed search reads them all."""
 
 import threading
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_by
 
 
 class _InOrder:
-    """Asks for every point once; all of them are far out of memory, so that each has its answer without a run."""
+    """Proposes every point once. All of them are far out of memory, so that each gets its answer without a run."""
 
     def __init__(self, points: Sequence[SweepPoint]) -> None:
         self._points = points
@@ -95,5 +95,5 @@ def test_a_folder_holds_one_search_which_may_go_further(tmp_path: Path) -> None:
     section = other.search.study.search.model_copy(update={"objective": "peak_bytes"})
     study = other.search.study.model_copy(update={"search": section})
     changed = other.model_copy(update={"search": SearchRequest(study=study)})
-    with pytest.raises(UserError, match="holds the trials of another search; give this one another name"):
+    with pytest.raises(UserError, match="holds the trials of another search; give this search another name"):
         write_search(tmp_path, changed)

@@ -1,1 +1,1 @@
-"""Random faults, by seeds, over real sweeps: `python -m chaos` in tests/slurm, or `make chaos`."""
+"""Random faults, chosen by seeds, in real sweeps: `make chaos`, or `python -m chaos` in tests/slurm."""

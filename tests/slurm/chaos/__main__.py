@@ -1,7 +1,8 @@
-"""Random faults over sweeps of tiny points, by seeds: `make chaos CHAOS="--seeds 1-20"`, as root, like a testbed.
+"""Random faults in sweeps of tiny points, chosen by seeds: `make chaos CHAOS="--seeds 1-20"`, as root, like a testbed.
 
-A line for each fault, one for each rule that was broken, and a table of faults and outcomes; exit code 1 if a rule was
-broken. A seed says what is done to what; at which step of a point it strikes depends on the machine.
+Prints one line per fault, one per broken rule, and a table of faults and outcomes. The exit code is 1 if a rule was
+broken. A seed determines the faults and their targets; the step of a point at which a fault strikes depends on the
+machine.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that `3,5,8-10` means."""
+    """Return the seeds in an expression such as `3,5,8-10`."""
     seeds: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -68,7 +69,8 @@ def parse_seeds(text: str) -> list[int]:
 
 @contextmanager
 def make_cluster() -> Iterator[tuple[Testbed, Path]]:
-    """Yield a testbed and a small disk, mounted before there are nodes, or they would not see it."""
+    """Yield a testbed and a small disk. The disk is mounted before the nodes start, because later mounts are not
+    visible in them."""
     bed, disk = Testbed("c"), Path(tempfile.mkdtemp(prefix="zeroscale-chaos-"))
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_ROOM}", "none", disk], check=True)
     try:
@@ -86,7 +88,7 @@ def make_cluster() -> Iterator[tuple[Testbed, Path]]:
 
 
 def format_table(table: Table) -> str:
-    """Return how often each fault struck each mode, and the outcomes of the attempts that were in its reach."""
+    """Return how often each fault struck in each mode, and the outcomes of the attempts that it could affect."""
     lines = [
         "",
         f"| fault | {' | '.join(MODES)} | outcomes of the attempts in its reach |",

@@ -1,4 +1,4 @@
-"""What befalls a sweep: each fault strikes once, is undone, and says which attempts it struck."""
+"""Faults of a sweep. Each strikes once, is undone, and returns the attempts that it affected."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ _SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 
 class Strike(NamedTuple):
-    """A fault that was made: on what, the attempts that were open and in its reach, and whether there was anything: of
-    what pauses ranks, whether one of them was stopped within its steps."""
+    """A fault that was made: its target, the open attempts that it could affect, and whether it struck anything. A
+    fault that pauses ranks strikes only if one of them was stopped during its steps."""
 
     target: str
     hit: list[OpenAttempt]
@@ -32,7 +32,7 @@ class Strike(NamedTuple):
 
 
 def strike(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Make a fault once there is something to strike, and undo it; None if there never is."""
+    """Make a fault once it has a target, and undo it; None if no target appears."""
     if fault.kind in _ROLES:
         return _strike_process(sweep, fault)
     if fault.kind in _OF_A_NODE:
@@ -114,7 +114,7 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
 
 
 def _cut_link(bed: Testbed, node: str, wait: Callable[[], None]) -> float:
-    """Cut a node's link while `wait` lasts, with one call for each end of the cut; return how long it was cut."""
+    """Cut a node's link while `wait` runs, with one `ip` call at each end; return the length of the cut in seconds."""
     port = ("ip", "-n", f"{bed.name}0", "link", "set", node)
     subprocess.run([*port, "down"], check=True)
     began = time.monotonic()
@@ -126,7 +126,7 @@ def _cut_link(bed: Testbed, node: str, wait: Callable[[], None]) -> float:
 
 
 def _give_up(bed: Testbed, node: str) -> None:
-    """Have Slurm do at once what it does when a node was silent for SlurmdTimeout."""
+    """Have Slurm declare a node down at once, as it does after SlurmdTimeout."""
     bed.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=silent")
 
 
@@ -136,7 +136,7 @@ def _bring_back(bed: Testbed, node: str) -> None:
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
-    """Return a job with an attempt under way, a little after there was one."""
+    """Return a job shortly after its attempt has started."""
     if sweep.wait_for_target(sweep.running_jobs, fault.choice):
         time.sleep(fault.after_s)
     return sweep.wait_for_target(sweep.running_jobs, fault.choice)
@@ -170,8 +170,8 @@ def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
 
 
 def _wait_until_stopped(sweep: Sweep, job: str) -> bool:
-    """Wait until Slurm has stopped the ranks of a job; return whether one of them stands within its steps. Slurm takes
-    two seconds and more over it, in which the steps may end."""
+    """Wait until Slurm has stopped the ranks of a job; return whether one of them is within its steps. Slurm takes two
+    seconds or more to stop them, and the steps may end meanwhile."""
     until = time.monotonic() + _LONG_S
     while time.monotonic() < until:
         ranks = [rank for rank in sweep.processes("rank") if rank.job == job]
@@ -182,7 +182,7 @@ def _wait_until_stopped(sweep: Sweep, job: str) -> bool:
 
 
 def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Strike what has no node: the controller, the disk, the commands."""
+    """Make a fault outside of the nodes: of the controller, the disk, or the commands."""
     if fault.kind == "kill the sweep command" and not sweep.local:
         time.sleep(fault.after_s)
         began = sweep.command.poll() is None
@@ -261,5 +261,5 @@ _MADE: dict[str, Callable[[Sweep, Path], str]] = {
 
 
 def list_kinds() -> Iterator[str]:
-    """Yield every kind of fault that can be made."""
+    """Yield every kind of fault."""
     yield from (*_ROLES, *sorted(_OF_A_NODE), *_OF_A_JOB, *_MADE)

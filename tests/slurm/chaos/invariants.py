@@ -1,4 +1,4 @@
-"""What must hold after whatever befell a sweep: outcomes that fit the fault, one answer per point, nothing left."""
+"""Rules that must hold after any fault: outcomes that match the fault, one answer per point, and no leftovers."""
 
 import re
 import time
@@ -14,8 +14,8 @@ from chaos.marked import list_processes
 from chaos.sweep import Sweep
 
 _FULL = r"No space|Errno 28|OSError 28|disk"
-_LOST = r"(closed its connection|not been heard of|put back into the queue)"
-_CUT = r"(not been heard of|has been silent for|left: it has not heard of)"
+_LOST = r"(closed its connection|has sent no report|put back into the queue)"
+_CUT = r"(has sent no report|has been silent for|left: it has received nothing from)"
 EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill rank": {"error": r"was killed by SIGKILL"},
     "kill member agent": {"error": r"ended as FAILED", "node_failure": _LOST},
@@ -41,9 +41,11 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill the sweep command": {"ok": "", "error": "supervisor", "cancelled": ""},
     "interrupt the sweep command": {"cancelled": ""},
 }
-"""For each fault the outcomes of an attempt within its steps that fit it, and what their reason has to say."""
+"""For each fault, the expected outcomes of an attempt that was within its steps, and a text that the reason must
+contain."""
 _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
-"""An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
+"""An attempt that was already complete when it was struck is `ok`; a second process at the same attempt ends at once.
+"""
 
 
 _FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
@@ -55,13 +57,13 @@ _PAUSES = ("stop rank briefly", "suspend")
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
-    """Whether an outcome fits the fault that its attempt was struck by."""
+    """Return whether an outcome matches the fault that struck its attempt."""
     fits: dict[OutcomeKind, str] = {**_RACES, **EXPECTED[kind]}
     return outcome in fits and bool(re.search(fits[outcome], reason))
 
 
 def has_struck(kind: str, made: Strike) -> bool:
-    """Whether a fault came in time: not where all that was in its reach was measured to its end all the same."""
+    """Return whether a fault came in time: false if every attempt in its reach was still measured completely."""
     paths = [attempt.folder / store.RECORD for attempt in made.hit]
     harmless = "ok" in EXPECTED[kind]
     unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
@@ -69,7 +71,7 @@ def has_struck(kind: str, made: Strike) -> bool:
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
-    """Yield the attempts whose outcome does not fit the fault."""
+    """Yield the attempts whose outcome does not match the fault."""
     for attempt in made.hit:
         path = attempt.folder / store.RECORD
         if not path.exists():
@@ -83,7 +85,7 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 
 
 def _find_pause_s(path: Path) -> float:
-    """Return how long a run was paused; its supervisor adds that to the record when all ranks have ended."""
+    """Return how long a run was paused. Its supervisor adds that to the record when all ranks have ended."""
     until = time.monotonic() + _END_S
     while not (paused_s := store.read_record(path).outcome.paused_s) and time.monotonic() < until:
         time.sleep(0.5)
@@ -91,7 +93,7 @@ def _find_pause_s(path: Path) -> float:
 
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
-    """Yield what does not hold at the end of a round."""
+    """Yield the rules that are broken at the end of a round."""
     told = sweep.read_status()
     asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
     if len(asked) != sweep.asked:
@@ -129,7 +131,7 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:
-    """Yield a record whose hosts are not those of its allocation, as Slurm expands its list of them."""
+    """Yield records whose hosts differ from those of their allocation, as Slurm expands its node list."""
     environment = record.environment
     if environment and (nodes := environment.slurm.get("SLURM_JOB_NODELIST")):
         allocated = sweep.bed.slurm("scontrol", "show", "hostnames", nodes).split()
@@ -138,7 +140,7 @@ def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[
 
 
 def _list_left(sweep: Sweep) -> Iterator[str]:
-    """Yield the jobs, processes and temporary files that are still there."""
+    """Yield jobs, processes and temporary files that are left over."""
     queued = sweep.bed.slurm("squeue", "--noheader", "--format=%i %j %T").splitlines()
     yield from (f"job {line} is left" for line in queued)
     yield from (f"process {left.pid} is left: {left.words[:80]}" for left in list_processes(sweep.mark))

@@ -1,5 +1,4 @@
-"""The processes of one round, wherever they run: known by a variable that they inherit, and told apart by what they
-are."""
+"""Processes of one round on any node, found by an inherited variable and classified by their command lines."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ _NAMESPACES = Path("/run/netns")
 
 
 class Process(NamedTuple):
-    """A living process of a round."""
+    """A running process of a round."""
 
     pid: int
     role: str  # rank, coordinator, member agent, fork server, srun, command, or other
@@ -23,7 +22,7 @@ class Process(NamedTuple):
 
 
 def list_processes(mark: str) -> list[Process]:
-    """Return what runs with this mark now."""
+    """Return the living processes with this mark."""
     nodes = {path.stat().st_ino: path.name for path in _NAMESPACES.glob("*")}
     return [found for entry in Path("/proc").glob("[0-9]*") if (found := _read(entry, mark, nodes))]
 
@@ -66,17 +65,17 @@ def _find_parent(entry: Path) -> Path:
 
 
 def _is_forked(entry: Path) -> bool:
-    """Whether a process of a fork server's is a rank of it: it has the server's command line, and a pulse."""
+    """Return whether a child of a fork server is a rank: it has the server's command line and a heartbeat."""
     return any("zeroscale-pulse" in str(link.readlink()) for link in (entry / "fd").iterdir())
 
 
 def is_stepping(process: Process) -> bool:
-    """Whether a rank is within its steps, as it says in the memory that it shares with its supervisor."""
+    """Return whether a rank is within its steps, according to the memory that it shares with its supervisor."""
     return any(step >= 0 for step in _read_steps(process.pid))
 
 
 def is_stopped(process: Process) -> bool:
-    """Whether a process is stopped by a signal."""
+    """Return whether a process is stopped by a signal."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return True  # it has ended

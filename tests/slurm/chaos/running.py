@@ -1,4 +1,4 @@
-"""One round from its first command to the testbed left as the next wants it."""
+"""One round, from its first command to a clean testbed for the next round."""
 
 import subprocess
 import time
@@ -17,12 +17,12 @@ from chaos.sweep import Sweep
 _END_S = 60.0  # Slurm itself takes its time over a job that ends on a node that was lost
 _TRIES = 4  # to make a fault before the attempt is over that it is meant for
 Table = Counter[tuple[str, str, str]]
-"""How often faults of a kind (first) struck a mode (second), and the attempts of a kind ended with an outcome (third);
-the other one of the two is empty."""
+"""Count of faults by kind and mode (third field empty), or of ended attempts by kind and outcome (second field empty).
+"""
 
 
 def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
-    """Run a round, count its outcomes and return the rules that were broken."""
+    """Run a round, count its outcomes and return the broken rules."""
     print(planned.format_line(), flush=True)
     began, sweep = time.monotonic(), Sweep(bed, disk / f"s{planned.seed}", planned)
     broken: list[str] = []
@@ -43,7 +43,7 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
 
 
 def _make(sweep: Sweep, fault: PlannedFault, disk: Path, table: Table) -> list[str]:
-    """Make a fault until it comes in time, count it, and return what is wrong about the outcomes."""
+    """Repeat a fault until it comes in time, count it, and return unexpected outcomes."""
     for _ in range(_TRIES):
         began = time.monotonic()
         if not (made := strike(sweep, fault, disk)):
@@ -72,14 +72,14 @@ def _list_outcomes(made: Strike) -> list[str]:
 
 
 def _wait_until_gone(sweep: Sweep) -> None:
-    """Give processes and jobs a moment to end after their last record."""
+    """Give processes and jobs time to end after their last record."""
     until = time.monotonic() + _END_S
     while time.monotonic() < until and (list_processes(sweep.mark) or sweep.bed.slurm("squeue", "--noheader").strip()):
         time.sleep(0.5)
 
 
 def _clear(sweep: Sweep) -> None:
-    """Leave the testbed as the next round wants it, whatever went wrong in this one."""
+    """Clean the testbed for the next round, also after errors in this one."""
     sweep.bed("controller", "start")
     sweep.bed("link", "all", "--rate", "1gbit", "--up")
     for node in sweep.bed.status["nodes"]:

@@ -1,7 +1,7 @@
-"""What a seed does: which sweep, and which faults befall it. Pure: the same seed is the same round everywhere.
+"""The content of a seed: which sweep, and which faults. The same seed gives the same round on every machine.
 
-At which step of a point a fault strikes depends on the machine and is no part of a seed; what is done to what is. Kinds
-of fault are dealt to the rounds of a mode like cards, so that a piece of seeds has every kind about equally often.
+The step at which a fault strikes depends on the machine and is not part of the seed. Kinds of fault are dealt to the
+rounds of a mode like cards, so that consecutive seeds contain every kind about equally often.
 """
 
 import random
@@ -19,7 +19,7 @@ HERE = (
     "kill rank", "kill coordinator", "stop rank briefly", "stop rank for long", "fill disk", "two resumes at once",
     "kill the sweep command", "interrupt the sweep command",
 )  # fmt: skip
-"""Of a local sweep: it has no agents, no fork server and no scheduler."""
+"""Faults of a local sweep. It has no agents, no fork server and no scheduler."""
 _OF_MANY_NODES = ("kill member agent", "cut link for long")
 POINTS = 2  # to begin with; more are asked for as long as there are faults to come
 FAULTS = 6
@@ -28,7 +28,7 @@ _WINDOW_S, _LONG_WINDOW_S = 5, 12  # of a point; one whose job was given up has 
 
 
 class PlannedFault(NamedTuple):
-    """One fault: what, when, and to which of those that it could befall."""
+    """One fault: its kind, its time, and which of the possible targets it strikes."""
 
     kind: str
     choice: int  # its remainder by their number tells which
@@ -36,7 +36,7 @@ class PlannedFault(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A sweep and what befalls it."""
+    """A sweep and its faults."""
 
     seed: int
     mode: str
@@ -50,7 +50,7 @@ class Round(NamedTuple):
 
 
 def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
-    """Return what a seed does. Modes take turns, so that pieces of seeds have all of them."""
+    """Return the round of a seed. Modes alternate, so that consecutive seeds contain all of them."""
     mode, chance = modes[seed % len(modes)], random.Random(seed)
     kinds = _deal(mode, seed // len(modes) * FAULTS)
     nodes = 1 if mode == "local" else 2 if set(kinds) & set(_OF_MANY_NODES) else chance.choice((1, 2))
@@ -60,7 +60,7 @@ def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
 
 
 def _deal(mode: str, first: int) -> list[str]:
-    """Return the kinds of one round; what befalls the command that submits can only come first."""
+    """Return the kinds of fault of one round. Faults of the submitting command can only come first."""
     cards: list[str] = []
     while len(cards) < first + FAULTS:
         deck = list(HERE if mode == "local" else ON_NODES)

@@ -1,4 +1,4 @@
-"""The sweep of a round, kept going by whatever befalls it, and what there is to strike."""
+"""The sweep of a round: it is resumed after every fault, and finds targets for faults."""
 
 import contextlib
 import json
@@ -20,21 +20,22 @@ from chaos.schedule import POINTS, Round
 PATIENCE_S = 900.0  # for a round to come to its end, and for an attempt to get its record, next to other work
 _POLL_S = 0.5
 _POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
-"""Each takes steps as long as its round says. A node that is silent for 10 s (QUICK) is lost before its ranks hang."""
+"""Each point has steps of the length that its round sets. A node that is silent for 10 s (QUICK) is lost before its
+ranks hang."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
 
 
 class OpenAttempt(NamedTuple):
-    """An attempt that has no record yet."""
+    """An attempt without a record so far."""
 
     folder: Path
     job: str  # Slurm's number; empty here
 
 
 class Sweep(Study):
-    """One round's sweep on a testbed, or on this machine."""
+    """The sweep of one round, on a testbed or on this machine."""
 
     def __init__(self, bed: Testbed, results: Path, planned: Round) -> None:
         super().__init__(bed, results)
@@ -52,7 +53,7 @@ class Sweep(Study):
         return self.planned.mode == "local"
 
     def begin(self) -> "subprocess.Popen[str]":
-        """Start the command that asks for the points."""
+        """Start the command that submits the points."""
         words = [word for word in QUICK if not (self.local and word.startswith(_OF_A_JOB))]
         stalls = (
             f"launcher.environment={{LD_PRELOAD: {self.library}, STALL_FILE: {self.stall}, STALL_PATH: {self.folder}}}"
@@ -72,21 +73,21 @@ class Sweep(Study):
         return command
 
     def list_tracebacks(self) -> Iterator[str]:
-        """Yield what commands said where they ended with a traceback instead of a line."""
+        """Yield the errors of commands that ended with a traceback instead of one line."""
         for command in self._commands:
             _, errors = command.communicate(timeout=30)
             if "Traceback" in errors:
                 yield f"a command ended with a traceback: {errors.strip().splitlines()[-1]}"
 
     def read_status(self) -> dict[str, Any]:
-        """Return what `status` says; nothing where it has nothing to say yet."""
+        """Return the output of `status`; empty if it has none yet."""
         with contextlib.suppress(json.JSONDecodeError, SystemExit, OSError):
             return self.status()
         return {"points": [], "jobs": []}
 
     def keep_going(self, *, more: bool = False) -> bool:
-        """Start what goes on with the sweep if nothing is at it, and ask for `more` points if it has come to its end;
-        True if it has, with every point answered or given up."""
+        """Resume the sweep if no process works on it, and add `more` points if it has ended; True if it has ended with
+        every point answered or given up."""
         if self.command.poll() is None:
             return False
         if not (self.folder / "sweeps").exists():
@@ -108,7 +109,7 @@ class Sweep(Study):
         return [found for found in list_processes(self.mark) if found.role == role]
 
     def open_attempts(self, jobs: Sequence[str] | None = None) -> list[OpenAttempt]:
-        """Return the attempts without a record, of these jobs or of all."""
+        """Return the attempts without a record, of these jobs or of all jobs."""
         found = []
         for folder in sorted(self.attempts()):
             with contextlib.suppress(OSError, ValueError):  # only just claimed
@@ -118,15 +119,14 @@ class Sweep(Study):
         return [attempt for attempt in found if jobs is None or attempt.job in jobs]
 
     def running_jobs(self) -> list[tuple[str, list[str]]]:
-        """Return the number and nodes of each of our jobs that is at an attempt now."""
+        """Return number and nodes of each of the sweep's jobs that has an attempt now."""
         listed = self.bed.slurm("squeue", "--noheader", "--states=RUNNING", "--Format=JobID:20,NodeList:200")
         nodes = {line[:20].strip(): line[20:].strip() for line in listed.splitlines()}
         at_work = sorted({attempt.job for attempt in self.open_attempts()} & set(nodes), key=int)
         return [(job, self.bed.slurm("scontrol", "show", "hostnames", nodes[job]).split()) for job in at_work]
 
     def wait_for_target(self, find: Callable[[], list[Found]], choice: int) -> Found | None:
-        """Wait until there is something to strike, with more points where these are all answered; None if there never
-        is."""
+        """Wait for a target, adding points if all are answered; None if no target appears."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if found := find():
@@ -136,7 +136,8 @@ class Sweep(Study):
         return None
 
     def settle(self, attempts: Sequence[OpenAttempt], limit_s: float = PATIENCE_S) -> None:
-        """Wait until each of these attempts has its record: `status` and the next job conclude what left none."""
+        """Wait until each of these attempts has its record. `status` and the next job write records of attempts that
+        left none."""
         until = time.monotonic() + limit_s
         while any(not (attempt.folder / store.RECORD).exists() for attempt in attempts):
             if time.monotonic() > until:
@@ -145,7 +146,7 @@ class Sweep(Study):
             time.sleep(_POLL_S)
 
     def finish(self) -> bool:
-        """Go on until every point is answered and nothing is under way; False if that takes too long."""
+        """Resume until every point is answered and no attempt is open; False if that takes too long."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.keep_going():

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# paper-1121-a1b2c3, written by zeroscale. To submit it by hand: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
+# paper-1121-a1b2c3. zeroscale writes this script when it submits the job (not in a dry run), with: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
 #SBATCH --job-name=paper-1121-a1b2c3
 #SBATCH --output=/shared/my_project/results/paper/jobs/paper-1121-a1b2c3/slurm-%j.log
 #SBATCH --open-mode=append
@@ -25,6 +25,7 @@ set -euo pipefail
 export HF_HUB_OFFLINE=1
 export NCCL_IB_HCA=mlx5
 set +u # modules, and the scripts that activate an environment, read variables that may not be set
+module purge # what the shell that submits has loaded must not differ from job to job
 module load gcc/13.2
 module load cuda/12.8
 set -u

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# paper-1121-a1b2c3, written by zeroscale. To submit it by hand: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
+# paper-1121-a1b2c3. zeroscale writes this script when it submits the job (not in a dry run), with: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
 #SBATCH --job-name=paper-1121-a1b2c3
 #SBATCH --output=/shared/my_project/results/paper/jobs/paper-1121-a1b2c3/slurm-%A_%a.log
 #SBATCH --open-mode=append

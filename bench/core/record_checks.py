@@ -1,0 +1,197 @@
+"""Migrations of older records to today's schema version, and rules that every record keeps.
+
+Each migration from schema version n to n + 1 is a function on plain JSON. It may read every rank's own steps in the
+file next to the record, which hold more than the record itself.
+
+The types of `RunRecord` express most rules. This module adds rules between fields, and ranges in which sums, products
+and squares of measured numbers stay finite, so that code that reads a checked record needs no guards of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.core.files import read_regular
+from bench.core.record import SCHEMA_VERSION, Observations, RunRecord, Steps
+from bench.core.spec import AdaptiveMeasure
+from bench.core.steps import compute_step_s, list_block_lengths
+
+Plain = dict[str, Any]
+
+# ---------------------------------------- migrations
+
+
+def migrate(plain: Plain, series: Path) -> Plain:
+    """Return a record of an older version as a record of today's version.
+
+    `series` is the file of every rank's own steps, which may be missing. Raises AttributeError, KeyError, TypeError or
+    ValueError for a record that its own version does not allow.
+    """
+    for version in range(plain["schema_version"], SCHEMA_VERSION):
+        plain = MIGRATIONS[version](plain, series) | {"schema_version": version + 1}
+    return plain
+
+
+def _migrate_from_1(plain: Plain, series: Path) -> Plain:
+    """Correct the step times, which were the maximum of the ranks' own times, and drop `before_collectives_s`.
+
+    That field was the time before a step's first collective, recorded before `outside_collectives_s` existed. Both show
+    a slow rank equally well, except under stage 3, which gathers weights before any computation.
+    """
+    observed = plain.get("observations")
+    if observed is None:
+        return plain
+    observed = dict(observed)
+    before = observed.pop("before_collectives_s", [])
+    if not observed.get("outside_collectives_s") and plain["spec"]["engine"]["options"].get("stage") != 3:
+        observed["outside_collectives_s"] = before
+    if observed.get("steps"):
+        observed["steps"] = _correct_steps(observed["steps"], plain["spec"], series)
+    return plain | {"observations": observed}
+
+
+def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
+    """Return the steps with the differences of the slowest rank's completions.
+
+    Where the ranks' own series is lost, the times stay as they were: a little too long, and more so with more ranks.
+    `window_s` was always right.
+    """
+    steps = steps | {"slowest_rank_s": steps["step_s"]}
+    if spec.get("nodes", 1) * spec.get("devices_per_node", 1) == 1:
+        return steps | {"fastest_rank_s": steps["step_s"]}
+    own_s = _read_own_steps(path)
+    if own_s is None or len(own_s) != len(steps["step_s"]) or not 0 <= steps["cut"] <= len(own_s):
+        return steps
+    blocks = list_block_lengths(len(own_s), steps["cut"], AdaptiveMeasure.model_validate(spec.get("measure", {})))
+    return steps | {"step_s": compute_step_s(own_s, blocks), "fastest_rank_s": own_s.min(axis=1).tolist()}
+
+
+def _read_own_steps(path: Path) -> Any:
+    """Return every rank's own seconds of each step, shape (steps, ranks); None where the file is unreadable."""
+    import pyarrow as pa  # imported here: slow, and records of today's version do not need it
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(pa.BufferReader(read_regular(path)), columns=["step", "rank", "step_s"])
+    except (OSError, pa.ArrowException):
+        return None
+    if not pa.types.is_floating(table.schema.field("step_s").type):
+        return None
+    table = table.sort_by([("step", "ascending"), ("rank", "ascending")])
+    ranks = len(table.column("rank").unique())
+    seconds = table.column("step_s").to_numpy()
+    return seconds.reshape(-1, ranks) if ranks and len(seconds) % ranks == 0 else None
+
+
+def _migrate_from_2(plain: Plain, series: Path) -> Plain:
+    """Write out the protocol, whose defaults have changed since."""
+    if "spec" not in plain:
+        return plain
+    protocol = AdaptiveMeasure().model_dump(mode="json") | plain["spec"].get("measure", {})
+    return plain | {"spec": plain["spec"] | {"measure": protocol}}
+
+
+MIGRATIONS: dict[int, Callable[[Plain, Path], Plain]] = {1: _migrate_from_1, 2: _migrate_from_2}
+
+# ---------------------------------------- rules
+
+_LEAST_S, _MOST_S = 1e-9, 1e9  # of one step
+_MOST = 2**53  # of counts and of tokens: integers up to here are exact as floats
+_MOST_SIZE = 2**31  # of one dimension of a model
+
+_Rules = Iterable[tuple[bool, str]]
+"""Pairs of a broken rule's condition and its message, which begins with the field."""
+
+
+def find_broken_rule(record: RunRecord) -> str | None:
+    """Return the message of the first rule that a record breaks; None for a record without broken rules."""
+    for rules in (_list_size_rules, _list_outcome_rules, _list_observation_rules, _list_plain_rules):
+        if message := next((message for broken, message in rules(record) if broken), None):
+            return message
+    return None
+
+
+def _list_size_rules(record: RunRecord) -> _Rules:
+    spec, observed = record.spec, record.observations
+    version = record.schema_version
+    yield version != SCHEMA_VERSION, f"schema_version: {version} twice in one record"
+    samples = spec.global_batch * max(spec.sequence.values(), default=0)
+    yield samples > _MOST, "spec: more samples or tokens per step than can be counted"
+    parameters = max(spec.model.parameters or 0, observed.parameters if observed else 0)
+    yield parameters > _MOST, "parameters: more than can be counted"
+    tokens = [one.step * spec.tokens_per_step for one in (observed.evaluations if observed else None) or ()]
+    yield _is_outside(tokens, 0, _MOST), "observations.evaluations: after more tokens than can be counted"
+    sizes = [size for size in spec.model.shape.values() if isinstance(size, int | float)]
+    yield any(abs(size) > _MOST_SIZE for size in sizes), "spec.model.shape: a size that no model has"
+
+
+def _list_outcome_rules(record: RunRecord) -> _Rules:
+    """A measured run that is ok has a window; a rehearsal its compute time or, with shapes only, its memory."""
+    if record.outcome.kind != "ok":
+        return
+    observed = record.observations
+    if observed is None:
+        yield True, "observations: missing in a run that ended well"
+    elif record.evidence == "rehearsed" and record.circumstance.shapes_only:
+        yield not observed.memory, "observations.memory: missing in a rehearsal that ended well"
+    elif record.evidence == "rehearsed":
+        lacks_times = not (observed.compute_s or observed.steps)
+        yield lacks_times, "observations.compute_s: missing in a rehearsal that ended well"
+    else:
+        steps = observed.steps
+        lacks_window = steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0
+        yield lacks_window, "observations.steps: no window in a run that ended well"
+
+
+def _list_observation_rules(record: RunRecord) -> _Rules:
+    observed = record.observations
+    if observed is None:
+        return
+    if observed.steps:
+        yield from ((broken, f"observations.steps.{message}") for broken, message in _list_step_rules(observed.steps))
+    tokens = tuple(observed.tokens.root.values()) if observed.tokens else ()
+    yield _is_outside(tokens, 0, _MOST), "observations.tokens: not a number of tokens"
+    for seconds, field in _list_seconds(observed):
+        yield _is_outside(seconds, 0, _MOST_S), f"observations{field}: not seconds of a step"
+    energies = [energy for energy in observed.energy_j if energy is not None]
+    yield _is_outside(energies, -_MOST, _MOST), "observations.energy_j: not an energy of a run"
+
+
+def _list_seconds(observed: Observations) -> Iterable[tuple[Sequence[float], str]]:
+    yield (*observed.compute_s, *observed.outside_collectives_s), ": compute_s or outside_collectives_s"
+    yield [idle for idle in observed.idle_s or () if idle is not None], ".idle_s"
+    yield [s for rank in observed.passes or () for one in rank for s in (one.begin_s, one.end_s)], ".passes"
+
+
+def _list_step_rules(steps: Steps) -> _Rules:
+    count = len(steps.step_s)
+    yield _is_outside(steps.step_s, _LEAST_S, _MOST_S), "step_s: not seconds of a step"
+    waits = steps.data_wait_s
+    yield _is_outside(waits, 0, _MOST_S) or len(waits) != count, "data_wait_s: not seconds of each step"
+    has_window = 0 <= steps.cut <= count and (steps.window_s == 0 or _LEAST_S <= steps.window_s <= _MOST_S)
+    yield not has_window, "cut: no window among the steps"
+    yield len(steps.loss) != count or len(steps.gradient_norm) not in (0, count), "loss: not one of each step"
+    yield _is_outside(steps.skipped, 0, count - 1), "skipped: not steps of this run"
+
+
+def _list_plain_rules(record: RunRecord) -> _Rules:
+    """Check the untyped fields that later code computes with."""
+    spec, environment = record.spec, record.environment
+    commit = (environment.git or {}).get("commit") if environment else None
+    yield not isinstance(commit, str | None), "environment.git.commit: not text"
+    for name, part in (("model.shape", spec.model.shape), ("engine", spec.engine.options), ("data", spec.data.options)):
+        yield not _is_finite(part), f"spec.{name}: a number that is not finite"
+
+
+def _is_outside(values: Sequence[float], low: float, high: float) -> bool:
+    # not (… and …): NaN is outside every range
+    return bool(values) and not (low <= min(values) and max(values) <= high)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True

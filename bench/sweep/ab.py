@@ -1,0 +1,237 @@
+"""Two revisions or two environments measured in turn on one machine, so that a drift of the machine affects both.
+
+First the sides, a Python with the code that it runs; then the rounds, in which both sides run once.
+"""
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.core import store
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.quantities import is_busy
+from bench.core.record import RunRecord
+from bench.runtime.process import set_parent_death_signal
+
+MOST_AGAIN = 2
+"""Repetitions of a round on a busy machine. After them it is kept, so that a shared machine gets a result, too."""
+AGAIN = "measured-again"
+"""Subfolder of the results for rounds that were measured again."""
+
+
+class ComparedSide(NamedTuple):
+    """A Python and its code: `code` is first on the path of `python`; None is the installed package."""
+
+    name: str  # of the folder of its results
+    called: str  # in messages
+    python: Path
+    code: Path | None
+    commit: str | None  # of the code; None if unknown
+    environment: bool = False  # the user named the Python, to compare its versions
+
+
+def find_checkout(folder: Path) -> Path | None:
+    """Return the checkout of zeroscale around `folder`; None without one."""
+    return next((place for place in (folder, *folder.parents) if (place / "bench" / "cli").is_dir()), None)
+
+
+@contextlib.contextmanager
+def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple[ComparedSide, ComparedSide]]:
+    """Return both sides; revisions are checked out inside the context. UserError for a name without a meaning."""
+    with contextlib.ExitStack() as stack:
+        known = [(letter, named, _resolve_name(named, checkout)) for letter, named in (("a", first), ("b", second))]
+        a, b = (stack.enter_context(_open_side(*one, checkout)) for one in known)
+        yield a, b
+
+
+def _resolve_name(named: str, checkout: Path | None) -> Path | str:
+    """Return the folder, interpreter or commit that `named` means."""
+    path = Path(named).absolute()
+    if (path / "bin" / "python").exists():
+        return path / "bin" / "python"  # not resolved: an environment's Python is a link
+    if path.is_file() and os.access(path, os.X_OK):
+        return path
+    code = find_checkout(path.resolve())
+    if code and (named == "." or code == path.resolve()):  # another folder may have the name of a branch
+        return code
+    if checkout is None:
+        raise UserError(named, "no Python environment, and no checkout of zeroscale here", "call it inside a checkout")
+    commit = _ask_git(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{named}^{{commit}}")
+    if commit is None:
+        known = _ask_git(checkout, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags") or ""
+        raise UserError(
+            named, "neither a git revision nor a Python environment", suggest_nearest(named, ["HEAD", *known.split()])
+        )
+    return commit
+
+
+@contextlib.contextmanager
+def _open_side(letter: str, named: str, meaning: Path | str, checkout: Path | None) -> Iterator[ComparedSide]:
+    python = Path(sys.executable)
+    if isinstance(meaning, str):
+        assert checkout is not None  # which has this commit
+        name, called = (
+            f"{letter}-{meaning[:7]}",
+            f"{named} ({_ask_git(checkout, 'log', '-1', '--format=%h %s', meaning)})",
+        )
+        with _open_worktree(checkout, meaning) as code:
+            yield ComparedSide(name, called, python, code, meaning)
+    elif meaning.is_dir():
+        commit = _ask_git(meaning, "rev-parse", "HEAD")
+        yield ComparedSide(f"{letter}-as-it-is", f"{meaning} as it is", python, meaning, commit)
+    else:
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", meaning.parent.parent.name)[-40:]
+        commit = _ask_git(checkout, "rev-parse", "HEAD") if checkout else None
+        yield ComparedSide(f"{letter}-{name}", str(meaning), meaning, checkout, commit, environment=True)
+
+
+@contextlib.contextmanager
+def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
+    """Check a commit out into a temporary worktree, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="zeroscale-ab-") as folder:
+        code = Path(folder, commit[:7])
+        try:
+            # Without hooks: those of the user's repository may do anything.
+            hookless = ("-c", "core.hooksPath=/dev/null")
+            if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
+                raise UserError(commit[:7], "cannot be checked out", "does `git worktree add` work here?")
+            yield code
+        finally:
+            _ask_git(checkout, "worktree", "remove", "--force", "--force", str(code))
+
+
+def _ask_git(checkout: Path, *question: str) -> str | None:
+    """Return the output of git; None if it fails."""
+    command = ["git", "-C", str(checkout), *question]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
+    """Return the round and side of every run: both sides in every round, each first in every other round (ABBA …).
+
+    A steady drift of the machine then adds as much to one side as to the other. `seed` decides which side begins.
+    """
+    first = random.Random(seed).randrange(2)
+    return [(number, side) for number in range(rounds) for side in ((first + number) % 2, (first + number + 1) % 2)]
+
+
+def looks(rounds: int, most: int) -> list[int]:
+    """Return the numbers of rounds after which the runs are judged: `rounds`, doubled again and again up to `most`.
+
+    There are few looks, because all of them share one error probability.
+    """
+    found = [rounds]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
+class RoundsResult(NamedTuple):
+    """Result of rounds: all runs ended `ok`, and the rounds that were kept although the machine was busy."""
+
+    well: bool
+    busy: tuple[int, ...] = ()
+
+
+def run_rounds(
+    sides: Sequence[ComparedSide],
+    turns: Sequence[tuple[int, int]],
+    words: Sequence[str],
+    results: Path,
+    follow: Callable[[int, ComparedSide, RunRecord], None],
+) -> RoundsResult:
+    """Run the sides in these turns, each as repeat n of round n; `words` are arguments of `zeroscale run`.
+
+    Both sides of a round on a busy machine are measured again, at most `MOST_AGAIN` times; the earlier runs are kept in
+    the folder `AGAIN`. The first failed run ends all rounds: it would fail again. UserError if a side cannot run, or
+    runs code other than its own.
+    """
+    busy: list[int] = []
+    for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
+        order = [sides[index] for _, index in group]
+        for again in range(MOST_AGAIN + 1):
+            records = []
+            for side in order:
+                records.append(run_side(side, number, words, results))
+                _check_code(side, records[-1])
+                follow(number, side, records[-1])
+            if any(record.outcome.kind != "ok" for record in records):
+                return RoundsResult(False, tuple(busy))
+            if not any(map(_was_busy, records)):
+                break
+            if again == MOST_AGAIN:
+                busy.append(number)
+            else:
+                _set_aside(results, order, number, again)
+    return RoundsResult(True, tuple(busy))
+
+
+def _was_busy(record: RunRecord) -> bool:
+    observed = record.observations
+    return observed is not None and observed.steps is not None and is_busy(observed, observed.steps.window_s)
+
+
+def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:
+    """Move the runs of a round out of the results, so that the next runs get the same repeat number."""
+    for side in sides:
+        for folder in results.glob(f"{side.name}/*/{number}.*"):
+            kept = results / AGAIN / str(again) / folder.relative_to(results)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(kept)
+
+
+def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Path) -> RunRecord:
+    """Run one side once and return its record. Ctrl-C ends the run with a record and is raised again."""
+    command = [str(side.python), "-m", "bench.cli", "run", *words, "--results", str(results), "--study", side.name]
+    process = subprocess.Popen(
+        command,
+        env=_build_environment(side),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C on a terminal reaches this process alone
+        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
+    )
+    try:
+        _, said = process.communicate()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        raise
+    found = sorted(results.glob(f"{side.name}/*/{number}.*/{store.RECORD}"))
+    if not found:
+        last = (said.strip().splitlines() or ["without a message"])[-1].removeprefix("zeroscale: ")
+        raise UserError(side.called, f"left no record: {last}")
+    return store.read_record(found[-1])
+
+
+def _build_environment(side: ComparedSide) -> dict[str, str]:
+    """Return the environment in which Python imports the side's code before any other, also that of this folder."""
+    path = [str(side.code)] if side.code else []
+    path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return dict(os.environ) | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _check_code(side: ComparedSide, record: RunRecord) -> None:
+    """Raise UserError if the record names another commit than the side's."""
+    if side.commit is None or record.environment is None:
+        return
+    ran = (record.environment.git or {}).get("commit")
+    if ran != side.commit:
+        rule = f"ran the code of {ran or 'an unknown commit'} instead of {side.commit}"
+        raise UserError(side.called, rule, "look for another zeroscale on its Python's path")
