@@ -50,6 +50,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy slurm/testbed slurm/testbed_study.py slurm/gpu_study.py
 	$(BIN)/mypy -p docs.generate
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.prose
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.overhead

@@ -1,10 +1,10 @@
-"""What a run that ended well observed, made by hand."""
+"""Observations of a run that ended ok, made by hand."""
 
 from bench.core.record import Observations, Steps
 
 
 def observed(step_s: tuple[float, ...] = (0.1,) * 5, cut: int = 2) -> Observations:
-    """Steps, the first of which are its warm-up."""
+    """Steps; the first `cut` of them are warm-up."""
     return Observations(
         parameters=1,
         engine_config={},

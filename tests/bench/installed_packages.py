@@ -1,4 +1,4 @@
-"""Packages that somebody installed beside zeroscale, for as long as a test takes."""
+"""Packages that are installed next to zeroscale for the length of a test."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,12 +8,13 @@ from pathlib import Path
 from bench.core import plugins
 
 Install = Callable[[str, str, str], None]
-"""Installs a package of one module with an entry point: its group, `name = module`, and the module's text."""
+"""Function that installs a package of one module with an entry point: its group, `name = module`, and the module's
+text."""
 
 
 @contextmanager
 def installing(folder: Path) -> Iterator[Install]:
-    """Give what installs packages into `folder`, which Python looks into."""
+    """Yield a function that installs packages into `folder`, which is on Python's path."""
     modules: list[str] = []
 
     def install(group: str, entry: str, text: str) -> None:
@@ -31,6 +32,6 @@ def installing(folder: Path) -> Iterator[Install]:
 
 
 def forget() -> None:
-    """Have plug-ins looked for anew."""
+    """Clear the caches of plug-ins, so that they are searched again."""
     plugins._list_installed.cache_clear()
     plugins._import_complete.cache_clear()

@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward pass: the truth that predicted activations are held against."""
+"""Tensors that autograd saves in a forward pass: the measured truth for predicted activations."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 
 
 def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> int:
-    """Bytes of the distinct storages, weights aside, that `loss` of a real model saves for backward."""
+    """Bytes of the distinct storages, without weights, that `loss` of a real model saves for backward."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -1,4 +1,4 @@
-"""`zeroscale run` in processes of its own, as a user starts it."""
+"""`zeroscale run` in its own process, as a user starts it."""
 
 import json
 import os
@@ -23,29 +23,30 @@ QUICK = (
     "measure.window_s=0",
     "devices_per_node=2",
 )
-"""A run that is over in seconds. Its model is our own: importing that of T5 would be half of what a rank does."""
+"""A run that takes seconds. Its model is our own GPT: importing transformers' T5 would take half of a rank's time."""
 T5 = ("model=tiny", "sequence.encoder=32", "sequence.decoder=16", *QUICK[1:3], *QUICK[4:])
-"""The same of a small T5."""
+"""The same run with a small T5."""
 
 ENDLESS = (
     *QUICK[:6], "devices_per_node=2", "measure.min_steps=1000000", "measure.max_s=600",
 )  # fmt: skip
-"""A run that somebody has to end."""
+"""A run without an end; the test ends it."""
 
 PATIENCE_S = 250.0
-"""With processes that import torch: seconds on an idle machine, minutes on a busy one. Less than a test may take."""
+"""Seconds to wait for processes that import torch: few on an idle machine, minutes on a busy one. Below the time limit
+of a test."""
 SOON_S = 40.0
-"""Within seconds, and what a busy machine takes besides; what waits in vain waits for minutes."""
+"""Seconds for events that follow at once, with room for a busy machine. A test that waits in vain waits for minutes."""
 
 
 class Command:
-    """`zeroscale run` in a process of its own, as a user starts it."""
+    """`zeroscale run` in its own process, as a user starts it."""
 
     def __init__(
         self, results: Path, overrides: Sequence[str], env: Mapping[str, str] = os.environ, **options: Any
     ) -> None:
-        """One thread per rank, unless `env` says otherwise: several wait for each other by spinning, and a run takes
-        minutes where others use the processors too."""
+        """One thread per rank by default: several threads wait for each other by spinning, and a run would take minutes
+        next to background load."""
         words = [sys.executable, "-m", "bench.cli", "run", *overrides, "--results", str(results)]
         options["env"] = {"OMP_NUM_THREADS": "1", **env}
         self.results = results
@@ -54,7 +55,7 @@ class Command:
         )
 
     def heartbeat(self, ready: Callable[[dict[str, Any]], bool], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Wait until the run's heartbeat is as asked, and return it."""
+        """Wait until the run's heartbeat satisfies a condition, and return it."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for path in self.results.rglob(store.HEARTBEAT):
@@ -70,7 +71,7 @@ class Command:
         return self.heartbeat(lambda beat: bool(beat["ranks"]) and all(rank["step"] >= 0 for rank in beat["ranks"]))
 
     def record(self, timeout_s: float = PATIENCE_S) -> RunRecord:
-        """Wait for the end and return the one record there must be."""
+        """Wait for the end and return the only record."""
         self.output, self.errors = self.process.communicate(timeout=timeout_s)
         found = list(store.find_records([self.results]))
         assert len(found) == 1, (found, self.output, self.errors)
@@ -81,12 +82,12 @@ class Command:
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Return those of `pids` that still run."""
+    """Return the `pids` that still run."""
     return [pid for pid in pids if _runs(pid)]
 
 
 def survivors(pids: Sequence[int]) -> list[int]:
-    """Return those of `pids` that still run after a while: who is killed ends when the machine comes to it."""
+    """Return the `pids` that still run after a while. A killed process ends only when the machine schedules it."""
     until = time.monotonic() + SOON_S
     while alive(pids) and time.monotonic() < until:
         time.sleep(0.1)

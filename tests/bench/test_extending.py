@@ -1,4 +1,4 @@
-"""What docs/extend promises: a plug-in comes in by adding its files, and no other file is edited.
+"""Promises of docs/extend: a plug-in is added by its files alone, without editing any other file.
 
 The files on its pages are written into a copy of the project, which then plans, runs, predicts, reads and reports.
 """
@@ -36,7 +36,7 @@ class House(NamedTuple):
     packages: tuple[Path, ...] = ()  # folders in which somebody installed something
 
     def zeroscale(self, *words: str, code: int = 0) -> str:
-        """Run a verb as a user does, and return what it prints; errors, too, where it is to fail."""
+        """Run a verb as a user does, and return its output, including errors of a verb that must fail."""
         path = os.pathsep.join(map(str, (self.root, *self.packages)))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -81,7 +81,7 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def counting(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Real runs of two ranks by engine: one that was started here, and two in a job, whose ranks need not import."""
+    """Real runs of two ranks by engine: one started on this machine, and two in a job with preloaded ranks."""
     results = house.root / "counting"
     house.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def test_table_and_report_show_what_was_added(house: House, counting: dict[str, 
 
 @pytest.fixture(scope="module")
 def findings(house: House) -> dict[str, str]:
-    """What the doctor finds in the house with all that was added, by its subject."""
+    """Findings of `doctor` in the copy with all plug-ins, by subject."""
     return {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
 
 
@@ -196,7 +196,7 @@ REDUCTION = "sum"
 
 @pytest.fixture(scope="module")
 def elsewhere(house: House, tmp_path_factory: pytest.TempPathFactory) -> House:
-    """The same project where somebody installed a package with an objective."""
+    """The same project with an installed package that has an objective."""
     site = tmp_path_factory.mktemp("site")
     with installing(site) as install:
         install("zeroscale.objective", "summed_lm = summed", SUMMED)
@@ -238,7 +238,7 @@ POINTS = (*QUICK, *SPOOLED, "batch.micro=2,4")
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The queue of the page's launcher. Nothing that it ever started is left when the tests end."""
+    """The queue of the page's launcher. All its processes are ended after the tests."""
     folder = tmp_path_factory.mktemp("spool")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(folder))
@@ -250,7 +250,7 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def started_by(spool: Path) -> list[int]:
-    """Return the processes of jobs of a queue, which have its folder in their environment."""
+    """Return the processes of a queue's jobs, which have its folder in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -263,7 +263,7 @@ def started_by(spool: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def queued(house: House, spool: Path) -> Path:
-    """Two real runs, each in a job of its own, and the autopilot's job after them."""
+    """Two real runs, each in its own job, and the autopilot's job after them."""
     results = house.root / "queued"
     told = house.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
     assert told.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in told
@@ -347,7 +347,7 @@ PIPED = ("machine=cpu", *T5, "engine=two_stages", "parallel.pipeline=2")
 
 @pytest.fixture(scope="module")
 def piped(house: House) -> dict[str, RunRecord]:
-    """Real runs by engine: the pipeline on two ranks, and on one rank the reference with the same samples."""
+    """Real runs by engine: the pipeline on two ranks, and the reference on one rank with the same samples."""
     results = house.root / "piped"
     house.zeroscale("sweep", *PIPED, "--results", str(results))
     alone = ("machine=cpu", *T5, "engine=ddp", "devices_per_node=1")

@@ -142,7 +142,7 @@ def test_an_empty_cache_lacks_the_tokenizer(tmp_path: Path) -> None:
     assert checked.code == 1
     (line,) = checked.missing()
     assert line.startswith(f"data.tokenizer={TOKENIZER}: ")
-    assert line.endswith("call `zeroscale prepare` where there is a network")
+    assert line.endswith("call `zeroscale prepare` on a machine with a network")
 
 
 @pytest.mark.processes
