@@ -21,7 +21,7 @@ STAND_INS = re.compile(r"\b(nobody|somebody|whoever|is told|are told|was told)\b
 LONGEST = 35
 """Words of a sentence."""
 
-_SENTENCE_END = re.compile(r"[.!?:;](?=\s|$)|\n\s*\n|\n\s*(?:[-*|>]|\d+\.)|\n {4,}")
+_SENTENCE_END = re.compile(r"[.!?:;](?=\s|$)|\n\s*\n|\n\s*(?:[-*|>]|\d+\.)|\n {2,}")
 _MESSAGE_CALLS = ("print", "UserError", "echo", "add_argument", "Field", "warning", "info", "error", "fail")
 
 

@@ -6,17 +6,18 @@
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
-These keys are searched unless they are given, and may be comma lists: engine, nodes, batch.micro, batch.accumulation
-(with max_global_batch) and activation_checkpointing. The same holds for the keys of pipelines: parallel.tensor,
+Keys that are not given are searched; they may be comma lists: engine, nodes, batch.micro, batch.accumulation (with
+max_global_batch) and activation_checkpointing. The same holds for the keys of pipelines: parallel.tensor,
 parallel.pipeline and parallel.stages_per_rank. batch.global is kept exactly. More keys:
 
 {words}
 
 With a deadline, the objective is the fewest node-hours in time. With node_hours, a budget or best=shortest it is the
-fastest training. Otherwise: the most tokens per second and device. With storage, hours and costs include failures. Of choices that cannot be
-told apart the surer is advised: the lower stage, or a measured point. Of choices equal within 5 %, the one with the
-fewest nodes is advised, then the one with the largest micro-batch. Runs in --results on the same machine replace
-formulas.
+fastest training. Otherwise it is the most tokens per second and device. With storage, hours and costs include failures.
+
+If choices cannot be told apart, the surer one is advised: the lower stage, or a measured point. Of choices equal within
+5 %, the one with the fewest nodes is advised, then the one with the largest micro-batch. Runs in --results on the same
+machine replace formulas.
 """
 
 import argparse
