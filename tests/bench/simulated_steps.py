@@ -17,7 +17,7 @@ class SimulatedStep:
 
     @property
     def total_s(self) -> float:
-        """From the first pass to the end of the last one."""
+        """Time from the first pass to the end of the last pass."""
         return max(self.finish_s.values())
 
     @property

@@ -1,4 +1,4 @@
-"""`zeroscale ab`: two revisions in turn, on real processes, in a repository of their own."""
+"""`zeroscale ab`: two revisions in alternating rounds, with real processes, in a repository of the test."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def build(*given):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository of this code with two commits; the second has a defect."""
+    """A repository with two commits of this code; the second commit has a defect."""
     place = tmp_path / "checkout"
     for name in ("bench", "conf"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -64,7 +64,7 @@ def commit(place: Path, subject: str) -> None:
 
 
 def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start the command inside of a checkout, as a user would; its own code is this repository's."""
+    """Start the command inside a checkout, as a user would, with the code of this repository."""
     environment = {
         "PYTHONPATH": str(ROOT),
         "PYTHONSAFEPATH": "1",

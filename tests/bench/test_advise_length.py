@@ -1,4 +1,4 @@
-"""`zeroscale advise` for a whole training: a loss to reach, samples, a budget, and failures on the way."""
+"""`zeroscale advise` for a whole training: a loss to reach, samples, a budget, and failures during training."""
 
 import json
 import math

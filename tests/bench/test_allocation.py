@@ -45,7 +45,7 @@ def requested(
 
 
 class Allocation:
-    """A job as `srun` starts it: one process per node, told by Slurm's variables where it is."""
+    """A job as `srun` starts it: one process per node, with Slurm's variables."""
 
     def __init__(
         self, study: Path, points: list[RequestedRun], nodes: int = 1, attempts: int | None = None, **environment: str
@@ -69,7 +69,7 @@ class Allocation:
         ]
 
     def end(self) -> str:
-        """Wait for the end; return what the conductor said."""
+        """Wait for the end; return the leader's output."""
         said = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
         return said[0]
 
@@ -83,7 +83,7 @@ def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
 
 
 def test_points_follow_each_other_in_fresh_processes_between_two_control_points(tmp_path: Path) -> None:
-    """In an environment that is larger than a message to the fork server."""
+    """With an environment larger than one message to the fork server."""
     two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
     allocation = Allocation(tmp_path, [two, four, control], **large)
@@ -131,7 +131,7 @@ def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_t
 
 
 def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
-    """In a job that has begun anew; each with its reason in the log."""
+    """In a restarted job; the log has the reason of each."""
     done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
     long, short = requested("batch.micro=7", limit_min=60), requested("batch.micro=8")
     small, large = (requested("engine=fsdp", f"batch.micro={micro}") for micro in (3, 4))
@@ -172,7 +172,7 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
 
 @pytest.mark.thorough
 def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
-    """Loader processes outlive a rank for a moment; the conductor adopts them."""
+    """Loader processes outlive a rank for a moment; the leader of the allocation adopts them."""
     last = requested("devices_per_node=1", quick=ENDLESS)
     loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
@@ -188,7 +188,7 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
 @pytest.mark.cold
 @pytest.mark.thorough
 def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_path: Path) -> None:
-    """Nothing is wrong with a node for that, nor with the point after."""
+    """Such a failure does not exclude the node, nor does it affect the next point."""
     shape = ("nodes=2", "devices_per_node=1")
     first = requested(*shape, quick=ENDLESS)
     allocation = Allocation(tmp_path, [first, requested(*shape)], nodes=2)
@@ -233,7 +233,7 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 
 @pytest.mark.thorough
 def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Path) -> None:
-    """Slurm gives a node up whose slurmd is gone, and starts the job again; what ran there goes on."""
+    """Slurm declares a node down when its slurmd is gone, and restarts the job, while the old processes continue."""
     point = requested("devices_per_node=1", quick=ENDLESS)
     old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
     _stepping(tmp_path / point.config_id / "0.0", point.spec)

@@ -1,4 +1,4 @@
-"""The Python face as a notebook uses it: plain arguments in, values out, nothing printed."""
+"""The Python face as a notebook uses it: plain arguments in, values out, no output."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ QUEUED = GPUS | {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}
 
 @pytest.fixture(autouse=True)
 def _silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Hold every test to it that nothing is printed, by this process or by one that it starts."""
+    """Assert in every test that neither this process nor its children print anything."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several would wait for each other by spinning
     yield
     assert capfd.readouterr() == ("", "")

@@ -78,7 +78,7 @@ zpty -w shell "$2"$'\\t'"$3"
 zpty -r shell seen '*<*>*'
 print -r -- "${${seen##*<}%%>*}"
 """
-"""Types `$2`, the key TAB and `$3` into a zsh that has sourced `$1`; prints the words that the command gets."""
+"""Type `$2`, the key TAB and `$3` into a zsh that has sourced `$1`, and print the words that the command receives."""
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Decoder-only models in real runs: every engine trains the same one, and needs the memory that was predicted."""
+"""Decoder-only models in real runs: all engines train the same model, with the predicted memory."""
 
 import io
 import json
@@ -32,7 +32,7 @@ TEXT = (
 )  # fmt: skip
 COMPILED = {engine: ("model=gpt2_tiny", f"engine={engine}", "model.compile=blocks") for engine in ("ddp", "fsdp")}
 PEAK = {"ddp": 0.03, "zero1": 0.05, "zero2": 0.05, "zero3": 0.05}
-"""How far predicted peaks were from real ones: what gloo copies may be alive at the peak or not."""
+"""Distance of predicted peaks from real ones. Copies by gloo may or may not be alive at the peak."""
 
 
 def zeroscale(*words: str, code: int = 0) -> str:

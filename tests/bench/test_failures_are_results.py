@@ -20,11 +20,11 @@ pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
 PLAIN = ("engine=ddp", *ENDLESS)
-"""For what does not depend on an engine: DeepSpeed takes every rank a second to import."""
+"""For failures that do not depend on an engine. Importing DeepSpeed would take every rank a second."""
 PIPELINE = (
     "engine=pipeline", "parallel.pipeline=3", "batch.accumulation=3", *ENDLESS[:7], "devices_per_node=3", *ENDLESS[8:],
 )  # fmt: skip
-"""Its first rank waits for gradients and its last one for states: both in vain where the middle one is lost."""
+"""The first rank waits for gradients and the last for activations: both in vain if the middle rank is lost."""
 
 
 def test_a_rank_killed_from_outside_ends_the_run(zeroscale_run: Start) -> None:

@@ -36,7 +36,8 @@ def test_a_node_has_the_better_one_of_its_two_pairs() -> None:
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """One network namespace per node, with an interface `eth0` of its rate each way, and a switch between them."""
+    """One network namespace per node, each with an interface `eth0` of its own rate in both directions, and a switch
+    between them."""
     if os.geteuid() != 0:
         pytest.skip("making network namespaces needs root")
     switch, *nodes = names = [f"zeroscale-{os.getpid()}-{number}" for number in range(NODES + 1)]

@@ -24,7 +24,7 @@ SPIN = "import os\nif os.fork():\n    os._exit(0)\nprint(os.getpid(), flush=True
 
 
 class Machine:
-    """A made-up /proc of two cores, and five more that the run may not use; times in hundredths of a second."""
+    """A simulated /proc with two cores, and five more that the run may not use; times in hundredths of a second."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.processes = root, dict[int, list[int]]()

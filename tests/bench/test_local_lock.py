@@ -1,4 +1,4 @@
-"""One local run at a time: real processes that want the same lock."""
+"""One local run at a time: real processes that compete for the lock."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_where_nothing_can_be_locked_nobody_is_waited_for(
 @pytest.mark.processes
 @pytest.mark.parametrize("waits", ["true", "false"])
 def test_two_who_go_through_the_same_sweep_measure_a_point_once(tmp_path: Path, waits: str) -> None:
-    """Taking turns, or at the same time: who comes second sees what the other has, and has begun."""
+    """Two commands in turn, or at the same time: the second sees the state of the first, including its start."""
     words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "devices_per_node=1", "seed=0"]
     both = [
         subprocess.Popen(

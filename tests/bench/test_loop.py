@@ -1,4 +1,4 @@
-"""The measured loop by hand: scripted clocks of two ranks, data and losses in place of a model's."""
+"""The measuring loop by hand: scripted clocks of two ranks, and scripted data and losses."""
 
 import io
 import itertools
@@ -42,7 +42,7 @@ def a_spec(**changed: Any) -> RunSpec:
 
 
 class Scripted:
-    """A clock and an engine: rank 0's seconds and losses, step by step."""
+    """A clock and an engine with scripted seconds and losses of rank 0, step by step."""
 
     def __init__(self, seconds: Iterable[float], losses: Iterable[float] = itertools.repeat(1.0)) -> None:
         self._seconds, self._losses = iter(seconds), iter(losses)
@@ -77,7 +77,7 @@ class Scripted:
 
 
 class TwoRanks:
-    """Rank 0's view of two ranks; the other one's seconds are scripted, the rest is the same on both."""
+    """Rank 0 of two ranks. The seconds of the other rank are scripted; everything else is equal on both."""
 
     are_real = True
     is_main = True
@@ -121,7 +121,7 @@ def in_window(series: Series) -> list[bool]:
 
 
 def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
-    """Warm-up of two blocks; a window of two steps that end at 2 and 4 on the slowest rank, and one of 3."""
+    """Warm-up of two blocks, then a window of two steps that end at 2 and 4 s on the slowest rank, and one of 3 s."""
     steps = observe.reduce_steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
     assert (steps.cut, steps.stopped) == (4, "window")
     assert steps.step_s == (5, 1, 1, 1, 2, 2, 3)
@@ -168,7 +168,7 @@ class WithoutLoss(Scripted):
 
 
 class OneLoss(TwoRanks):
-    """Rank 0's view of two ranks of which only the other one has a loss, 3.0."""
+    """Rank 0 of two ranks; only the other rank has a loss, 3.0."""
 
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         gathered = super().all_gather(rows)
@@ -275,7 +275,7 @@ class PlaceInQueue:
 
 
 class OnDevice(Scripted):
-    """An engine that launches a step and does not wait for it."""
+    """An engine that launches a step without waiting for it."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -355,7 +355,7 @@ def test_what_is_under_way_when_a_window_has_its_seconds_belongs_to_it() -> None
 
 
 def test_a_window_lasts_its_seconds_however_short_its_steps_are() -> None:
-    """On a GPU 500 steps of 5 ms are 2.5 s: shorter than its clock takes to settle."""
+    """On a GPU, 500 steps of 5 ms take 2.5 s, less than its clock rate needs to settle."""
     quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, window_s=0.5)
     assert quick.stopped == "window" and 0.5 <= quick.window_s < 0.53
     assert len(quick.ranks) - quick.warmup >= 100
@@ -392,7 +392,7 @@ def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
 
 
 def test_a_stretch_without_barriers_adds_up_to_the_slowest_rank() -> None:
-    """Two blocks without a barrier between them: ranks are at 3 and 4 s after one, at 7 and 6 after the other."""
+    """Two blocks without a barrier between them: the ranks end the first at 3 and 4 s, the second at 7 and 6 s."""
     times = StepTimes()
     times.append([[1, 2], [2, 2]], together=True)
     times.append([[3, 1], [1, 1]], together=False)

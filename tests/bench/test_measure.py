@@ -1,4 +1,4 @@
-"""The parts of a measurement, each against an independent truth."""
+"""The parts of a measurement, each compared with an independent truth."""
 
 import gc
 import threading
@@ -298,7 +298,7 @@ def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int
 def test_what_is_free_of_a_host_is_what_its_narrowest_limit_leaves(
     limit: int | None, free: int, total: int, tmp_path: Path
 ) -> None:
-    """A host of 8 GiB with 6 available, and a control group that has used 4 of its limit."""
+    """A host of 8 GiB with 6 GiB available, and a control group that has used 4 GiB of its limit."""
     group = tmp_path / "sys/fs/cgroup/job"
     (tmp_path / "proc/self").mkdir(parents=True)
     group.mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""`zeroscale prepare`: what is staged with a network is enough without one, and what is missing is said in a line."""
+"""`zeroscale prepare`: data and ops staged with a network suffice without one, and missing ones are named in one line.
+"""
 
 import hashlib
 import json
@@ -35,13 +36,13 @@ def command(*words: str) -> list[str]:
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """An environment whose caches are empty at first."""
+    """An environment with caches that are empty at first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TORCH_"))}
     return kept | {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 class Prepared:
-    """One call of the command, with caches of its own, and what it found."""
+    """One call of the command with its own caches, and its findings."""
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         done = subprocess.run(
@@ -57,7 +58,7 @@ class Prepared:
 
 
 class Hub(ThreadingHTTPServer):
-    """Hugging Face's hub in small: it serves one tokenizer, with the headers that its clients want."""
+    """A small server like Hugging Face's hub: it serves one tokenizer with the headers that clients need."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -301,7 +302,7 @@ def test_a_folder_that_the_user_chose_and_runs_without_ops_are_left_alone() -> N
 
 @pytest.fixture
 def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An op of DeepSpeed's that takes a second to build; return the folder of builds."""
+    """A DeepSpeed op that takes a second to build; return the folder of builds."""
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.ops import op_builder

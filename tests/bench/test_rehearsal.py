@@ -1,4 +1,4 @@
-"""One real rank of many: held against runs in which all ranks were real, and against ZeRO's arithmetic."""
+"""One real rank of many, compared with runs in which all ranks were real, and with ZeRO's arithmetic."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ STAGE_3 = (
 
 
 def recorded() -> dict[str, dict[str, str]]:
-    """A real run of two ranks over gloo for each engine, by its engine."""
+    """A real run of two ranks over gloo, by engine."""
     lines = (ROOT / "results" / "predictions" / "inputs" / "peaks.csv").read_text().splitlines()
     runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     return {
@@ -46,7 +46,7 @@ SHAPES_ALONE = {
     "modular": ("model=gpt2_tiny", "engine=modular", "parallel.tensor=2", "parallel.pipeline=2",
                 "parallel.stages_per_rank=2", "batch.accumulation=4", "sequence.tokens=64"),
 }  # fmt: skip
-"""Engines that are rehearsed twice: as they are, and by their shapes alone."""
+"""Engines that are rehearsed twice: computed, and with `shapes_only`."""
 
 REAL = recorded()
 ASKED = {
@@ -70,12 +70,13 @@ for name, words in json.loads(sys.argv[1]).items():
     spec = compose.compose_request(compose.parse_single(chosen)).spec
     rehearse(spec, 0, Path(sys.argv[2]) / name, shapes_only=chosen != words)
 """
-"""Rehearsals of rank 0, each in a process forked from one that has done the imports."""
+"""Rehearsals of rank 0, each in a process forked from one that has already imported torch."""
 
 
 @pytest.fixture(scope="module")
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Every rehearsal of this file: one by the command, the others as the inputs of predictions are made."""
+    """All rehearsals of this file: one by the command, the others by the program that makes the inputs of predictions.
+    """
     results = tmp_path_factory.mktemp("rehearsals")
     named, others = (
         "the last of 1024",
@@ -106,8 +107,8 @@ def test_memory_is_that_of_a_real_run(rehearsals: dict[str, RunRecord], engine: 
 
 
 def test_of_a_thousand_ranks_each_holds_its_part(rehearsals: dict[str, RunRecord]) -> None:
-    """ZeRO's arithmetic (arXiv 1910.02054, section 3): 2 Ψ + 12 Ψ / n at stages 1 and 2, 14 Ψ / n at stage 3, whose
-    gradients are gone between steps; every one of the 83 tensors of stage 3 is padded to a multiple of n."""
+    """ZeRO's arithmetic (arXiv 1910.02054, section 3): 2 Ψ + 12 Ψ / n at stages 1 and 2; 14 Ψ / n at stage 3, whose
+    gradients are freed between steps. Each of the 83 tensors of stage 3 is padded to a multiple of n."""
     last, first = (rehearsals[name].observations for name in ("the last of 1024", "the first of 1024"))
     assert last is not None
     assert first is not None
@@ -131,7 +132,7 @@ def test_what_cannot_be_true_is_empty(rehearsals: dict[str, RunRecord]) -> None:
 
 
 def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[str, RunRecord]) -> None:
-    """Stage 2: every gradient once in bf16, a few scalars beside them; then the weights, padded to ranks."""
+    """Stage 2: every gradient once in bf16, with a few scalars; then the weights, padded to a multiple of the ranks."""
     observed = rehearsals["the last of 1024"].observations
     assert observed is not None
     assert observed.collectives is not None

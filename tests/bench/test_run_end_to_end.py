@@ -1,4 +1,4 @@
-"""`zeroscale run` and `zeroscale sweep` on real processes, as a user calls them."""
+"""`zeroscale run` and `zeroscale sweep` with real processes, as a user calls them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The time of a step of several ranks."""
+"""Step times from the completion times of several ranks."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from bench.core.steps import compute_step_s, list_block_lengths
 
 
 def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:
-    """The second rank completes its steps after 2 and 3 s, the first after 1 and 3: two steps, 3 s."""
+    """The second rank completes its steps at 2 and 3 s, the first at 1 and 3 s: two steps in 3 s."""
     assert compute_step_s([[1, 2], [2, 1]], [2]) == [2, 1]
 
 

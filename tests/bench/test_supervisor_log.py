@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 class Stalled:
-    """A file system that accepts nothing until it is released. Code that waits for it never ends."""
+    """A file system that accepts nothing until it is released. Code that waits for it would hang."""
 
     def __init__(self) -> None:
         self.released = threading.Event()

@@ -13,7 +13,7 @@ MB = 10**6
 
 
 def host(root: Path, **counters: int) -> Path:
-    """Write counters: of interfaces in bytes, of `ib` in words of four bytes."""
+    """Write counters: of interfaces in bytes, of InfiniBand ports in words of four bytes."""
     for name, count in counters.items():
         path = root / f"sys/class/net/{name}/statistics/tx_bytes"
         if name == "ib":

@@ -24,7 +24,7 @@ MakeSpec = Callable[..., RunSpec]
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Three texts of one letter each: of 100, 40 and 10 samples of 70 bytes."""
+    """Three texts, each of one letter, with 100, 40 and 10 samples of 70 bytes."""
     folder = tmp_path_factory.mktemp("texts")
     for letter, samples in (("a", 100), ("b", 40), ("c", 10)):
         (folder / f"{letter}.txt").write_text(letter * 70 * samples)

@@ -1,4 +1,4 @@
-"""Every engine trains the same model: real processes over gloo, one pair of them for all engines."""
+"""Every engine trains the same model: real processes over gloo, one pair of processes for all engines."""
 
 from pathlib import Path
 from typing import Any

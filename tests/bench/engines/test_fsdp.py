@@ -36,7 +36,7 @@ HELD = {
     "memory: among neighbours": spec("fsdp", more={"reshard_after_forward": 2}, **ONCE),
 }
 REHEARSED = 2
-"""The rank that is rehearsed."""
+"""Index of the rehearsed rank."""
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
@@ -124,7 +124,8 @@ def test_predicted_memory_is_that_of_both(seen: Seen, alone: dict[str, Any], lab
 
 
 def test_at_rest_there_are_twelve_bytes_per_parameter(seen: Seen) -> None:
-    """fp32 weights and two moments, divided among all ranks or among those of a node, whatever the run's precision."""
+    """fp32 weights and two moments, divided among all ranks, or among the ranks of a node, at any precision of the run.
+    """
     layer, mlp = 4 * 64 * 64 + 64, 3 * 64 * 128 + 64
     parameters = 2 * 2000 * 64 + 3 * (layer + mlp) + 3 * (2 * layer + mlp) + 2 * 32 * 4 + 2 * 64
     for label, ranks in (("fp32", 4), ("kept", 4), ("hybrid", 2)):

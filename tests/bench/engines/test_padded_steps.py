@@ -40,7 +40,8 @@ ALL = {
 
 
 def check(jobs: dict[str, RunSpec], seen: dict[str, Ranks]) -> None:
-    """Compare losses, norms and weights with one process, and the collectives of a whole model with predicted ones."""
+    """Compare losses, norms and weights with one process, and compare the collectives of a whole model with the
+    prediction."""
     for label, job in jobs.items():
         near = 1e-6 if job.parallel.tensor == 1 else 1e-5
         losses, norms, weights, _, unequal = compare_to_one_process(job, seen[label])

@@ -1,4 +1,5 @@
-"""A pipeline trains as one process does: real ranks over gloo, both families, every schedule, one copy or two."""
+"""A pipeline trains the same model as one process: real ranks over gloo, both families, every schedule, one and two
+copies."""
 
 import functools
 from collections import Counter

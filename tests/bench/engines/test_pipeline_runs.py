@@ -41,7 +41,7 @@ fork_server.preload("cpu")
 for rank, words in json.loads(sys.argv[1]):
     rehearse(compose.compose_request(compose.parse_single(words)).spec, rank, Path(sys.argv[2]) / str(rank))
 """
-"""Rehearsals, each in a process forked from one that has done the imports."""
+"""Rehearsals, each in a process forked from one that has already imported torch."""
 
 
 def start(*words: str) -> str:

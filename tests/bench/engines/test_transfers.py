@@ -26,7 +26,7 @@ def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
 
 
 def counted() -> dict[str, RunRecord]:
-    """One recorded run of every different configuration with several ranks."""
+    """One recorded run of each configuration with several ranks."""
     found = {}
     for file in store.find_records([RUNS]):
         record = store.read_record(file)

@@ -1,4 +1,4 @@
-"""The dict for DeepSpeed, from a spec, without torch."""
+"""DeepSpeed's configuration dictionary from a spec, without torch."""
 
 from pathlib import Path
 from typing import Any

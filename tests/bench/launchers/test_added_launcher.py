@@ -1,4 +1,4 @@
-"""The launcher on the page of docs/extend that starts work at once."""
+"""The launcher of docs/extend that starts work at once."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ PROGRAM = "import os, sys; open(sys.argv[1], 'w').write(str(os.nice(0)))"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the page's files, whose launchers can be imported here."""
+    """A folder with the page's files, in which its launchers can be imported."""
     write(tmp_path, "launcher")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launchers, "__path__", [*launchers.__path__, str(tmp_path / "bench/launchers")])

@@ -1,4 +1,4 @@
-"""T5: closed forms equal what torch counts; weights follow from seed and name, as transformers would draw them."""
+"""T5: closed forms equal torch's counts; weights follow from seed and name, with the distributions of transformers."""
 
 import json
 from pathlib import Path

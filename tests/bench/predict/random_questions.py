@@ -93,7 +93,7 @@ class Fault(NamedTuple):
 
 
 def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
-    """Yield seeded questions; their machine files are written below `folder`."""
+    """Yield random questions by seed; their machine files are written into `folder`."""
     dice = Random(seed)
     models = sorted(path.stem for path in (find_conf_folder() / "model").glob("*.yaml") if path.stem != "hugging_face")
     machines = sorted(path.stem for path in (find_conf_folder() / "machine").glob("*.yaml") if path.stem != "auto")
@@ -128,7 +128,7 @@ def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
 
 
 def _draw_calibration(dice: Random, peaks: dict[str, float]) -> dict[str, Any]:
-    """Return measured rates, few and uneven, none above its peak."""
+    """Return a few measured rates at uneven sizes, none above the peak."""
 
     def draw_sizes(count: int) -> list[int]:
         return [2 ** dice.randint(0, 15) for _ in range(count)]

@@ -192,7 +192,7 @@ def test_t5_3b_does_not_fit_a_24_gb_card_without_offload(tokens: int) -> None:
 
 
 def test_t5_3b_with_zero2_and_offload_fits_20_samples_and_not_30_at_about_80_tokens() -> None:
-    """The source states no lengths; its data are sentences of a translation."""
+    """The source gives no lengths; its data are sentences of a translation task."""
     stated = ("engine=zero2", "engine.reduce_bucket_size=200000000", *OLD_T5, *OFFLOAD)
     for tokens in (75, 80):
         micro = find_largest_micro_batch(asked(*stated, *lengths(tokens)), RTX_3090)
@@ -259,8 +259,9 @@ def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where
 
 
 def test_a_chunked_loss_keeps_gradients_of_states_and_head_in_place_of_logits() -> None:
-    """mt5_base, micro-batch 8, bf16: logits of 1,024 tokens and 250,112 words, twice in backward, against the gradient
-    of the head, which backward needs anyway, that of the states, and one chunk's logits in bf16 and fp32."""
+    """mt5_base, micro-batch 8, bf16. Logits of 1,024 tokens and 250,112 words exist twice in backward. With chunks they
+    are replaced by the gradient of the head (needed anyway), the gradient of the states, and one chunk's logits in bf16
+    and fp32."""
     whole, chunked = (
         {
             phase.name: phase

@@ -1,4 +1,4 @@
-"""Seconds of a collective: by hand, by the published tables of three machines, and from two calibrations."""
+"""Seconds of a collective: by hand, by published tables of three machines, and from two calibrations."""
 
 import csv
 import itertools
@@ -96,6 +96,6 @@ def test_one_link_speed_tells_no_other() -> None:
 
 @pytest.mark.parametrize("span", [RankSpan(1, 8), RankSpan(4, 32)])
 def test_more_bytes_never_take_less_time(span: RankSpan) -> None:
-    """Published rates rise fourfold from 1 to 4 MiB: a time in between is no shorter than that of 1 MiB."""
+    """Published rates rise fourfold from 1 to 4 MiB. A payload in between takes at least the time of 1 MiB."""
     seconds = [compute_collective_s("all_reduce", 2 ** (step / 4), span, NODE) for step in range(40, 140)]
     assert all(more >= less * (1 - 1e-12) for less, more in itertools.pairwise(seconds))

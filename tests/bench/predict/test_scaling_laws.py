@@ -39,19 +39,20 @@ def test_kaplans_critical_batch_at_the_best_loss_of_a_petaflop_day() -> None:
 
 
 def test_kaplans_loss_of_the_best_model_for_a_petaflop_day() -> None:
-    """Its table 6: 1.3e9 parameters, 5.4e3 least steps; its equation 1.3: a loss of 3.1e8^0.050 = 2.66. Two fits."""
+    """Its table 6: 1.3e9 parameters, at least 5.4e3 steps; its equation 1.3: a loss of 3.1e8^0.050 = 2.66. These are
+    two separate fits."""
     assert KAPLAN.compute_loss(1.3e9, 5.4e3) == pytest.approx(3.1e8**0.050, rel=0.06)
     spent = 6 * 1.3e9 * 5.4e3 * 2.0e6
     assert spent == pytest.approx(PF_DAY, rel=0.05)
 
 
 def test_kaplans_loss_on_a_data_set() -> None:
-    """Endless data leave the law in parameters alone: (8.8e13 / N)^0.076 in equation 1.1, a fit of its own."""
+    """With unlimited data only the law in parameters remains: (8.8e13 / N)^0.076 in equation 1.1, a separate fit."""
     assert kaplan_data_loss(1.5e9, 1e30) == pytest.approx((8.8e13 / 1.5e9) ** 0.076, rel=0.03)
 
 
 def test_kaplans_data_that_a_model_needs() -> None:
-    """Equation 4.4: 5e3 · N^0.74 tokens keep the loss within 0.02 of what endless data would give, as a share."""
+    """Equation 4.4: 5e3 · N^0.74 tokens keep the loss within 2 % of the loss with unlimited data."""
     for parameters in (1e8, 1e9, 1e10):
         endless = kaplan_data_loss(parameters, math.inf)
         assert kaplan_data_loss(parameters, 5e3 * parameters**0.74) / endless - 1 == pytest.approx(0.02, abs=2e-3)

@@ -1,4 +1,4 @@
-"""Products by their shape: tiles, waves and alignment, by hand for a device of 108 multiprocessors."""
+"""Matrix products by shape: tiles, waves and alignment, by hand for a device with 108 multiprocessors."""
 
 import pytest
 

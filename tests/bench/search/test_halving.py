@@ -1,4 +1,4 @@
-"""Successive halving on trainings whose every loss is known."""
+"""Successive halving on simulated trainings with known losses."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from bench.sweep.search.verdict import conclude
 TOKENS = 9_000
 RATES = [0.001 * number for number in range(1, 28)]
 Loss = Callable[[float, int], float | None]
-"""Of a learning rate behind so many tokens; None where it fails."""
+"""Loss of a learning rate after a number of tokens; None if the training fails."""
 
 
 def a_section(**given: Any) -> SearchSection:
@@ -58,7 +58,7 @@ def search(of: SearchSection, loss: Loss) -> list[TrialResult]:
 
 
 def go_on(of: SearchSection, loss: Loss, results: list[TrialResult]) -> Iterator[TrialResult]:
-    """The trials that follow on others."""
+    """Trials that continue earlier trials."""
     candidates = pool(of)
     proposer, known = build_proposer(candidates), [*results]
     while proposal := proposer.propose(known):
@@ -75,7 +75,7 @@ def end(trial: Trial) -> int:
 
 
 def flat(rate: float, tokens: int) -> float:
-    """The best rate is 0.020 from the beginning; every loss falls with tokens."""
+    """The best rate is 0.020 from the beginning; every loss decreases with tokens."""
     return 2.0 + abs(rate - 0.020) * 100 + 1_000 / tokens
 
 

@@ -31,12 +31,13 @@ OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
 
 
 def step_s(values: Mapping[str, Any]) -> float:
-    """Seconds that grow with the micro-batch and, slowly, with the nodes: zero1 with micro 8 on 8 nodes is the best."""
+    """Step times that grow with the micro-batch and, slowly, with the nodes. The best is zero1 with micro-batch 8 on 8
+    nodes."""
     return SPEED[values["engine"]] * (0.2 + 0.1 * values["batch.micro"]) * (1 + 0.02 * values["nodes"])
 
 
 def run(values: Mapping[str, Any]) -> float | str:
-    """ddp runs out of memory from micro-batch 4 on."""
+    """ddp runs out of memory from micro-batch 4 upwards."""
     return "oom" if values["engine"] == "ddp" and values["batch.micro"] >= 4 else step_s(values)
 
 
@@ -65,7 +66,8 @@ BY_RATIOS = {"from": 1, "to": 64, "log": True}
 
 @pytest.mark.parametrize("sampler", ("random", "tpe"))
 def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> None:
-    """Of the first trials of some searches about half lie below 8, the middle by ratios; evenly, one in eight would."""
+    """About half of the first trials lie below 8, the middle on a logarithmic scale. With uniform draws it would be one
+    in eight."""
     asked = (
         build_sampler(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler=sampler, seed=seed)))
         for seed in range(80)
@@ -82,7 +84,7 @@ def test_a_grid_by_ratios_begins_with_doubles() -> None:
 
 
 def test_a_range_too_large_to_list_is_drawn_by_ratios_as_well() -> None:
-    """Half of the first draws lie below a thousand; evenly, one in a thousand would."""
+    """Half of the first draws lie below a thousand. With uniform draws it would be one in a thousand."""
     space = {"engine": ["ddp"], "batch.micro": BY_RATIOS | {"to": 10**6}}
     asked = build_sampler(pool(section(space, sampler="random")))
     found = [one.trial.values["batch.micro"] for one in search(asked, lambda values: 1.0, 60)]
@@ -115,13 +117,13 @@ BUSY = 0.3
 
 
 def disturb(result: TrialResult) -> TrialResult:
-    """The same trial on a busy machine."""
+    """Return the same trial with the noise of a busy machine."""
     return result._replace(quantities=result.quantities and result.quantities._replace(step_noise=BUSY))
 
 
 def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> None:
-    """The best of 48, at 55 samples per s, has an interval of e^±0.59 on a busy machine: all from 31 samples per s on
-    are its equals."""
+    """The best of 48 trials, 55 samples/s, ran on a busy machine: its interval is a factor of e^±0.59, so all trials
+    with at least 31 samples/s are reported as equal."""
     candidates = pool(section(sampler="grid"))
     done = search(build_sampler(candidates), step_s, 99)
     sound = conclude(candidates, done)
@@ -134,7 +136,7 @@ def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> Non
 
 
 def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
-    """A trial of 0.5 s on a busy machine may be one of 0.9 s; a sound one of 0.6 s ends what needs 0.66 s."""
+    """A trial of 0.5 s on a busy machine may truly take 0.9 s. A quiet trial of 0.6 s ends trials that need 0.66 s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}
@@ -147,8 +149,9 @@ def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
 
 
 def test_a_sampler_that_knows_no_noise_is_told_less_of_a_busy_trial() -> None:
-    """Logarithms of 1, 2 and 4 s, the last busy: the variance of the three is 0.320 and the mean of the noises 0.030.
-    With the spread of 0.290 that is left, its distance from the mean counts by 0.290 / (0.290 + 0.090)."""
+    """Logarithms of 1, 2 and 4 s, the last from a busy machine. The variance of the three is 0.320 and the mean noise
+    variance 0.030, which leaves a spread of 0.290. The last trial's distance from the mean is multiplied by 0.290 /
+    (0.290 + 0.090)."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     sound = search(build_sampler(pool(asked)), lambda values: float(values["batch.micro"]), 3)
     assert compute_told_costs(asked, sound) == pytest.approx([0, math.log(2), math.log(4)])
@@ -172,7 +175,8 @@ def test_optuna_is_told_so(sampler: str) -> None:
 
 
 def test_a_search_is_not_settled_by_a_lucky_time_of_a_busy_machine() -> None:
-    """The first of 30 trials took 0.5 s, half of any other, and the last, sound as those between, 0.9 s of 1 s."""
+    """The first of 30 trials took 0.5 s, half of any other. The last took 0.9 s, without noise like those between,
+    which took 1 s."""
     asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
                                                               "batch.micro": [1]})  # fmt: skip
     seconds = {1: 0.5, 30: 0.9}
@@ -207,7 +211,7 @@ def test_runs_correct_predictions() -> None:
 
 
 def test_the_predicted_best_points_are_enqueued() -> None:
-    """Of 48 points ten come first by their predictions, and among them one of the slowest technique."""
+    """The ten points with the best predictions come first among 48, including one of the slowest technique."""
     done = search(build_sampler(pool(section(), step_s)), step_s, 12)
     assert len({one.trial.values["engine"] for one in done[:3]}) == 3
     assert [one.trial.why for one in done] == ["among the predicted best"] * 10 + [""] * 2
@@ -219,7 +223,7 @@ def test_without_predictions_it_finds_the_best_of_points_of_which_a_sixth_runs_o
 
 
 def test_a_suggestion_that_was_tried_is_replaced_by_its_neighbour() -> None:
-    """With all but two points tried, whatever is suggested, it is one of these; then the search is at its end."""
+    """With all but two points tried, every suggestion becomes one of these two; then the search ends."""
     candidates = pool(section(sampler="qmc", gain=0))
     everything = search(ListProposer(candidates, at_random=False), run, 99)
     done = search(build_sampler(candidates), run, 99, everything[2:])
@@ -283,8 +287,8 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
 def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
     tmp_path: Path, constraints: dict[str, Any], told: str
 ) -> None:
-    """Steps take 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes). Those of 0.4 s and less
-    have 8 samples at most, 23 per s; there are 55 per s in a step of 1.16 s."""
+    """Steps take from 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes). Steps of at most
+    0.4 s have at most 8 samples: 23 samples/s. The best rate, 55 samples/s, has a step of 1.16 s."""
     candidates = pool(section(sampler="grid", constraints=constraints))
     verdict = conclude(candidates, search(build_sampler(candidates), step_s, 99))
     assert verdict.best is None and verdict.is_over

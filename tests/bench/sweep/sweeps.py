@@ -1,4 +1,4 @@
-"""Sweeps and folders for tests, made without running anything."""
+"""Sweeps and results folders for tests, written without running anything."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How long an attempt takes by its protocol, worked out by hand, and beside recorded runs."""
+"""Duration of an attempt by its protocol, computed by hand and compared with recorded runs."""
 
 import pytest
 

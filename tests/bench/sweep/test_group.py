@@ -1,4 +1,4 @@
-"""How points become jobs."""
+"""Grouping of points into jobs."""
 
 from collections.abc import Sequence
 from typing import Any

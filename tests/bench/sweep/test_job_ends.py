@@ -1,4 +1,4 @@
-"""Jobs that end before they came to a point: told, kept, and not submitted for ever."""
+"""Jobs that end before their first attempt are reported, recorded, and not submitted forever."""
 
 import os
 from collections.abc import Mapping

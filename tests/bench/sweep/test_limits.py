@@ -1,4 +1,5 @@
-"""Time limits from predictions: generous, corrected by measured neighbours, and never the end of a point."""
+"""Time limits from predictions: generous, corrected by similar measured points, and never the reason why a point ends
+early."""
 
 import statistics
 from pathlib import Path
@@ -19,8 +20,8 @@ from bench.sweep.status import StudyState, list_statuses
 RUNS = Path(__file__).parents[2] / "data/runs.zip"
 FOUR = spec(batch__micro=4)
 STEP = StepForecast(low_s=0.05, s=0.1, high_s=0.15)
-"""Predicted of FOUR; by the default protocol the limit is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min, of 20:
-60 s are 134 steps of 0.45 s, and on a GPU a block more. Half as slow again, they are 90 of 0.675 s."""
+"""Predicted minutes of FOUR. By the default protocol the limit is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min: a
+window of 60 s has 134 steps of 0.45 s, plus one block on a GPU. With steps of 0.675 s it has 90."""
 LIMIT_MIN = 10 + (153 * 3 * 0.15 + 30) / 60
 
 

@@ -1,4 +1,4 @@
-"""Submitting while the scheduler does not answer. Its programs are played by scripts: only so do they fail at will."""
+"""Submission while the scheduler does not answer. Scripts replace Slurm's programs, so that they fail on request."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""From the scheduler's words to an outcome, where a run could not say for itself how it ended."""
+"""Outcomes from the scheduler's state of a job, for runs that left no record."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_signal_alone_says_that_it_was_interrupted_and_not_by_whom() -> None:
 
 
 def test_a_job_that_failed_was_not_cancelled_though_what_was_left_of_it_was_asked_to_end() -> None:
-    """`srun --kill-on-bad-exit` does that when a supervisor dies."""
+    """`srun --kill-on-bad-exit` has this effect when a supervisor dies."""
     found = reconcile_outcome(INTERRUPTED, ended("FAILED"), restarted=False)
     assert found.kind == "error" and "FAILED" in found.reason and "SIGTERM" in found.reason
     assert found.evidence["interrupted"] == INTERRUPTED.interrupted

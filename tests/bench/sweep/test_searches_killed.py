@@ -1,4 +1,5 @@
-"""Searches that are killed anywhere and gone on with, and searches of several workers: by the files that they leave."""
+"""Searches that are killed at any point and resumed, and searches by several workers, judged by the files they leave.
+"""
 
 import random
 import threading
@@ -152,7 +153,7 @@ def test_workers_on_one_folder_never_run_a_trial_twice(
 def test_a_trial_without_a_run_is_found_by_who_goes_on(
     base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial whose worker was killed before it ran is run first, and counts among the trials."""
+    """A trial whose worker was killed before it ran is run first, and counts as a trial."""
     monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", make_attempt)
     write_search(tmp_path, request(base, "random"))
     left = sweeps.point(base.model_copy(update={"batch": Batch(micro=4, accumulation=4)}))

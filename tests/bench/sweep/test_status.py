@@ -1,4 +1,4 @@
-"""`zeroscale status`, `resume` and `cancel` where no scheduler is needed."""
+"""`zeroscale status`, `resume` and `cancel` without a scheduler."""
 
 import json
 import os

@@ -59,7 +59,7 @@ def print_differences(case: Case, ranks: Ranks) -> bool:
 
 
 def format_case(case: Case) -> str:
-    """Return a case in words."""
+    """Return a description of a case."""
     engine = case.engine if case.engine != "pipeline" else f"pipeline ({case.placement}, {case.sharding})"
     words = engine, f"{case.copies} copies", f"slices: {case.slices}", case.family, case.precision, case.samples
     return ", ".join(words + ("dropout",) * (case.dropout != "none"))

@@ -91,9 +91,9 @@ def choose_cases(seed: int, tried: int = 400) -> list[Case]:
 
 
 Pair = tuple[tuple[int, str | int], ...]
-"""Two fields by place, each with its value."""
+"""Two fields, each with its index and value."""
 
 
 def list_pairs(case: Sequence[str | int]) -> set[Pair]:
-    """Return the pairs of values that meet in a case."""
+    """Return all pairs of values that a case contains."""
     return set(itertools.combinations(enumerate(case), 2))
