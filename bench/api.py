@@ -1,4 +1,4 @@
-"""The Python interface: everything that the command does, for scripts and notebooks.
+"""The Python interface of zeroscale: the verbs of the command line as functions, for scripts and notebooks.
 
     from bench import api
 
@@ -8,8 +8,9 @@
     api.resume("results/runs/smoke")
     api.predict(overrides="model=mt5_xl engine=zero3 devices_per_node=8 machine=h100")[0].time
 
-Overrides are a text as on the command line, a list of such texts, or a mapping, in which a list stands for several
-values. Nothing here prints. A UserError is raised for a request that cannot be carried out.
+Overrides have one of three forms: a string as on the command line, a list of such strings, or a mapping from keys to
+values. In a mapping, a list gives several values of its key. No function here prints. Every function raises UserError
+for a request that it cannot carry out.
 """
 
 import contextlib
@@ -46,15 +47,15 @@ __all__ = [
 
 Folder = str | Path
 TextListener = Callable[[str], None]
-"""Called with a text for each event."""
+"""Function that receives the text of each event."""
 Follow = Callable[[Progress], None]
-"""Progress callback of the current run."""
+"""Function that receives the progress of the current run."""
 Describe = Callable[["RunRecord"], str]
-"""Returns the result of a run in one line."""
+"""Function that returns the result of a run as one line of text."""
 
 
 def _ignore_text(what: object) -> None:
-    """Do nothing."""
+    """Do nothing with a text or with progress: the default callback."""
 
 
 def _convert_path(folder: Folder | None) -> Path | None:
@@ -73,12 +74,14 @@ def plan(
     nice: int | None = None,
     begin: str | None = None,
 ) -> "PlannedSweep":
-    """Return a sweep with every point decoded, checked and predicted. Starts nothing and writes nothing.
+    """Return a planned sweep: every point decoded, checked and predicted. Nothing is started and no file is written.
 
-    `study` is the name of a file in conf/study, a path, or a Study; without it the overrides span the points. `repeats`
-    replaces the number of repeats of the study, or 1 without a study. `prune` skips points that cannot fit: a smaller
-    micro-batch ran out of memory, or a prediction excludes them. The other arguments are for a launcher with a queue:
-    an autopilot that resubmits, at most `max_queued` jobs at a time, a lower priority, no start before `begin`.
+    `study` is the name of a file in conf/study, a path of such a file, or a Study. Without a study, the points are all
+    combinations of the overrides' values. `repeats` replaces the study's number of repeats (1 without a study). `prune`
+    skips a point if a smaller micro-batch already ran out of memory, or if it is predicted to exceed memory.
+
+    The other arguments are for launchers with a queue. `autopilot` resubmits unfinished points. `max_queued` limits the
+    jobs in the queue at a time, `nice` lowers their priority, and none of them starts before `begin`.
     """
     from bench.sweep import plan
 
@@ -97,10 +100,10 @@ def run(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SweepResult":
-    """Measure the points of a plan that have no answer yet on this machine; return the outcomes of all points.
+    """Measure, on this machine, the points of a plan without a final result, and return the outcomes of all points.
 
-    `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe` returns
-    the result of a run for that text.
+    `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe` converts
+    the record of a run to the line that this text contains.
     """
     from bench.sweep import definition
     from bench.sweep.local_sweep import LocalSweep
@@ -111,15 +114,15 @@ def run(
         raise UserError(f"launcher={plan.sweep.launcher['name']}", "submits to a queue", "use `submit`")
     folder = Path(results) / plan.sweep.study
     definition.write(folder, plan.sweep)
-    finalize_lost(read_state(folder))  # attempts of an earlier call that a crash of the machine ended
+    finalize_lost(read_state(folder))  # records for attempts of an earlier call, which a crash of the machine ended
     wanted = list(plan.sweep.wanted())
     return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow, describe=describe).run()
 
 
 def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
-    """Submit a plan to its launcher's queue, within the limits of the cluster, and return at once.
+    """Submit the points of a plan to its launcher's queue, within the limits of the cluster, and return at once.
 
-    `notify` is a command that the plan's autopilot calls at its end, with the path of its summary as argument.
+    `notify` is a command that the plan's autopilot calls when it ends. Its argument is the path of the study's summary.
     """
     from bench import launchers
     from bench.core.scheduling import SchedulerUnavailable
@@ -134,9 +137,9 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     try:
         return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
     except SchedulerUnavailable:
-        raise  # the sweep is resumed when it answers again
+        raise  # the written sweep stays: `resume` submits it once the scheduler responds again
     except UserError:
-        written.unlink(missing_ok=True)  # refused: `resume` must not submit these points later
+        written.unlink(missing_ok=True)  # the submission was refused, so `resume` must not submit these points later
         raise
 
 
@@ -150,12 +153,14 @@ def resume(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Start the points of a study that have no final answer yet: submit them to the queue, or measure them here.
+    """Resume a study: submit its points without a final result to the queue, or measure them on this machine.
 
-    Return the submitted jobs, or the outcomes of all points. Attempts that ended without a record get a record first.
-    A point runs at most as often as its study allows. With a queue, `autopilot` resubmits until all points are
-    answered, `notify` is the command that it calls at its end (see `submit`), and `patience_s` are the seconds to wait
-    for a scheduler that does not answer. `tell`, `follow` and `describe` are as in `run`.
+    Return the submitted jobs or, for a study without a queue, the outcomes of all points. An attempt that ended without
+    a record first gets a record. The study limits how often a point is attempted.
+
+    For a study with a queue, `autopilot` resubmits until every point has a final result, and calls `notify` when it
+    ends (see `submit`). `patience_s` is the number of seconds to wait for a scheduler that does not respond. `tell`,
+    `follow` and `describe` are as in `run`.
     """
     from bench import launchers
     from bench.sweep import definition
@@ -195,8 +200,8 @@ def plan_search(
     nice: int | None = None,
     begin: str | None = None,
 ) -> "PlannedSearch":
-    """Return the search of a study's `search` section. Starts nothing and writes nothing. The arguments are as in
-    `plan`."""
+    """Return a planned search, from the `search` section of a study. Nothing is started and no file is written. The
+    arguments are as in `plan`."""
     from bench.sweep.search import planning
 
     etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
@@ -213,9 +218,8 @@ def search(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Run one trial after the other on this machine until the search has ended; or submit as many trials as the queue
-    may hold, and return at once. A search that was interrupted is continued.
-    """
+    """Start or continue a search. Without a queue, run its trials one after the other on this machine until the search
+    ends. With a queue, submit as many trials as the queue accepts and return at once."""
     from bench.sweep.search import planning
 
     folder = Path(results) / plan.sweep.study
@@ -224,7 +228,7 @@ def search(
 
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
-    """Return the best trials so far of the search in a study's folder."""
+    """Return the verdict of the search in a study's folder: its best trials so far."""
     from bench.sweep import definition
     from bench.sweep.search.planning import restore_search
     from bench.sweep.search.verdict import conclude
@@ -238,14 +242,14 @@ def search_verdict(folder: Folder) -> "SearchVerdict":
 
 
 def cancel(folder: Folder) -> list[str]:
-    """Cancel all jobs of a study that its scheduler still has, and no others; return their numbers."""
+    """Cancel all jobs of a study that its scheduler has not finished, and return their job ids."""
     from bench.sweep import submitting
 
     return submitting.cancel_jobs(Path(folder))
 
 
 def unreadable(folder: Folder) -> list[Unreadable]:
-    """Return the files of a study's folder that cannot be read, and are ignored."""
+    """Return the files of a study's folder that are ignored because they cannot be read."""
     from bench.sweep import definition
     from bench.sweep.snapshot import read_snapshot
 
@@ -257,17 +261,17 @@ class Status(NamedTuple):
     """State of every point of a study."""
 
     view: "StudyState"
-    scheduler_away: str  # why the scheduler was not asked, or did not answer; empty: it did
+    scheduler_away: str  # why the scheduler could not be queried; empty after a successful query
 
     @property
     def answered(self) -> bool:
-        """Return whether every point has its final answer."""
+        """Return True if every point has a final result."""
         return all(point_status.final for point_status in self.view.statuses)
 
     @property
     def under_way(self) -> bool:
-        """Return whether a job or a local run may still change the state; taken for granted, unless all points are
-        answered, while the scheduler is unavailable."""
+        """Return True if a job or a local run may still change the state of a point. While the scheduler is
+        unavailable, this is assumed for every study with a point that has no final result."""
         if self.scheduler_away:
             return not self.answered
         may_move = any(state.live and not state.stuck and not state.follows for state in self.view.queue.values())
@@ -275,14 +279,16 @@ class Status(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """Return whether all jobs left in the queue need an intervention, or depend on a job that does."""
+        """Return True if no queued job can start without a change by the user: each is blocked, or waits for another
+        queued job."""
         return not self.scheduler_away and bool(self.view.live) and not self.under_way
 
 
 def status(folder: Folder) -> Status:
-    """Return the state of a study, after writing records for attempts that ended without a record.
+    """Return the state of a study. First write a record for each attempt that ended without a record.
 
-    While its scheduler is unavailable, no attempt counts as dead, and the state follows from the folder alone.
+    While the scheduler is unavailable, no attempt is declared dead, and the state is read from the study's folder
+    alone.
     """
     from bench.sweep.lost import finalize_lost, keep_ends
     from bench.sweep.status import read_state
@@ -292,7 +298,7 @@ def status(folder: Folder) -> Status:
         view = read_state(folder)
     except UserError as error:
         return Status(read_state(folder, ask=False), str(error))  # raises again if the folder is the cause
-    with contextlib.suppress(OSError):  # a read-only folder is shown as it is
+    with contextlib.suppress(OSError):  # without write permission, show the state without new records
         concluded, ended = finalize_lost(view), keep_ends(view)
         if concluded or ended:
             view = read_state(folder)
@@ -309,11 +315,12 @@ def prepare(
     architectures: Sequence[str] | None = None,
     follow: Follow = _ignore_text,
 ) -> "Iterator[Check]":
-    """Stage data, tokenizers and compiled ops for nodes without a network, and check them; yield one finding at a time.
+    """Download data and tokenizers and compile ops for nodes without a network, and check them. Yield each finding as
+    soon as it is known.
 
-    `offline` only checks. `architectures` are compute capabilities to build ops for, such as 8.0; by default that of
-    the local GPU. For a launcher with a queue, a job script that checks on a node is written below `results`. `follow`
-    is called with the current step.
+    With `offline`, only check what is already on the disk. `architectures` are the CUDA compute capabilities, such as
+    8.0, for which ops are compiled; the default is that of the local GPU. For a launcher with a queue, a job script
+    that runs the checks on a node is written below `results`. `follow` receives the name of the current step.
     """
     from bench.sweep import prepare as preparation
 
@@ -338,12 +345,12 @@ def predict(
     rehearsed_s: float | None = None,
     software: str | None = None,
 ) -> "list[Prediction]":
-    """Return the predicted memory and step time of every point; no time for a point that does not fit.
+    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time.
 
-    `straggler` is the factor by which the slowest rank computes longer, `data_wait_s` the seconds that a step waits for
-    its batches, `rehearsed_s` the seconds that a step computes by a rehearsal on such a machine. `software` is the
-    class of the training software: eager, usual or fused; it may be an override instead. The default, usual, has the
-    widest interval.
+    `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
+    seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a
+    rehearsal measured on the same kind of machine. `software` is the class of training software (eager, usual or
+    fused), which an override may also set. The default, usual, has the widest prediction interval.
     """
     from bench.sweep import prediction
 
@@ -359,7 +366,8 @@ def predict(
 
 
 def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
-    """Return one point to measure on this machine, checked; `study` is the folder of its results."""
+    """Return one checked point that `measure` can run on this machine. `study` is the name of the folder for its
+    results."""
     from bench.sweep import plan
 
     return plan.plan_point(overrides, study, _convert_path(config_dir))
@@ -373,20 +381,23 @@ def rehearsal(
     study: str = "rehearsals",
     config_dir: Folder | None = None,
 ) -> "SingleRun":
-    """Return the rehearsal of one rank of a job, checked. The job may be larger than this machine; with `shapes_only`
-    the rank may be larger too. `study` is the folder of its results."""
+    """Return a checked rehearsal, which runs one rank of a job alone with simulated collectives.
+
+    The job may need more devices than this machine has. With `shapes_only`, the rank may also need more memory. `study`
+    is the name of the folder for the results.
+    """
     from bench.sweep import plan
 
     return plan.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only, study=study)
 
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
-    """Run the result of `point` or `rehearsal` as a new repeat; return the run's folder and its record."""
+    """Run a result of `point` or `rehearsal` as a new repeat, and return the run's folder and its record."""
     from bench.core import store
     from bench.sweep import local_attempt
 
     study = Path(results) / made.requested.circumstance.study
-    try:  # before the wait for the lock, which may take minutes
+    try:  # fail before the wait for the machine's lock, which may take minutes
         study.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise store.build_unwritable_error(study, error) from error
@@ -402,18 +413,23 @@ def rehearse(
     config_dir: Folder | None = None,
     follow: Follow = _ignore_text,
 ) -> "MeasuredRun":
-    """Run one rank of a job that may be larger than this machine, with simulated collectives. With `shapes_only`
-    nothing is computed, and memory is counted without being used."""
+    """Run one rank of a job alone, with simulated collectives, and return the run's folder and its record.
+
+    The job may need more devices than this machine has. With `shapes_only`, the run computes nothing, and counts the
+    memory of its tensors without allocating it.
+    """
     made = rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir)
     return measure(made, results, follow=follow)
 
 
 def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
-    """Return the advised stage, micro-batch and node count, its rivals, and the rejected candidates.
+    """Return advice for a training: the best engine, micro-batch and number of nodes, with the alternatives.
 
-    `question` has overrides and the words of `zeroscale advise`: tokens, samples, loss, law, best, deadline,
-    node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results` on the same
-    machine outrank formulas; by default those of results/runs, if there are any.
+    The alternatives are the best candidate of each other engine and number of nodes, and the rejected candidates.
+
+    `question` consists of overrides and of the keywords of `zeroscale advise`: tokens, samples, loss, law, best,
+    deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results` on
+    the same machine take precedence over predictions. The default of `results` is results/runs if that folder exists.
     """
     from bench.sweep.advise import questions, search
     from bench.sweep.inputs import format_overrides

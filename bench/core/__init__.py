@@ -1,1 +1,1 @@
-"""Values that other packages share, without torch: specs, records, studies, networks and facts of engines."""
+"""Values that all packages share: specs, records, studies, networks and facts of engines. None imports torch."""

@@ -1,6 +1,7 @@
-"""Costs that an engine states for predictions: its memory in addition to activations, and its additions to a step.
+"""Costs that an engine defines for predictions: its memory in addition to activations, and its collectives in a step.
 
-A rank's activations follow from the family and the batch (bench.predict). The engine defines everything in this module.
+The memory of activations does not depend on the engine. The package bench.predict computes it from the model family and
+the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,22 +16,26 @@ from bench.core.machine import CollectiveKind
 from bench.core.network import EqualTensors, Part, Unit, WeightModule
 
 Array = NDArray[np.int64]
-"""A value for each segment of the model, shape (segments,), in the order of forward."""
+"""Array of shape (segments,): a value for each segment of the model, in forward order."""
 
 Terms = dict[str, int]
-"""Bytes by name; their sum is live at one moment."""
+"""Bytes of memory by the name of their use. The uses exist at the same time, so the total is the sum."""
 
 ByteRange = tuple[int, int]
-"""Bytes, low and high."""
+"""Lower and upper bound of a number of bytes."""
 
 CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
-"""CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers: 0.5 to 2 GB by GPU, torch and number of peers
-(ml-engineering, "Anatomy of Model's Memory Usage"), with 0.1 GB of workspaces and buffers at least."""
+"""Lower and upper bound of the device memory in bytes that CUDA uses besides tensors.
+
+It consists of the CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers. It is 0.5 to 2 GB, depending on
+GPU, torch version and number of peers (ml-engineering, "Anatomy of Model's Memory Usage"). The lower bound adds 0.1 GB
+for workspaces and buffers.
+"""
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: prediction builds one per model and uses it as a cache key
 class ModelSizes:
-    """A model as an engine's costs see it."""
+    """Sizes of a model's parameters, from which an engine computes its costs."""
 
     tensors: tuple[EqualTensors, ...]
     modules_of: Callable[[], Sequence[WeightModule]]  # built on demand: a long list, and few engines need it
@@ -38,37 +43,37 @@ class ModelSizes:
 
     @cached_property
     def modules(self) -> tuple[WeightModule, ...]:
-        """The modules in the order of forward."""
+        """Modules of the model in forward order."""
         return tuple(self.modules_of())
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """The parameters outside all blocks, then the blocks in the order of forward."""
+        """FSDP units of the model: the unit of all parameters outside blocks, then each block in forward order."""
         return tuple(self.units_of())
 
     @cached_property
     def elements(self) -> int:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return count_elements(self.tensors)
 
     @cached_property
     def largest(self) -> int:
-        """Elements of the largest tensor."""
+        """Number of elements of the largest parameter."""
         return max(size.elements for size in self.tensors)
 
 
 def count_elements(sizes: Sequence[EqualTensors]) -> int:
-    """Return the elements of all tensors together."""
+    """Return the number of elements of all tensors."""
     return sum(size.elements * size.number for size in sizes)
 
 
 def sum_bytes(terms: Terms) -> int:
-    """Return the bytes of all terms together."""
+    """Return the total bytes of all terms."""
     return sum(terms.values())
 
 
 class SegmentBytes(NamedTuple):
-    """Live bytes in addition to activations while each segment runs, in one pass."""
+    """Bytes live in addition to activations during each segment of one forward or backward pass, by kind of memory."""
 
     gradients: Array
     buckets: Array
@@ -76,138 +81,146 @@ class SegmentBytes(NamedTuple):
 
 
 class BackwardWork(NamedTuple):
-    """Properties of the segments' backward passes on one rank that an engine's costs depend on."""
+    """Work of one rank's backward pass in each segment of the model, as input for an engine's memory costs."""
 
-    working: Array  # bytes of working memory, in addition to activations saved up to this segment
-    standing: Array  # of these, the bytes that stay live between two operations as well
-    parameters: Array  # elements whose gradients are complete afterwards
-    largest: Array  # elements of the largest of these parameters
+    working: Array  # bytes of working memory, besides the activations saved by this and earlier segments
+    standing: Array  # part of `working` that stays live between two operations
+    parameters: Array  # elements of the parameters with complete gradients after this segment
+    largest: Array  # elements of the largest parameter among them
     transposed: Array  # elements of a gradient that is not accumulated in place, as torch's linear computes it
 
 
 class EngineMemory(Protocol):
-    """An engine's part of the memory of the rank with the highest use, in bytes.
+    """Memory in bytes that an engine needs in addition to activations, on the rank with the highest peak.
 
-    Names of terms: weights, master weights, optimizer moments, gradients, buckets, gathered layers, working memory, and
-    the engine's own.
+    The terms are weights, master weights, optimizer moments, gradients, buckets, gathered layers, working memory, and
+    terms of the engine's own.
     """
 
     def resident(self) -> Terms:
-        """Return the bytes live between two steps, without gradients of earlier micro-steps and without buckets."""
+        """Return the bytes live between two steps. Buckets and gradients accumulated by earlier micro-steps are
+        excluded."""
 
     def kept_buckets(self) -> int:
-        """Return the bytes of buckets that stay between two steps."""
+        """Return the bytes of communication buckets that stay allocated between two steps."""
 
     def initialisation(self, thrown_away: int) -> Terms:
-        """Return the bytes live at the peak of building model and engine, with `thrown_away` discarded elements."""
+        """Return the bytes live at the peak of building the model and the engine. Building allocates and frees
+        `thrown_away` elements that the finished model does not have."""
 
     def forward(self, segments: int) -> SegmentBytes:
-        """Return the bytes live in addition to activations in the last micro-step's forward."""
+        """Return the bytes live in addition to activations in each segment of the last micro-step's forward pass."""
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes live in addition to activations in its backward, gradients of the segments included."""
+        """Return the bytes live in addition to activations during each segment of the last micro-step's backward pass.
+        Gradients of the segments are included."""
 
     def after_backward(self) -> int:
-        """Return the bytes of buckets at the end of backward, when no activations are left."""
+        """Return the bytes of communication buckets at the end of the backward pass, when all activations are freed."""
 
     def update(self) -> Terms:
-        """Return the bytes live at the peak of the optimizer's step, without `kept_buckets`."""
+        """Return the bytes live at the peak of the optimizer's update, without the bytes of `kept_buckets`."""
 
     def host(self) -> dict[str, ByteRange] | None:
-        """Return the bytes that one rank keeps in its node's memory instead of its GPU's; None where unknown."""
+        """Return the bytes that one rank keeps in host memory instead of GPU memory (offload); None if unknown."""
 
 
 StepPass = Literal["forward", "backward", "update"]
 
 
 class Transfer(NamedTuple):
-    """Collectives of one kind in one pass, which a step repeats `passes` times."""
+    """Collectives of one kind in a forward pass, a backward pass or an update. A step repeats it `passes` times."""
 
     kind: CollectiveKind
     when: StepPass
-    payload_bytes: int  # of one pass, all its calls together, as nccl-tests counts it
-    calls: int  # in one pass
-    passes: int  # micro-steps with these collectives
-    overlaps: bool  # with the computation of the pass; otherwise the pass waits
-    ranks: int  # number of participants
-    alone_bytes: int = 0  # of the first gather or the last reduction, which overlaps no computation; 0: as any other
-    nodes: int | None = None  # of the ranks; None: neighbouring ranks, on as few nodes as possible
-    at_once: int = 1  # such transfers, each of other ranks of a node, that share the links between nodes
+    payload_bytes: int  # of all calls in one pass, counted as in nccl-tests
+    calls: int  # number of collectives in one pass
+    passes: int  # number of micro-steps with these collectives
+    overlaps: bool  # True: they run during the computation of the pass; False: the pass waits for them
+    ranks: int  # number of participating ranks
+    alone_bytes: int = 0  # of the first gather or last reduction, which overlaps no computation; 0: the mean
+    nodes: int | None = None  # number of nodes of the ranks; None: neighbouring ranks, on as few nodes as possible
+    at_once: int = 1  # simultaneous transfers, this one included, that share the link of a node
 
 
 class EngineStep(NamedTuple):
-    """An engine's additions to the passes of an optimizer step, on one rank."""
+    """Work that an engine adds to one optimizer step of one rank."""
 
-    updated: int  # elements that AdamW updates, padding included
+    updated: int  # elements that AdamW updates on this rank, padding included
     transfers: list[Transfer]  # empty for a single rank
 
 
 Counts = tuple[int, ...]
-"""A number for each stage of a rank, in the order of forward."""
+"""An integer for each pipeline stage of a rank, in forward order."""
 
 
 class StageMoment(NamedTuple):
-    """State of a rank during a pass of a stage, or during the reduction of its gradients.
+    """Memory state of a pipeline rank during a forward or backward pass of a stage, or during the reduction of its
+    gradients.
 
-    States (activations between two stages) and their gradients are counted in sets for one micro-batch.
+    States are the activations passed from one stage to the next. States and their gradients are counted in
+    micro-batches.
     """
 
     kind: Literal["forward", "backward", "reduce"]
     stage: int
-    kept: Counts  # forwards still without their backward, except this pass
-    waiting: int  # received states for later passes
-    gradients: int  # received gradients, those of this pass included
+    kept: Counts  # micro-batches after their forward and before their backward, this pass excluded
+    waiting: int  # states received for later passes
+    gradients: int  # gradients received, including those of this pass
     leaving: int  # states and gradients in transfer to other ranks
-    whole: Counts  # 1: weights are gathered
-    unreduced: Counts  # 1: gradients are whole
+    whole: Counts  # 1: the stage's weights are gathered; 0: they are partitioned
+    unreduced: Counts  # 1: the stage's gradients are not reduced yet
     reduced: Counts  # 1: this rank's partition of the gradients waits for the update
 
 
 class StageBytes(NamedTuple):
-    """Temporary bytes of a stage whose parameters are partitioned among data-parallel ranks; otherwise 0."""
+    """Temporary bytes of a pipeline stage with parameters partitioned among data-parallel ranks; otherwise 0."""
 
-    whole: int = 0  # its gathered weights
-    unreduced: int = 0  # its gradients, from the first backward to their reduction
-    reduced: int = 0  # this rank's partition of them, from the reduction to the update
-    reducing: int = 0  # working memory of the reduction in addition to both
+    whole: int = 0  # gathered weights
+    unreduced: int = 0  # gradients, from the first backward to their reduction
+    reduced: int = 0  # this rank's partition of the gradients, from the reduction to the update
+    reducing: int = 0  # working memory of the reduction, besides the gradients and this partition
 
 
 class PlaceCosts(NamedTuple):
-    """An engine's part of the costs of the ranks in one place of a pipeline. Terms are those of `EngineMemory`."""
+    """Costs of an engine for the ranks at one position of a pipeline. Memory terms are those of `EngineMemory`."""
 
     stages: tuple[int, ...]
-    list_moments: Callable[[], tuple[StageMoment, ...]]  # of high memory use; slow, and not needed for a step's time
+    # Moments of high memory use. This is a function because it is slow and predictions of step times do not need it.
+    list_moments: Callable[[], tuple[StageMoment, ...]]
     resident: Terms  # between two steps
     initialisation: Terms  # at the peak of building stages and engine
     update: Terms  # at the peak of the optimizer's step
     by_stage: tuple[StageBytes, ...]
-    step: EngineStep  # its transfers are those of all micro-batches together, so that `passes` is 1
+    step: EngineStep  # each transfer covers all micro-batches, so its `passes` is 1
 
 
 class SimulatedPass(NamedTuple):
-    """A simulated forward or backward of a stage for one micro-batch. Times count from the start of the first pass."""
+    """A simulated forward or backward pass of a pipeline stage for one micro-batch. Times are seconds from the start of
+    the first pass."""
 
     kind: StepPass
     stage: int
     place: int
     begin_s: float
     end_s: float
-    sent_s: float | None  # when the transfer of its input from another place began; None: its input is local
+    sent_s: float | None  # start of the transfer of its input from another rank; None: the input is local
 
 
 StageSeconds = Sequence[float]
-"""Seconds of each stage for one micro-batch."""
+"""Seconds that a pass takes for one micro-batch, by pipeline stage."""
 Hop = Callable[[int, int], float]
-"""Function that returns the seconds of a transfer from one place to another, which overlaps computation."""
+"""Function that returns the seconds of a transfer between two pipeline positions. The transfer overlaps computation."""
 
 
 class PipelineCosts(NamedTuple):
-    """Costs of a model whose stages are on several ranks.
+    """Costs of a pipeline: a model whose stages are on several ranks.
 
-    `simulate` and `list_passes` take the seconds of forwards and of backwards by stage, and of transfers.
+    `simulate` and `list_passes` have three arguments: the forward seconds of each stage, the backward seconds of each
+    stage, and the function for transfer seconds.
     """
 
     parts: tuple[Part, ...]  # by stage
     places: tuple[PlaceCosts, ...]
-    simulate: Callable[[StageSeconds, StageSeconds, Hop], tuple[float, ...]]  # the end of the last pass, by place
+    simulate: Callable[[StageSeconds, StageSeconds, Hop], tuple[float, ...]]  # end of the last pass at each position
     list_passes: Callable[[StageSeconds, StageSeconds, Hop], Sequence[SimulatedPass]]  # all passes of the schedule

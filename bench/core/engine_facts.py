@@ -1,7 +1,8 @@
-"""Facts that an engine states for one spec, without torch, and the place of a rank in a layout.
+"""Facts that an engine declares for one spec, and the position of a rank in a parallel layout.
 
-Prediction, advice, rehearsal, readers and reports depend on these facts, never on an engine's name or options. A fact
-that an engine does not state is unknown; without a known cost there is no prediction.
+Prediction, advice, rehearsal, readers and reports use these facts, and never an engine's name or options. A fact that
+an engine does not declare is unknown. If a cost is unknown, step time and memory are not predicted. This module does
+not import torch.
 """
 
 from collections import Counter
@@ -18,40 +19,41 @@ if TYPE_CHECKING:
 Member = Literal[
     "evaluate", "set_learning_rate", "save", "load", "idle_s", "transfer_wait_s", "step_phases_s", "list_passes"
 ]
-"""Names of the members of `bench.engines.OptionalMembers`."""
+"""Names of the optional methods of an engine, which `bench.engines.OptionalMembers` defines."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
-"""Fields of `bench.core.spec.Parallel`."""
+"""Names of fields of `bench.core.spec.Parallel`."""
 
 
 SUMMED_STEPS = 3
-"""First optimizer steps, whose gradient norms verify a run."""
+"""Number of first optimizer steps whose gradient norms are used to verify a run."""
 
 
 class Division(NamedTuple):
-    """Number of ranks among which each state of the model is partitioned; 1: every rank has all of it."""
+    """Number of ranks among which each kind of model state is partitioned. 1 means that every rank has all of it."""
 
     weights: int = 1
     gradients: int = 1
     optimizer: int = 1
 
     def state_bytes(self, elements: int, precision: Precision) -> int:
-        """Return the bytes of weights, gradients and AdamW's state of one rank, by Table 1 of ZeRO (arXiv 1910.02054).
+        """Return the bytes of weights, gradients and AdamW's state on one rank, by Table 1 of ZeRO (arXiv 1910.02054).
 
-        Below fp32 these are 2 + 2 + 12 bytes per parameter, each divided by its number of ranks.
+        In 16-bit precision a parameter has 2 bytes of weights, 2 of gradients and 12 of optimizer state. Each kind is
+        divided by the number of ranks among which it is partitioned.
         """
         width = WIDTH[precision]
-        together: Counter[int] = Counter()  # bytes per parameter by number of ranks: rounded down once for equal ones
+        together: Counter[int] = Counter()  # bytes per parameter by number of ranks, so that each sum is rounded once
         for ranks, each in zip(self, (width, width, 2 * FULL + (FULL if width < FULL else 0)), strict=True):
             together[ranks] += each
         return sum(each * elements // ranks for ranks, each in together.items())
 
 
 class Rehearsal(NamedTuple):
-    """Ranks that can run alone, with simulated collectives."""
+    """Ranks of a job that can run alone with simulated collectives, to measure memory or computation."""
 
     ranks: Literal["any", "first", "none"]
-    why: str = ""  # for a message: the reason why not any rank
+    why: str = ""  # reason why not every rank can run alone, for a message
 
 
 _NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
@@ -59,46 +61,46 @@ _NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts of an engine for one spec. Its functions raise UserError for specs that they do not support."""
+    """Facts of an engine for one spec. The functions among them raise UserError for a spec that they do not support."""
 
-    label: str  # for a reader, with the engine's variant: ZeRO stage 2
-    distinguishing: frozenset[str] = frozenset()  # options that tell variants apart, as the stage does for ZeRO
+    label: str  # name for reports with the engine's variant, such as ZeRO stage 2
+    distinguishing: frozenset[str] = frozenset()  # options that define the variant, such as the stage for ZeRO
     division: Division | None = None  # None: unknown
-    is_reference: bool = False  # there is no other implementation to verify its losses against
-    layouts: frozenset[Layout] = frozenset()  # supported fields of `parallel`, besides a copy on every rank
+    is_reference: bool = False  # True: other engines' losses are verified against its losses
+    layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may differ from 1 or False
     loss_ranks: tuple[int, ...] | None = None  # ranks on which `train_step` returns a loss; None: every rank
     cut: "Callable[[RunSpec, Stacks], tuple[Part, ...]] | None" = None
-    """Return all parts of the model, by stage; stage s is on rank s mod `parallel.pipeline` of a pipeline. None: every
-    rank builds the whole model."""
+    """Return the parts into which the engine divides the model, in the order of their stages. Stage s is on rank s mod
+    `parallel.pipeline` of a pipeline. None if every rank builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
     members: frozenset[Member] = frozenset()  # optional members that this engine has
     sums_norms: bool = False
-    """True if `gradient_norm` of the first SUMMED_STEPS steps comes from squares summed in fp64, which verification
-    then compares closely."""
+    """True if the engine sums the squares for `gradient_norm` in fp64 in the first SUMMED_STEPS steps. Verification
+    then compares these norms with a narrow tolerance."""
     divides_by_tokens: bool = False  # True: it supports loss_mean=tokens (bench.engines.distributed.ranks)
     compiled_ops: tuple[str, ...] = ()  # ops that a run loads, in build order (bench.runtime.extensions)
-    works_on_host: bool = False  # host work too long for predictions of step times by a machine's rates
+    works_on_host: bool = False  # True: its work on the host is too long to predict step times from a machine's rates
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # None: the engine is not DeepSpeed's
     memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
-    """Return the engine's part of a rank's memory. The last arguments are the device's bytes (None: unknown), and True
-    for simulated collectives."""
+    """Return the memory that the engine adds to a rank. The last two arguments are the device's memory in bytes (None
+    if unknown), and True if collectives are simulated."""
     step: "Callable[[RunSpec, ModelSizes, Device], EngineStep] | None" = None
-    """Return the engine's additions to a step's passes."""
+    """Return the work that the engine adds to a step of a rank."""
     pipeline: "Callable[[RunSpec, Stacks, Device, bool], PipelineCosts] | None" = None
-    """Replaces both for a model with `cut`: return the engine's part of the costs by place of a pipeline. The last
-    argument is True for simulated collectives."""
+    """Return the costs of the engine at each position of a pipeline. This function replaces `memory` and `step` for an
+    engine with `cut`. The last argument is True if collectives are simulated."""
 
 
 class LayoutPosition(NamedTuple):
-    """Position of a rank in the layout, each index from 0."""
+    """Position of a rank in the parallel layout, as indices from 0."""
 
-    pipeline: int  # part of the layers
-    data: int  # samples: the ranks of one data-parallel rank get the same
-    tensor: int  # slice of each matrix
+    pipeline: int  # position in the pipeline
+    data: int  # data-parallel rank: ranks with the same index get the same samples
+    tensor: int  # index of the rank's slice of each matrix
 
 
 def place(spec: RunSpec, rank: int) -> LayoutPosition:
-    """Return the position of `rank`, which is below `spec.world_size`."""
+    """Return the layout position of `rank`, which must be below `spec.world_size`."""
     # Tensor ranks are neighbours, because they communicate most; pipeline ranks are farthest apart.
     others, tensor = divmod(rank, spec.parallel.tensor)
     pipeline, data = divmod(others, spec.data_parallel)
@@ -106,11 +108,12 @@ def place(spec: RunSpec, rank: int) -> LayoutPosition:
 
 
 def find_rank(spec: RunSpec, here: LayoutPosition) -> int:
-    """Return the rank at a position."""
+    """Return the rank at a layout position."""
     return (here.pipeline * spec.data_parallel + here.data) * spec.parallel.tensor + here.tensor
 
 
 def list_stages(spec: RunSpec, rank: int) -> range:
-    """Return the numbers of a rank's stages, in the order of forward: stage s is on rank s mod `pipeline` of a copy."""
+    """Return the indices of a rank's pipeline stages in forward order. Stage s is on rank s mod `parallel.pipeline` of
+    a pipeline."""
     parallel = spec.parallel
     return range(place(spec, rank).pipeline, parallel.pipeline * parallel.stages_per_rank, parallel.pipeline)

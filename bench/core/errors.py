@@ -1,4 +1,4 @@
-"""Errors of users, each in one line (value: rule; remedy), and findings of checks of a machine."""
+"""Errors for users, each printed as one line of the form `value: rule; remedy`, and results of checks of a machine."""
 
 import difflib
 import re
@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 _LISTED = 200
-"""Maximum length of a list of known names in characters, so that the error before it stays readable."""
-# Escape sequences, and control characters except tab and newline.
+"""Maximum length in characters of a list of known names in an error message. It keeps the message readable."""
+# Escape sequences of terminals, and control characters except tab and newline.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
-    """Ends a command with one line on standard error and a non-zero exit code, never with a traceback."""
+    """Error caused by the user's input or machine. The command prints it as one line on standard error, without a
+    traceback, and exits with a non-zero code."""
 
     def __init__(self, value: str, rule: str, remedy: str = "") -> None:
         super().__init__(": ".join(part for part in (value, rule) if part) + (f"; {remedy}" if remedy else ""))
@@ -20,12 +21,12 @@ class UserError(Exception):
 
 
 class NoPrediction(UserError):
-    """An unknown cost, because the component that would have to describe it does not."""
+    """Error: a memory or time cost is unknown, because the engine or model family does not describe it."""
 
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the remedy for an unknown name: the nearest known name or, if none is near, `otherwise`. Without
-    `otherwise` it lists the known names, as many as fit into 200 characters."""
+    """Return a remedy for an unknown name. It suggests the most similar known name or, if no name is similar, is
+    `otherwise`. If that is empty, it lists known names within 200 characters."""
     known = sorted(set(known))
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.55):
         return f"did you mean {close[0]}?"
@@ -36,8 +37,8 @@ def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str
 
 
 def make_printable(text: str) -> str:
-    """Return foreign text without control sequences of terminals, and with lone surrogates, which no file can hold,
-    spelt out. Newlines and tabs stay."""
+    """Return text from outside the program without escape sequences and control characters, except newlines and tabs.
+    Lone surrogates, which cannot be encoded in UTF-8, become backslash escapes."""
     return _CONTROL.sub("", text).encode(errors="backslashreplace").decode()
 
 
@@ -45,7 +46,7 @@ CheckState = Literal["ok", "missing", "note"]
 
 
 class Check(NamedTuple):
-    """A finding about one part of a machine. `missing` keeps runs from starting; a `note` does not."""
+    """Result of a check of one part of a machine. `missing` prevents runs; a `note` does not."""
 
     subject: str
     state: CheckState

@@ -1,7 +1,7 @@
-"""Files: regular files of a results folder and of archives, YAML files of users, and the configuration that ships.
+"""File access: results folders and their zip archives, users' YAML files, and the configuration that ships.
 
-Only regular files of a results folder are read: a pipe would block for ever, a device has no end, and a link may lead
-elsewhere.
+Of a results folder, only regular files are read. Reading a pipe would block for ever, a device file has no end, and a
+link may lead outside the folder.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ RESULTS = Path("results/runs")
 """Default folder for the results of all studies."""
 
 ARCHIVE = ".zip"
-"""Suffix of an archive."""
+"""File name suffix of a results archive."""
 
 _MEMBER_LIMIT_BYTES = 2**28  # a small archive may unpack to more than fits into memory
 # zipfile documents BadZipFile alone, but raises any of these for torn, encrypted or foreign archives.
@@ -33,13 +33,15 @@ _NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Ru
 
 
 def get_cache_folder(variables: Mapping[str, str]) -> Path:
-    """Return the folder for reproducible files. As the XDG standard demands, a relative XDG_CACHE_HOME is ignored."""
+    """Return the folder for cached files, which can be made again. A relative XDG_CACHE_HOME is ignored, as the XDG
+    standard requires."""
     given = Path(variables.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "zeroscale"
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file, as the `opener` of `open`; OSError for anything else, links included."""
+    """Open a regular file and return its descriptor; for the argument `opener` of `open`. Raise OSError for a link or
+    any other kind of file."""
     try:
         # O_NONBLOCK: opening a pipe would otherwise wait for a writer, for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -54,7 +56,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return True if an error or its causes report a full disk or an exhausted quota."""
+    """Return True if an error, or an error that caused it, reports a full disk or an exceeded quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -63,7 +65,8 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file, on the disk or in an archive; OSError for anything else, links included."""
+    """Return the content of a regular file on the disk or in an archive. Raise OSError for a link or any other kind of
+    file."""
     try:
         with open(path, "rb", buffering=0, opener=open_regular) as file:
             return file.read()
@@ -83,7 +86,8 @@ def read_regular(path: Path) -> bytes:
 
 
 def split_archive(path: Path) -> tuple[Path | None, str]:
-    """Return the archive (None without one) on a path, and the rest of the path: empty for the archive itself."""
+    """Split a path into an archive and the path inside it. The second is empty for the archive itself. The archive is
+    None if the path contains no archive."""
     for place in (path, *path.parents):
         if place.suffix == ARCHIVE and place.is_file():
             return place, "" if place == path else path.relative_to(place).as_posix()
@@ -91,18 +95,18 @@ def split_archive(path: Path) -> tuple[Path | None, str]:
 
 
 def exists(path: Path) -> bool:
-    """Return True for an existing file or folder, on the disk or in an archive."""
+    """Return True if a file or folder exists, on the disk or in an archive."""
     archive, below = split_archive(path)
     if archive is None or not below:
         return path.exists()
     try:
         return bool(list_members(path))
     except OSError:
-        return True  # reading it reports the error of the archive
+        return True  # a later read reports the error of the archive
 
 
 def is_folder(path: Path) -> bool:
-    """Return True for a folder, on the disk or in an archive, and for an archive."""
+    """Return True if a path is a folder on the disk, a folder in an archive, or an archive."""
     if path.is_dir() or split_archive(path)[0] is None:
         return path.is_dir()
     try:
@@ -112,16 +116,17 @@ def is_folder(path: Path) -> bool:
 
 
 def list_members(path: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the files in an archive or in a folder in it, by name relative to `path`.
+    """Return the sizes in bytes of all files in an archive or in one of its folders, by name relative to `path`.
 
-    For a file in an archive, the only name is empty. OSError for an unreadable archive, and for names that lead out.
+    If `path` is a file in an archive, the result has one entry with an empty name. Raise OSError if the archive is
+    unreadable, or if a name in it leads outside of it.
     """
     archive, below = split_archive(path)
     if archive is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     with _as_os_error(archive):
         found = {info.filename: info.file_size for info in _open_archive(archive).infolist() if not info.is_dir()}
-    # `unpack` would write ../x outside its folder.
+    # `unpack` would write a member named ../x outside its target folder.
     for name in found:
         if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
             raise OSError(errno.EINVAL, f"an archive with a path outside of it, {name!r}", str(archive))
@@ -132,14 +137,15 @@ def list_members(path: Path) -> dict[str, int]:
 
 
 def list_packed(archive: Path) -> dict[str, int]:
-    """Return the files in an archive by name, without those that are also unpacked next to it."""
+    """Return the sizes in bytes of the files in an archive by name. Files that are also unpacked next to the archive
+    are excluded."""
     folders = archive.with_suffix(""), archive.parent
     found = list_members(archive).items()
     return {name: size for name, size in found if not any((folder / name).exists() for folder in folders)}
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Write the files in an archive, or in a folder in it, into `folder`; OSError for an unreadable archive."""
+    """Extract an archive, or a folder or file in it, into `folder`. Raise OSError if the archive is unreadable."""
     for name in list_members(path):
         unpacked = folder / name
         unpacked.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +153,8 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """Return an archive of the files' contents by name. Equal files make equal bytes."""
+    """Return the bytes of a zip archive made of `members`, which maps file names to contents. Equal members give equal
+    bytes."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, member in sorted(members.items()):
@@ -159,22 +166,22 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def read_whole(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder, by path; without links and hidden files.
+    """Return the content of all files below a folder by relative path. Links and hidden files are excluded.
 
-    Access tokens are masked in logs and other texts, because a scheduler writes the log of a job without a mask.
+    Access tokens are masked in logs and other text files, because a scheduler writes job logs unmasked.
     """
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
     contents = {path.as_posix(): read_regular(folder / path) for path in visible}
-    # A binary file has a NUL byte and must keep its length. A log may have some by a network file system.
+    # A binary file, recognised by a NUL byte, must keep its length. A network file system may put NUL bytes into a log.
     texts = {name for name, content in contents.items() if name.endswith(".log") or b"\0" not in content}
     return {name: mask_tokens(content) if name in texts else content for name, content in contents.items()}
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:
-    """Return an archive, which stays open for its next member until its file changes."""
+    """Return an open archive. It stays open for further reads until the file changes."""
     info = path.stat()
-    # by process too, because forks share the position in an open file
+    # The process id is part of the key, because a forked process would share the position in the open file.
     return _open_version(str(path), info.st_dev, info.st_ino, info.st_ctime_ns, os.getpid())
 
 
@@ -185,7 +192,7 @@ def _open_version(path: str, *version: int) -> zipfile.ZipFile:
 
 @contextlib.contextmanager
 def _as_os_error(archive: Path) -> Iterator[None]:
-    """Raise errors of `zipfile` for torn, encrypted or foreign archives as OSError."""
+    """Convert errors that `zipfile` raises for torn, encrypted or foreign archives to OSError."""
     try:
         yield
     except _NO_ARCHIVE as error:
@@ -193,16 +200,17 @@ def _as_os_error(archive: Path) -> Iterator[None]:
 
 
 _MOST_VALUES = 100_000
-"""Limit of a YAML file, aliases expanded: a few lines of aliases can expand to more than fits into any memory."""
+"""Maximum number of values in a YAML file after its aliases are expanded. A few lines of aliases could otherwise expand
+to more than fits into memory."""
 
 
 def read_yaml(path: Path, called: str) -> dict[str, Any]:
-    """Return the file's keys and values, interpolations unresolved; UserError, with `called` as its value, for a file
-    without a mapping of words to values."""
-    from omegaconf import OmegaConf  # imported here: slow, and reading results needs none of it
+    """Return the keys and values of a YAML file, with interpolations unresolved. Raise UserError for a file without a
+    mapping from strings to values; the message begins with `called`."""
+    from omegaconf import OmegaConf  # imported here: it is slow, and reading results does not need it
 
     try:
-        # Counted before OmegaConf reads it, which would expand all aliases.
+        # Count the values before OmegaConf reads the file, which expands all aliases.
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if _count_values(tree, {}) > _MOST_VALUES:
             raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases expanded")
@@ -217,7 +225,7 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
 
 
 def format_reason(error: Exception) -> str:
-    """Return the reason why a file is unreadable, in one line."""
+    """Return the reason why a file is unreadable, as one line of text."""
     if isinstance(error, RecursionError):
         return "contains itself, or is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -238,8 +246,9 @@ def _build_error(path: Path, called: str, why: str) -> UserError:
 
 
 def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
-    """Return the number of values below a node, with shared nodes counted at each place; RecursionError for a node that
-    contains itself. `known` holds the counts by id, None for nodes in progress."""
+    """Return the number of values in a YAML node. A node that is referenced several times counts at each place. Raise
+    RecursionError for a node that contains itself. `known` caches counts by id of the node; None marks a node whose
+    count is in progress."""
     if node is None:
         return 0
     # Nodes are not hashable by value, and an alias is the same object as its anchor.
@@ -254,20 +263,21 @@ def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
 
 
 def find_conf_folder() -> Path:
-    """Return the folder of the configuration files: next to the packages in a checkout, inside `bench` in a wheel."""
+    """Return the folder of the configuration files. It is next to the packages in a checkout, and inside `bench` in a
+    wheel."""
     # pyproject.toml puts conf/ into the package of a wheel.
     inside = Path(__file__).parents[1] / "conf"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
 
 
 def list_engine_presets() -> tuple[str, ...]:
-    """Return the names of the files in conf/engine, sorted."""
+    """Return the names of the engine presets in conf/engine, sorted."""
     return tuple(sorted(path.stem for path in (find_conf_folder() / "engine").glob("*.yaml")))
 
 
 @functools.cache
 def read_engine_preset(name: str) -> Mapping[str, Any]:
-    """Return the options in conf/engine/<name>.yaml; empty if the project has no such file."""
+    """Return the options in the preset conf/engine/<name>.yaml. Empty if the project has no such preset."""
     path = find_conf_folder() / "engine" / f"{name}.yaml"
     plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {option: value for option, value in plain.items() if option not in ("name", "backend")}
@@ -275,6 +285,7 @@ def read_engine_preset(name: str) -> Mapping[str, Any]:
 
 @functools.cache
 def read_model_counts() -> Mapping[str, int | None]:
-    """Return the published number of parameters in every file of conf/model, by the name of the file."""
+    """Return the published number of parameters of every model in conf/model, by file name without suffix; None if the
+    file has no such number."""
     files = (find_conf_folder() / "model").glob("*.yaml")
     return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")).get("parameters") for path in files}

@@ -1,4 +1,4 @@
-"""Texts for points, results and amounts."""
+"""Text for points, results, counts and durations."""
 
 import statistics
 
@@ -7,7 +7,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 
 
 def describe_point(spec: RunSpec, identity: str) -> str:
-    """Return a point in one line; `identity` is its config_id."""
+    """Return a one-line description of a point. `identity` is the point's config_id."""
     extra = " checkpointing" if spec.activation_checkpointing else ""
     extra += describe_layout(spec)
     extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
@@ -20,7 +20,8 @@ def describe_point(spec: RunSpec, identity: str) -> str:
 
 
 def describe_choice(spec: RunSpec) -> str:
-    """Return the settings that advice chooses, except the engine."""
+    """Return a description of the settings that advice chooses, except the engine: nodes, layout, batch and
+    checkpointing."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
     layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
     again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
@@ -28,7 +29,7 @@ def describe_choice(spec: RunSpec) -> str:
 
 
 def describe_result(record: RunRecord) -> str:
-    """Return one line with the outcome of a run and the median of its window, in seconds per optimizer step."""
+    """Return a one-line result of a run: its outcome and the median step time of its measurement window in seconds."""
     from bench.core.statistics import series_interval  # imported here: it imports scipy, which is slow
 
     observed, outcome = record.observations, record.outcome
@@ -43,7 +44,7 @@ def describe_result(record: RunRecord) -> str:
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:
-    """Return one line with the memory that ran out and its use, in GiB."""
+    """Return a one-line description of the memory that ran out: the request, and the use in GiB."""
     gib = {name: f"{count / 2**30:.3g}" for name, count in shortage if name.endswith("_bytes") and count is not None}
     wanted = {"requested_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
     filled = {
@@ -60,12 +61,13 @@ def describe_shortage(shortage: MemoryShortage) -> str:
 
 
 def describe_lengths(spec: RunSpec) -> str:
-    """Return the tokens of a sample, by kind in the objective's order."""
+    """Return the sequence length of each kind of token, such as `512/114 tokens`, in the order of the objective."""
     return f"{'/'.join(map(str, spec.sequence.values()))} tokens"
 
 
 def describe_layout(spec: RunSpec) -> str:
-    """Return how ranks share a copy of the model, each part after two spaces; empty if every rank has a copy."""
+    """Return the parallel layout, such as `  tensor 2  pipeline 4`, each item after two spaces. Empty if every rank has
+    a copy of the model."""
     parallel = spec.parallel
     parts = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "stages": parallel.stages_per_rank}
     words = [f"  {name} {number}" for name, number in parts.items() if number > 1]
@@ -73,7 +75,8 @@ def describe_layout(spec: RunSpec) -> str:
 
 
 def list_overrides(spec: RunSpec) -> list[str]:
-    """Return the settings that advice chooses, except the engine, as overrides."""
+    """Return, as overrides, the settings that advice chooses, except the engine: nodes, layout, batch and
+    checkpointing."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
     shares = spec.parallel.model_dump(exclude_defaults=True, exclude={"sequence"})
     layout = [f"parallel.{name}={number}" for name, number in shares.items()]
@@ -90,17 +93,17 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return a number with at most three significant digits, from 1,000 on with commas."""
-    # Rounded before the comparison, so that 999.7 becomes 1,000 and not 1e+03.
+    """Return a number with three significant digits. From 1,000 on, it is an integer with thousands separators."""
+    # Round before the comparison, so that 999.7 becomes 1,000 and not 1e+03.
     rounded = float(f"{value:.3g}")
     return f"{rounded:.3g}" if rounded < 1000 else f"{rounded:,.0f}"
 
 
 def format_interval(value: float, low: float, high: float) -> str:
-    """Return a value with its interval, three significant digits each."""
+    """Return a value with its interval, such as `1.2 (1.1–1.3)`, each with three significant digits."""
     return f"{format_number(value)} ({format_number(low)}–{format_number(high)})"
 
 
 def format_percent(share: float) -> str:
-    """Return a relative difference as a percentage with its sign."""
+    """Return a relative difference as a signed percentage: 0.123 becomes `+12 %`."""
     return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"

@@ -1,4 +1,7 @@
-"""Machine: the properties of one node, each number with its source. None means unknown; no name implies a number."""
+"""Description of a machine: the properties of one node type, with the source of each number.
+
+None means that a number is unknown. No number is derived from a machine's name.
+"""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -11,7 +14,7 @@ CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 
 class MatmulRate(Frozen):
-    """Rate of one product of an m × k with a k × n matrix, median of many calls."""
+    """Measured rate of one matrix product, m × k times k × n: the median of many calls."""
 
     precision: Precision
     m: Positive
@@ -21,9 +24,9 @@ class MatmulRate(Frozen):
 
 
 class CollectiveTime(Frozen):
-    """Seconds of one collective of fp32, median over calls of the slowest rank.
+    """Measured seconds of one collective with fp32 elements: the median over calls of the slowest rank's time.
 
-    Payload as nccl-tests counts it: the reduced tensor, the gathered output, the input to be scattered.
+    The payload is counted as in nccl-tests: the reduced tensor, the gathered output, or the input of a scatter.
     """
 
     kind: CollectiveKind
@@ -45,7 +48,7 @@ Table = BeforeValidator(_parse_rows)
 
 
 class Calibration(Frozen):
-    """Measurements of a machine by `zeroscale calibrate`. Unknown is empty or None."""
+    """Measurements of a machine by `zeroscale calibrate`. Measurements that were not made are empty or None."""
 
     made: dict[str, str | None] = Field({}, description="date, device, versions")
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
@@ -56,7 +59,7 @@ class Calibration(Frozen):
 
 
 class Machine(Frozen):
-    """A node type of `conf/machine`. Peaks are dense (no sparsity), per device, in 10^12 FLOP/s."""
+    """A node type of `conf/machine`. Peak rates are per device, without sparsity, in TFLOP/s."""
 
     name: Name
     device: str | None = Field(None, description='"cpu" or "cuda"; None: whichever is present')
@@ -86,16 +89,17 @@ class Machine(Frozen):
     note: str = ""
 
     def on(self, device: str | None) -> "Machine":
-        """Return the machine as recorded: with the kind of device in use, without the measured tables."""
+        """Return a copy of this machine for the record: with the kind of device that the run uses, without the
+        calibration tables."""
         return self.model_copy(update={"device": device, "calibration": None})
 
     def accepts(self, device_name: str) -> bool:
-        """Return True if a device of this name belongs to the machine, upper and lower case alike."""
+        """Return True if the name of a device matches this machine's device, ignoring case."""
         return not self.device_names or device_name.lower() in map(str.lower, self.device_names)
 
 
 class _PlausibleRange(NamedTuple):
-    """Bounds of a field for any machine, and the remedy for a value outside them."""
+    """Bounds of a field that are plausible for any machine, and the remedy for a value outside them."""
 
     low: float
     high: float
@@ -118,11 +122,12 @@ _PLAUSIBLE = {
     "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
     "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give the price of a device per hour, for example 2.5"),
 }
-"""Wide enough for small boards and future devices: a value outside has a wrong unit."""
+"""Plausible range of each field, wide enough for small boards and future devices. A value outside its range has a wrong
+unit."""
 
 
 def check_plausible(machine: Machine) -> None:
-    """Raise UserError for an implausible number. Measured numbers are exempt: they are facts, also in older records."""
+    """Raise UserError for an implausible number. Calibrated numbers are not checked: they are measurements."""
     for field, (low, high, remedy) in _PLAUSIBLE.items():
         given = None if field in machine.calibrated else getattr(machine, field)
         values = given.items() if isinstance(given, dict) else [("", given)]

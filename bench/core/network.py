@@ -1,7 +1,8 @@
-"""A model family's network as sizes, for prediction, pipeline partitions and tensor slices of any family.
+"""Description of a model family's network by its sizes, for prediction, pipeline partitions and tensor slices.
 
-A family describes its network once, as `Stacks`. This module derives parameters, modules and units (the blocks, the
-embedding and the head); bench.predict derives FLOPs, memory and time. Objectives define the kinds of tokens.
+A family describes its network once, as `Stacks`. From it this module derives parameters, modules and units (the
+embedding, each block, and the head). The package bench.predict derives FLOPs, memory and time. The module also defines
+the kinds of tokens of objectives.
 """
 
 import itertools
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
-"""Names as in transformers: gelu_new is implemented in Python, the others are kernels of torch."""
+"""Activation functions, named as in transformers. gelu_new is implemented in Python; the others are kernels of torch.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,25 +25,25 @@ class Attention:
     over: str | None = None  # name of the stack whose output gives keys and values; None: its own tokens
     causal: bool = False  # a token attends to itself and earlier tokens only
     position_bias: int = 0  # rows of a learned table, added to scores by distance; one per stack; 0: none
-    zero_bias: bool = False  # adds a tensor of zeros in place of such a bias, as transformers' T5 does
-    bias_per_layer: bool = False  # every layer has its own table, or makes its own zeros
+    zero_bias: bool = False  # adds a tensor of zeros in place of the position bias, as transformers' T5 does
+    bias_per_layer: bool = False  # True: every layer has its own table or zeros; False: the first layer's are shared
     fused: bool = False  # one matrix for queries, keys and values; over another stack, one for keys and values
-    biases: bool = False  # of the projections
+    biases: bool = False  # True: the projections have bias parameters
     key_heads: int | None = None  # heads of keys and values, each shared by a group of query heads; None: `heads`
     rotary: bool = False  # rotates queries and keys by their position
 
     @property
     def inner(self) -> int:
-        """Width of the queries of all heads."""
+        """Total width of the queries of all heads."""
         return self.heads * self.head_width
 
     @property
     def key_inner(self) -> int:
-        """Width of the keys, and of the values, of all their heads."""
+        """Total width of the keys of all heads, which is also that of the values."""
         return (self.key_heads or self.heads) * self.head_width
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
-        """Return the projections from k to n elements as (k, n), in the order of forward."""
+        """Return the shapes of the projections in forward order: (k, n) maps k elements of a token to n elements."""
         if not self.fused:
             projections = [(width, self.inner), *[(width, self.key_inner)] * 2]
         elif self.over is None:
@@ -55,102 +57,105 @@ class Attention:
 class Mlp:
     """A feed-forward sub-layer."""
 
-    inner: int  # elements between its matrices
+    inner: int  # width between the first and the last matrix
     activation: Activation
-    gated: bool = False  # a second product of the input multiplies the activation
-    inner_dropout: bool = False  # before the last matrix; after it there always is one
+    gated: bool = False  # True: the activation is multiplied by a second projection of the input
+    inner_dropout: bool = False  # True: dropout before the last matrix, besides the dropout after it
     biases: bool = False
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
-        """Return the matrices as (k, n), in the order of forward."""
+        """Return the shapes of the matrices in forward order: (k, n) maps k elements of a token to n elements."""
         return [(width, self.inner)] * (2 if self.gated else 1) + [(self.inner, width)]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal blocks between an embedding of tokens and a last norm. Activation checkpointing recomputes whole blocks.
+    """A stack of equal blocks, between a token embedding and a final norm.
 
-    Each sub-layer of a block has a norm before it, and dropout and the residual sum after it.
+    A block consists of sub-layers. Each has a norm before it, and dropout and a residual sum after it. Activation
+    checkpointing recomputes whole blocks.
     """
 
     name: str
-    tokens: str  # kind of its tokens
+    tokens: str  # kind of tokens that it reads
     layers: int
     block: tuple[Attention | Mlp, ...]
-    positions: int = 0  # rows of a table of learned positions; 0: none
+    positions: int = 0  # rows of the table of learned positions; 0: no table
 
     @property
     def bias_table(self) -> tuple[int, int] | None:
-        """Rows and columns of the learned position bias of all blocks, which the first block owns; None without one."""
+        """Rows and columns of the learned position bias that all blocks share and the first block owns; None if there
+        is none."""
         found = (part for part in self.block if isinstance(part, Attention) and not part.bias_per_layer)
         return next(((part.position_bias, part.heads) for part in found if part.position_bias), None)
 
     @property
     def attended(self) -> list[str]:
-        """Names of the other stacks to whose output it attends, each once."""
+        """Names of the other stacks that this stack attends to (cross-attention), without duplicates."""
         over = [part.over for part in self.block if isinstance(part, Attention) and part.over is not None]
         return list(dict.fromkeys(over))
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """A network: stacks in the order of forward with a shared embedding of the vocabulary, and a head on the last.
+    """A network: its stacks in forward order, an embedding of the vocabulary that all stacks share, and a head on the
+    last stack.
 
-    Weights have the run's precision, as in modules of torch and transformers.
+    Weights have the run's precision, as modules of torch and transformers do.
     """
 
     vocab: int
-    width: int  # elements of a token's state
+    width: int  # elements of a token's hidden state
     stacks: tuple[Stack, ...]
-    tied: bool  # the head is the embedding
-    # rms: implemented in Python, a scale; rms_wide: the same in fp32, except the scale; layer: torch's kernel, a scale
-    # and a shift
+    tied: bool  # True: the head shares the embedding's parameter
+    # rms: scale only, implemented in Python. rms_wide: like rms, but computes in fp32 except for the scale.
+    # layer: scale and shift, by torch's kernel.
     norm: Literal["rms", "rms_wide", "layer"]
-    final_dropout: bool = False  # after a stack's last norm
-    clamps_fp16: bool = False  # clamps fp16 activations after each sub-layer
-    full_loss: bool = False  # converts logits to fp32 before the loss
-    discarded: int = 0  # elements allocated and discarded by building: embeddings replaced by a shared one
+    final_dropout: bool = False  # True: dropout after a stack's final norm
+    clamps_fp16: bool = False  # True: fp16 activations are clamped after each sub-layer
+    full_loss: bool = False  # True: logits are converted to fp32 before the loss
+    discarded: int = 0  # elements that building allocates and frees: embeddings replaced by the shared one
 
     @property
     def table(self) -> int:
-        """Elements of the embedding, and of a head."""
+        """Number of elements of the embedding, which is also that of the head."""
         return self.vocab * self.width
 
     def named(self, name: str) -> Stack:
-        """Return the stack of this name."""
+        """Return the stack with this name."""
         return next(stack for stack in self.stacks if stack.name == name)
 
     @property
     def norm_sizes(self) -> list[int]:
-        """Elements of each parameter of a norm."""
+        """Number of elements of each parameter of a norm."""
         return [self.width, self.width] if self.norm == "layer" else [self.width]
 
 
 class EqualTensors(NamedTuple):
-    """Parameters of equal size."""
+    """Number of parameters that have the same number of elements."""
 
     elements: int
     number: int
 
 
 class WeightModule(NamedTuple):
-    """A module at which ZeRO's stage 3 gathers its weight, and prefetches later ones."""
+    """A module of the model, at which ZeRO stage 3 gathers the module's weight and prefetches later weights."""
 
-    segment: int  # of its forward, counted in the order of forward
-    weight: int | None = None  # number of its parameter, the same for a shared one; None: no parameter of its own
+    segment: int  # index of its segment in forward order
+    weight: int | None = None  # index of its parameter, equal for a shared parameter; None: no parameter
     size: int = 0  # index of the weight's size in `tensors`
-    block: int | None = None  # recomputed together by checkpointing
-    indexed: bool = False  # its input are indices
-    completes: bool = True  # its backward completes the weight's gradient
-    joined: bool = False  # a further parameter of the previous module
+    block: int | None = None  # index of its block, which checkpointing recomputes as a whole; None: outside blocks
+    indexed: bool = False  # True: its inputs are indices, as in an embedding
+    completes: bool = True  # True: the weight's gradient is complete after its backward
+    joined: bool = False  # True: a further parameter of the previous entry's module
 
 
 def list_tensors(network: Stacks) -> list[EqualTensors]:
-    """Return the parameters by size; a shared parameter counts once."""
+    """Return the model's parameters grouped by number of elements. A shared parameter counts once."""
     counts = Counter({network.table: 1 if network.tied else 2})
     for stack in network.stacks:
         counts.update(network.norm_sizes)
-        # A stack has one table for all of its blocks, so that it counts once.
+        # All blocks of a stack share one table, so it counts once.
         counts.update([rows * columns for rows, columns in [stack.bias_table or (0, 0)] if rows])
         counts.update([stack.positions * network.width] * (stack.positions > 0))
         for part in stack.block:
@@ -160,7 +165,8 @@ def list_tensors(network: Stacks) -> list[EqualTensors]:
 
 
 def list_part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
-    """Return the elements of a sub-layer's parameters, its norm's first, without a position bias shared by blocks."""
+    """Return the number of elements of each parameter of a sub-layer and of the norm before it, the norm first. A
+    position bias shared by several blocks is excluded."""
     sizes = [*network.norm_sizes, *itertools.chain(*_list_linears(network, part))]
     if isinstance(part, Attention) and part.bias_per_layer and part.position_bias:
         sizes.append(part.position_bias * part.heads)
@@ -168,44 +174,48 @@ def list_part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
 
 
 def count_parameters(network: Stacks) -> int:
-    """Return the number of trainable parameters; a shared parameter counts once."""
+    """Return the number of elements of all trainable parameters. A shared parameter counts once."""
     return sum(size.elements * size.number for size in list_tensors(network))
 
 
 def list_matrices(network: Stacks) -> set[tuple[int, int]]:
-    """Return the distinct (k, n) of all matrices: each maps rows of k elements to rows of n."""
+    """Return the distinct shapes (k, n) of all matrices, head included. A matrix maps k elements of a token to n
+    elements."""
     parts = {part for stack in network.stacks for part in stack.block}
     inside = {matrix for part in parts for matrix in part.matrices(network.width)}
     return inside | {(network.width, network.vocab)}
 
 
 def _list_linears(network: Stacks, part: Attention | Mlp) -> list[list[int]]:
-    """Return the elements of each matrix, and of its bias if it has one."""
+    """Return, for each matrix of a sub-layer, the number of elements of its weight and of its bias, if any."""
     return [[k * n, n] if part.biases else [k * n] for k, n in part.matrices(network.width)]
 
 
 class _Weight(NamedTuple):
-    """A parameter of a module; 0 elements: the module has none."""
+    """A parameter of a module. 0 elements stand for a module without parameters."""
 
     elements: int = 0
     indexed: bool = False
-    joined: bool = False  # its module has another parameter before it
+    joined: bool = False  # True: its module has another parameter before it
 
 
 _PLAIN = _Weight()
-"""A block's sub-layer, an activation or a dropout: modules without parameters, at which stage 3 acts as well."""
+"""A module without parameters: a block's sub-layer, an activation or a dropout. ZeRO stage 3 runs its hooks at these
+modules, too."""
 
 
 def list_modules(network: Stacks) -> list[WeightModule]:
-    """Return the modules in the order of forward; a module with several parameters appears once for each."""
-    # Sizes identify tensors: stage 3 treats parameters of one size alike.
+    """Return the modules in forward order. A module with several parameters has one entry per parameter."""
+    # A parameter is identified by its size, because stage 3 treats parameters of one size alike.
     places = {size.elements: place for place, size in enumerate(list_tensors(network))}
     table = places[network.table]
-    weights = itertools.count(1)  # 0: the embedding
-    found = [WeightModule(0, 0, table, indexed=True)]  # the embedding's gradient is complete here
+    weights = itertools.count(1)  # weight 0 is the embedding
+    found = [
+        WeightModule(0, 0, table, indexed=True)
+    ]  # the embedding's gradient is complete after this module's backward
     segment = 0
     for segment, (block, modules) in enumerate(_list_segments(network), 1):
-        if block is None and modules[0].indexed:  # a stack's embedding
+        if block is None and modules[0].indexed:  # the embedding at the beginning of a stack
             found.append(WeightModule(segment, 0, table, indexed=True, completes=False))
             modules = modules[1:]
         for elements, indexed, joined in modules:
@@ -220,7 +230,8 @@ def list_modules(network: Stacks) -> list[WeightModule]:
 
 
 def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
-    """Yield the number of the block and the modules of each segment between the embedding and the head."""
+    """Yield each segment between the first embedding and the head: the index of its block (None outside blocks), and
+    its modules."""
     blocks = itertools.count()
     norms = _join(network.norm_sizes)
     # The order is that of forward, in which ZeRO traces modules.
@@ -244,22 +255,22 @@ def _list_part_weights(network: Stacks, part: Attention | Mlp, layer: int) -> li
 
 
 def _join(sizes: Sequence[int]) -> list[_Weight]:
-    """Return the parameters of one module."""
+    """Return the parameters of one module, from the number of elements of each."""
     return [_Weight(size, joined=place > 0) for place, size in enumerate(sizes)]
 
 
 def pad_elements(elements: int, ranks: int) -> int:
-    """Return the elements of a tensor padded to the same number on each of `ranks`."""
+    """Return the number of elements of a tensor after padding it to a multiple of `ranks`."""
     return -(-elements // ranks) * ranks
 
 
 class Part(NamedTuple):
-    """Consecutive units of a model for a pipeline: unit 0 is the embedding, then come the blocks in the order of
-    forward, then the head. A stack's last norm belongs to its last block."""
+    """A pipeline part of a model: consecutive units. Unit 0 is the embedding, the next units are the blocks in forward
+    order, and the last unit is the head. A stack's final norm belongs to its last block."""
 
     begin: int
     end: int  # exclusive
-    units: int  # of the whole model
+    units: int  # number of units of the whole model
 
     @property
     def first(self) -> bool:
@@ -270,10 +281,11 @@ class Part(NamedTuple):
         return self.end == self.units
 
     def blocks(self, layers: Sequence[int]) -> list[range]:
-        """Return the numbers of its blocks for each stack; `layers` are the numbers of blocks of the stacks."""
-        found, before = list[range](), 1  # the embedding
+        """Return, for each stack, the indices of its blocks in this part. `layers` is the number of blocks of each
+        stack."""
+        found, before = list[range](), 1  # unit 0 is the embedding
         for count in layers:
-            # Edges are unit numbers over the whole model; clamp them to this stack.
+            # Both edges are unit indices in the whole model. Clamp them to the blocks of this stack.
             begin, end = (min(max(edge - before, 0), count) for edge in (self.begin, self.end))
             found.append(range(begin, end))
             before += count
@@ -281,20 +293,21 @@ class Part(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A parameter as rows and columns, as torch stores it; a vector has one column."""
+    """Shape of a parameter as torch stores it. A vector has one column."""
 
     rows: int
     columns: int
 
     def padded(self, ranks: int) -> int:
-        """Return the elements after padding to the same number of rows on each of `ranks`."""
+        """Return the number of elements after padding the rows to a multiple of `ranks`."""
         return pad_elements(self.rows, ranks) * self.columns
 
 
 class Unit(NamedTuple):
-    """Parameters that are gathered together, as pairs of a size and the number of parameters of that size."""
+    """An FSDP unit: parameters that are gathered together. `matrices` are pairs of a shape and the number of parameters
+    of that shape."""
 
-    block: int | None  # its number in the order of forward, over all stacks; None: outside all blocks
+    block: int | None  # index of the block over all stacks; None: the unit outside all blocks
     matrices: tuple[tuple[Matrix, int], ...]
 
     @property
@@ -302,36 +315,41 @@ class Unit(NamedTuple):
         return self.padded(1)
 
     def padded(self, ranks: int) -> int:
-        """Return the elements after padding every parameter to the same number of rows on each of `ranks`."""
+        """Return the number of elements after padding the rows of every parameter to a multiple of `ranks`."""
         return sum(matrix.padded(ranks) * number for matrix, number in self.matrices)
 
 
 def units(network: Stacks) -> list[Unit]:
-    """Return the unit of all parameters outside blocks, then the blocks in the order of forward."""
+    """Return the FSDP units of a network: the unit of all parameters outside blocks, then each block in order."""
     norm = [Matrix(size, 1) for size in network.norm_sizes]
     outside = [Matrix(network.vocab, network.width)] * (1 if network.tied else 2)
     blocks = []
     for stack in network.stacks:
         outside += [Matrix(stack.positions, network.width)] * (stack.positions > 0) + norm
         block = [matrix for part in stack.block for matrix in [*norm, *_list_part_matrices(network, part)]]
-        bias = [Matrix(*stack.bias_table)] if stack.bias_table else []  # the first block owns the bias of all
+        bias = (
+            [Matrix(*stack.bias_table)] if stack.bias_table else []
+        )  # the first block owns the bias that all blocks share
         blocks += [block + bias * (layer == 0) for layer in range(stack.layers)]
     numbered = [(None, outside), *enumerate(blocks)]
     return [Unit(block, tuple(Counter(matrices).items())) for block, matrices in numbered]
 
 
 def _list_part_matrices(network: Stacks, part: Attention | Mlp) -> Iterator[Matrix]:
-    """Yield the parameters of a sub-layer without its norm. torch's linear from k to n elements has n rows."""
+    """Yield the shapes of a sub-layer's parameters without its norm. torch stores a linear layer from k to n elements
+    as (n, k)."""
     for inputs, outputs in part.matrices(network.width):
         yield Matrix(outputs, inputs)
         yield from [Matrix(outputs, 1)] * part.biases
 
 
 def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1) -> int:
-    """Return the elements of the parameters of a rank that has these parts and one of `tensor` slices of each matrix.
+    """Return the number of parameter elements on a rank that has these pipeline parts and one of `tensor` slices of
+    each matrix.
 
-    Parameters that several of its parts use count once. A table of position biases is wherever a block of its stack is,
-    a tied embedding at both ends. Norms, learned positions and the bias of a sub-layer's last matrix are not sliced.
+    A parameter that several parts of the rank use counts once. A table of position biases is in every part with a block
+    of its stack. A tied embedding is in the first and the last part. Norms, learned positions and the bias of a
+    sub-layer's last matrix are not sliced.
     """
     starts, ends = any(part.first for part in parts), any(part.last for part in parts)
     sliced, whole = network.table * ((starts or ends) if network.tied else starts + ends), 0
@@ -344,26 +362,27 @@ def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1)
         sliced += len(here) * (everything - unsliced) + rows * columns * bool(here)
         whole += len(here) * unsliced + sum(network.norm_sizes) * (stack.layers - 1 in here)
         whole += stack.positions * network.width * starts
-    # Tensor parallelism divides only `sliced`; every rank of a group has all of `whole`.
+    # Tensor parallelism divides only `sliced`; every rank of a tensor-parallel group has all of `whole`.
     return sliced // tensor + whole
 
 
 PAD = 0
-"""Token id that pads short rows of inputs, in every family."""
+"""Token id of padding in inputs, for every model family."""
 IGNORED = -100
-"""Label without a loss, as in transformers and torch."""
+"""Label of a token that does not contribute to the loss, as in transformers and torch."""
 
 
 class TokenKind(NamedTuple):
-    """Tokens of one kind in each sample of an objective."""
+    """One kind of tokens in the samples of an objective, such as encoder or decoder tokens."""
 
-    name: str  # in `sequence`, in the tokens of a record and in the columns of its steps
+    name: str  # used in `sequence`, in the token counts of a record and in the columns of its steps
     length: int  # default tokens per sample, padding included
-    arguments: Mapping[str, int]  # keyword arguments of the model that hold them, each with its padding value
-    mask: str | None = None  # keyword argument that is 1 at a token and 0 at padding; given if rows may be shorter
-    # by keyword argument: the share of each row, from its beginning, that is replaced by the padding value
+    arguments: Mapping[str, int]  # the model's keyword arguments with these tokens, and their padding values
+    mask: str | None = None  # keyword argument with 1 for tokens and 0 for padding; given if rows may be short
+    # By keyword argument: the share of each row, from its beginning, that the padding value replaces.
     hidden: Mapping[str, float] = {}
-    # the content from a piece of text: all of it, the text around hidden spans, the spans; None: not from one text
+    # Content that a piece of text gives: all of it, the text around hidden spans, or the hidden spans. None: these
+    # tokens are not made from the same piece of text.
     text: Literal["whole", "kept", "hidden"] | None = "whole"
-    # keyword argument with a token's place in its document; if given, no token sees another document's
+    # Keyword argument with a token's position in its document. If given, no token attends to another document.
     positions: str | None = None

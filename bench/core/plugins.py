@@ -1,8 +1,7 @@
-"""Plug-ins by kind: the Protocol of each kind, and loading of a plug-in by the name that a config gives it.
+"""Plug-ins: the Protocol of each kind, and a loader that imports a plug-in by the name in a config.
 
-A plug-in is a file or a folder of that name in the package of its kind, or a module that an installed package declares
-as an entry point of the group `zeroscale.<kind>`. Nothing is registered, and a plug-in is imported only when it is
-loaded.
+A plug-in is a file or folder in the package of its kind, or a module that an installed package declares as an entry
+point of the group `zeroscale.<kind>`. There is no registration. A plug-in is imported only when it is loaded.
 """
 
 import contextlib
@@ -36,49 +35,50 @@ if TYPE_CHECKING:
 
 Plugin = TypeVar("Plugin")
 GROUP = "zeroscale"
-"""Entry points of the kind `engine` are declared in the group `zeroscale.engine`."""
+"""Prefix of entry point groups: plug-ins of the kind `engine` are declared in the group `zeroscale.engine`."""
 
 
 @dataclass(frozen=True)
 class Kind(Generic[Plugin]):
-    """One kind of plug-in."""
+    """A kind of plug-ins, such as engines or launchers."""
 
-    name: str  # in the singular, as in the group of its entry points
-    package: str  # of the plug-ins that ship
-    key: str  # the config key that names a plug-in
-    protocol: type[object]  # its members are what a plug-in has to define
-    marker: str | None = None  # a folder is a plug-in only with this module; None: every folder is a plug-in
-    part: str | None = None  # the module of the plug-in that defines the members; None: the plug-in itself
+    name: str  # in the singular, as in the name of the entry point group
+    package: str  # contains the plug-ins that ship with zeroscale
+    key: str  # config key with the name of the plug-in
+    protocol: type[object]  # defines the members that a plug-in must have
+    marker: str | None = None  # module that makes a folder a plug-in; None: every folder is a plug-in
+    part: str | None = None  # submodule that defines the members; None: the plug-in itself
 
     @property
     def members(self) -> list[str]:
-        """Names that a plug-in has to define, sorted."""
-        # A Protocol may extend another one, so that its own members are not all of them.
+        """Names that a plug-in of this kind must define, sorted."""
+        # A Protocol may extend another Protocol, whose members are required as well.
         own = {name for base in self.protocol.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
         return sorted(name for name in own if not name.startswith("_"))
 
 
 def list_names(kind: Kind[Any]) -> list[str]:
-    """Return the names of all plug-ins of a kind, those of installed packages included, sorted."""
+    """Return the names of all plug-ins of a kind, sorted. Plug-ins of installed packages are included."""
     return sorted({*_list_shipped(kind), *_list_installed(kind.name)})
 
 
 def load(kind: Kind[Plugin], name: str) -> Plugin:
-    """Return the plug-in of this name; UserError if it does not exist, cannot be imported or lacks a member."""
+    """Return the plug-in with this name. Raise UserError if it does not exist, cannot be imported or lacks a member."""
     return cast(Plugin, _import_complete(kind, name))
 
 
 def list_usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
-    """Yield the name and module of every plug-in of a kind. Broken plug-ins are skipped: no config names them here."""
+    """Yield the name and module of every plug-in of a kind. Broken plug-ins are skipped, because the config did not
+    select them."""
     for name in list_names(kind):
         with contextlib.suppress(UserError):
             yield name, load(kind, name)
 
 
-@functools.cache  # reading many records loads the same plug-in for each
+@functools.cache  # readers of many records load the same plug-in for each record
 def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
-    """Import a plug-in, or its part that the kind names, and check that it defines all members."""
-    # Checked at loading: a missing member would otherwise fail in the middle of a run.
+    """Import the module that defines a plug-in's members, and check that it defines all of them."""
+    # Without this check, a missing member would fail in the middle of a run.
     module = _import_module(kind, name)
     if missing := [member for member in kind.members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
@@ -87,7 +87,8 @@ def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
 
 
 def _import_module(kind: Kind[Any], name: str) -> ModuleType:
-    """Import a plug-in, or its part that the kind names; UserError if there is none or its import fails."""
+    """Import the module that defines a plug-in's members. Raise UserError if the plug-in does not exist or the import
+    fails."""
     entry, part = _list_installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
     if name in _list_shipped(kind):
         if entry:
@@ -109,8 +110,8 @@ def _import_module(kind: Kind[Any], name: str) -> ModuleType:
 
 @functools.cache
 def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
-    """Return the names of files, and of folders with the kind's marker, in the package of a kind, without importing
-    them."""
+    """Return the names of the plug-ins in the package of a kind without importing them. These are its files, and its
+    folders that contain the marker module."""
     places = list(importlib.import_module(kind.package).__path__)
 
     def is_plugin(module: pkgutil.ModuleInfo) -> bool:
@@ -122,15 +123,16 @@ def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
 
 @functools.cache
 def _list_installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of a kind in all installed packages, by name."""
+    """Return the entry points of a kind in all installed packages, by plug-in name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"{GROUP}.{kind}")}
 
 
 def list_installed_files(kind: Kind[Any]) -> list[Path]:
-    """Return the Python files of the packages that declare plug-ins of a kind, sorted, without importing them."""
+    """Return the Python files of all installed packages that declare plug-ins of a kind, sorted, without importing
+    them."""
     roots = {entry.module.partition(".")[0] for entry in _list_installed(kind.name).values()}
     found: set[Path] = set()
-    # The files are hashed as part of a cache key, so that all code of a package counts.
+    # The files are hashed for a cache key, which must change with any code of a package.
     for spec in filter(None, map(importlib.util.find_spec, roots)):
         for folder in spec.submodule_search_locations or ():
             found.update(Path(folder).rglob("*.py"))
@@ -140,82 +142,88 @@ def list_installed_files(kind: Kind[Any]) -> list[Path]:
 
 
 class EnginePlugin(Protocol):
-    """A training engine: a folder of bench/engines with `facts.py`. Its `__init__` imports no torch.
+    """A training engine: a folder of bench/engines with `facts.py`. Its `__init__` does not import torch.
 
-    `FITTED_TO_MODEL`, a tuple of option names, is optional. A preset's value of such an option is lowered to the number
-    of the model's parameters where a study or user does not set it (`bench.config.decode.fit_engine`).
+    The module may define `FITTED_TO_MODEL`, a tuple of option names. If neither study nor user sets such an option, the
+    preset's value is limited to the model's number of parameters (`bench.config.decode.fit_engine`).
     """
 
     Options: type[BaseModel]
     """Keys of conf/engine that a user may set."""
 
     def check(self, options: Any, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
-        """Raise UserError for a spec that this engine does not support. With an unknown `device` (None), rules about
-        the device are left to a later check."""
+        """Raise UserError for a spec that this engine does not support. If `device` is unknown (None), rules about the
+        device are not checked."""
 
     def facts(self, spec: RunSpec) -> EngineFacts:
         """Return the facts of this engine for a spec that it supports."""
 
 
 class EngineBuilder(Protocol):
-    """The builder of an engine: the module `engine` in its folder, which may import torch."""
+    """Builder of an engine: the module `engine` in the engine's folder, which may import torch."""
 
     def construction(self, spec: RunSpec) -> AbstractContextManager[Any]:
-        """Return the context in which the model is built: on this rank's device, in the run's precision, partitioned
-        if the engine partitions at construction. Model classes must have been imported before."""
+        """Return the context in which the model is built. Its parameters are on this rank's device, in the run's
+        precision, and partitioned if the engine partitions at construction. The caller must import the model classes
+        before it enters the context."""
 
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
-        """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. They belong to
-        a module that is not yet built into its engine. Collective."""
+        """Return a context in which every rank has the whole `parameters`, without partitions. Changes by rank 0 are
+        kept at its end. The parameters belong to a module that the engine has not wrapped yet. All ranks must enter it,
+        since it is a collective."""
 
     def parameter_count(self, parameters: "Iterable[Parameter]") -> int:
-        """Return the elements of all `parameters`, partitions of other ranks included."""
+        """Return the number of elements of all `parameters`, including partitions on other ranks."""
 
     def build(self, module: "Module", spec: RunSpec) -> Any:
-        """Return an `Engine` that trains the parameters of `module` with requires_grad. The module is initialised, and
-        the process group exists."""
+        """Return an `Engine` that trains those parameters of `module` that require gradients. The module must be
+        initialised, and the process group must exist."""
 
 
 class FamilyPlugin(Protocol):
-    """A model family: a folder of bench/models with `shape.py`. Its `build.py` is a `FamilyBuilder`."""
+    """A model family: a folder of bench/models with `shape.py`. Its module `build` is a `FamilyBuilder`."""
 
     Shape: type[BaseModel]
-    """Sizes that decide an architecture; frozen, imports no torch."""
+    """Sizes that define an architecture. A frozen pydantic model, in a module that does not import torch."""
 
     MODEL_TYPES: tuple[str, ...]
-    """The `model_type` of Hugging Face configs of this family; empty for none."""
+    """Values of `model_type` in Hugging Face configs of this family; empty if there are none."""
 
     def from_hugging_face(self, config: dict[str, Any]) -> Any:
-        """Return a Shape from the content of a Hugging Face config.json; UserError for another family's."""
+        """Return a Shape from the content of a Hugging Face config.json. Raise UserError for a config of another
+        family."""
 
     def check(self, shape: Any, spec: RunSpec) -> None:
-        """Raise UserError for a spec that a model of this shape does not support, such as a kernel or more tokens than
-        positions."""
+        """Raise UserError for a spec that a model of this shape does not support. For example, it lacks a kernel, or
+        sequences exceed its positions."""
 
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
-        """Return the kinds of tokens in a sample for such a model, in order. It supports any objective with exactly
-        these kinds."""
+        """Return the kinds of tokens in a sample of such a model, in order. The model supports every objective with
+        exactly these kinds."""
 
     def vocabulary(self, shape: Any) -> int:
-        """Return the number of tokens in the vocabulary."""
+        """Return the size of the vocabulary in tokens."""
 
     def stacks(self, shape: Any) -> Stacks | None:
-        """Return the network as sizes; None: there is no description, and so no prediction for this model."""
+        """Return the network described by its sizes; None if the family has no description, so that nothing is
+        predicted for the model."""
 
 
 class FamilyBuilder(Protocol):
-    """The builder of a family's models: `build.py` in its folder, imported only where a model is built."""
+    """Builder of a family's models: the file `build.py` in the family's folder. It is imported only in processes that
+    build a model."""
 
     def build(self, spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> "Module":
-        """Return the uninitialised module, built inside `construction`. This file imports the model classes at its top,
-        since importing them under deepspeed.zero.Init raises."""
+        """Return the uninitialised module, built inside the context `construction`. The file must import the model
+        classes at its top, since their import under deepspeed.zero.Init fails."""
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
-        """Set every weight from (spec.seed, name), equally on every rank; `whole` is the engine's."""
+        """Initialise every weight from spec.seed and its parameter name, so that all ranks get equal weights. `whole`
+        is `EngineBuilder.whole`."""
 
 
 class DividedFamilyBuilder(FamilyBuilder, Protocol):
-    """A family whose models can be built in parts, for a pipeline."""
+    """Builder of a family whose models can be divided into pipeline parts."""
 
     def build_part(
         self,
@@ -224,67 +232,72 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         construction: AbstractContextManager[Any] | None = None,
         among: "TensorRanks | None" = None,
     ) -> "Module":
-        """Return a part of the uninitialised module, its parameters under their names in the whole model.
+        """Return the uninitialised module of one pipeline part. Its parameters have the same names as in the whole
+        model.
 
-        `among` are the ranks that share each matrix with this rank, which then keeps only its own slices. The part's
-        forward takes the states of the previous part, one tensor for each stack (none in the first part), and a
-        micro-batch by keyword. It returns a tuple of these states; the last part returns the loss, 0-d.
+        `among` are the ranks of this rank's tensor-parallel group; the module then holds only this rank's slice of each
+        matrix. Inputs of its forward are the states of the previous part, one tensor per stack (none for the first
+        part), and a micro-batch as keyword arguments. It returns a tuple of states; the last part returns the loss, a
+        0-d tensor.
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
-        """Return the parameters that several of the model's `parts` share: the numbers of these parts by name."""
+        """Return the parameters that several of the model's pipeline `parts` share, by name, with the indices of these
+        parts."""
 
 
 class ObjectivePlugin(Protocol):
-    """An objective: a file of bench/objectives."""
+    """A training objective: a file of bench/objectives."""
 
     KINDS: tuple[TokenKind, ...]
-    """The tokens of a sample by kind, in the order of recorded lengths and padding."""
+    """Kinds of tokens in a sample, in the order in which records list lengths and padding."""
 
     REDUCTION: Literal["mean", "sum"]
-    """Reduction of the losses of a micro-batch's target tokens."""
+    """Reduction of the loss over the target tokens of a micro-batch."""
 
 
 class DataPlugin(Protocol):
     """A data source: a file of bench/data.
 
-    Sample i of the global stream depends on (seed, i) alone, so that a global batch holds the same samples for every
-    engine, number of ranks and accumulation.
+    Sample i of the global sample stream depends only on (seed, i). A global batch therefore contains the same samples
+    for every engine, number of ranks and number of micro-steps.
     """
 
     Options: type[BaseModel]
-    """Keys of conf/data that a user may set; imports no torch."""
+    """Keys of conf/data that a user may set. The file with this class does not import torch."""
 
     def check(self, options: Any, spec: RunSpec) -> None:
         """Raise UserError for a spec that this source does not support."""
 
     def micro_batches(self, spec: RunSpec, data_rank: int) -> Iterator[Any]:
-        """Return the endless `MicroBatch`es of a data-parallel rank, on the host, through torch's DataLoader."""
+        """Return the endless stream of `MicroBatch`es of a data-parallel rank, on the host, loaded by torch's
+        DataLoader."""
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
-        """Return facts for the record as plain values: hash of the corpus, tokenizer …"""
+        """Return facts about the data for the record as plain values, such as the corpus hash and the tokenizer."""
 
 
 class HeldOutDataPlugin(DataPlugin, Protocol):
-    """A data source for trainings with an end: it holds out a part of the data for evaluation."""
+    """A data source for trainings of a fixed length. It excludes part of the data from training, for evaluation."""
 
     def micro_batches(self, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Any]:
-        """Return the `MicroBatch`es from number `first` on, where a resumed run continues, without held-out samples."""
+        """Return the `MicroBatch`es of training samples from index `first` on, at which a resumed run continues."""
 
     def held_out_batches(self, spec: RunSpec, data_rank: int) -> list[Any]:
-        """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples.
-        These are the same for every seed of the run and number of ranks."""
+        """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples. The
+        samples do not depend on the run's seed or number of ranks."""
 
 
 class LauncherPlugin(Protocol):
-    """A launcher: a file or folder of bench/launchers. It is a `StartingLauncherPlugin` or, where it `QUEUES`, a
-    `QueueingLauncherPlugin`.
+    """A launcher: a file or folder of bench/launchers.
 
-    Options are always an instance of the launcher's own `Options`.
+    It is a `QueueingLauncherPlugin` if `QUEUES` is True, and a `StartingLauncherPlugin` otherwise. The `options` of its
+    functions are an instance of its own `Options`.
     """
 
     QUEUES: bool
-    """True if a scheduler starts the work later. Otherwise it starts at once, and the command waits for it."""
+    """True if a scheduler starts the work later. If False, the launcher starts work at once and the command waits for
+    its end."""
 
     Options: type[Limits]
     """Keys of conf/launcher that a user may set."""
@@ -293,69 +306,73 @@ class LauncherPlugin(Protocol):
         """Raise UserError for a spec that this launcher cannot start."""
 
     def plan(self, work: Work, options: Limits) -> LaunchPlan:
-        """Return how `work` starts, without side effects: a dry run prints this plan."""
+        """Return how `work` would be started, without side effects. A dry run prints this plan."""
 
 
 class StartingLauncherPlugin(LauncherPlugin, Protocol):
-    """A launcher that starts work at once, as a process of this machine (which may start processes elsewhere)."""
+    """A launcher that starts work at once, as a process of this machine. That process may start others on other
+    machines."""
 
     def submit(self, launch: LaunchPlan) -> Popen[bytes]:
-        """Start the planned work, the only side effect."""
+        """Start the planned work as a process. Other functions of a launcher have no side effects except `cancel`."""
 
     def poll(self, handle: Popen[bytes]) -> bool:
-        """Return whether the work has ended."""
+        """Return True if the work has ended."""
 
     def cancel(self, handle: Popen[bytes]) -> None:
-        """Request the end of the work; it leaves a record `cancelled`."""
+        """Request the end of the work. Its runs then write records with the outcome `cancelled`."""
 
 
 class QueueingLauncherPlugin(LauncherPlugin, Protocol):
-    """A launcher whose work a scheduler starts, on nodes that see the study's folder (`Work`).
+    """A launcher whose work a scheduler starts later, on nodes that can read the study's folder (see `Work`).
 
-    The scheduler's names for jobs, states and variables stay inside the launcher. SchedulerUnavailable means that the
-    scheduler did not answer, so that the state of its jobs is unknown. A refusal is a UserError with its message.
+    The scheduler's names for jobs, states and variables are used only inside the launcher. Functions raise
+    SchedulerUnavailable if the scheduler does not respond, so that the states of jobs are unknown. If the scheduler
+    refuses a request, they raise UserError with its message.
     """
 
     ARRAYS: bool
-    """True if a job may have tasks (`Work.tasks`). Otherwise `mode=array` is refused."""
+    """True if the scheduler supports job arrays (`Work.tasks`). If False, `mode=array` is refused."""
 
     Options: type[SchedulingOptions]
-    """SchedulingOptions and options of the site."""
+    """Keys of conf/launcher that a user may set: those of SchedulingOptions, and options of the site."""
 
     def submit(self, launch: LaunchPlan) -> str:
-        """Write the files of a plan and submit it, the only side effect; return the scheduler's handle of the job."""
+        """Write the files of a plan, submit the job, and return the scheduler's handle of the job."""
 
     def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
-        """Return the states of all jobs of these names by name and task (None for a job without tasks), from one query.
-        A missing name means that the scheduler does not know the job."""
+        """Query the scheduler once, and return the states of all jobs with these names by name and task.
+
+        The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler.
+        """
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
-        """Return the output file of a job in this folder, or of one of its tasks; it may not exist yet."""
+        """Return the path of a job's output file in this folder, or of one task's. The file may not exist yet."""
 
     def cancel_all(self, handles: Iterable[str]) -> None:
-        """Cancel whole jobs; jobs that have ended meanwhile are ignored."""
+        """Cancel whole jobs. Jobs that have already ended are ignored."""
 
     def limits(self, options: SchedulingOptions) -> ClusterLimits:
-        """Return the limits of the cluster. On a machine outside the cluster there are none, so that planning a sweep
-        still works there."""
+        """Return the limits of the cluster. On a machine outside the cluster no limits are known, so that a sweep can
+        be planned there."""
 
     def job_setup(self, options: SchedulingOptions) -> JobSetup:
-        """Return the environment of a job's command, for `zeroscale prepare`."""
+        """Return the environment of a job's command, which `zeroscale prepare` checks."""
 
     def context(self, environment: Mapping[str, str]) -> JobContext | None:
-        """Return the place of a process with this environment in a job of the scheduler; None outside any job."""
+        """Return the scheduler's job of a process with these environment variables; None outside any job."""
 
     def spread(self, command: Sequence[str], nodes: int) -> list[str]:
-        """Return the command that runs `command` once on each of the `nodes` of this process's job; UserError where
-        that is impossible."""
+        """Return a command line that runs `command` once on each of the `nodes` of this process's job. Raise UserError
+        if the scheduler cannot do this."""
 
 
 class MetricPlugin(Protocol):
-    """Quantities derived from one record: a file of analysis/metrics."""
+    """A group of metrics, each derived from one record: a file of analysis/metrics."""
 
     METRICS: Sequence[Any]
-    """Values of `analysis.metrics.Metric`: column, short description, unit, the better direction ("more", "less",
-    "neither"), and a function of the record that returns None for an unknown value."""
+    """Metrics, as `analysis.metrics.Metric`. Each has a column name, short description, unit, better direction ("more",
+    "less" or "neither"), and a function of the record that returns None for an unknown value."""
 
 
 class FigurePlugin(Protocol):
@@ -363,19 +380,19 @@ class FigurePlugin(Protocol):
 
     TITLE: str
     PLACE: int
-    """Position among the figures. Figures with the same place are sorted by name."""
+    """Rank in the order of figures. Figures of the same rank are sorted by name."""
 
     ALT: str
-    """A description of the figure, for readers who cannot see it."""
+    """Text alternative of the figure, for readers who cannot see it."""
 
     def picture(self, results: Any) -> Any:
-        """Return an `analysis.drawing.Picture` of `analysis.results.Results`. It has no panel where there is nothing to
-        show, for example without a second node count."""
+        """Return the figure as an `analysis.drawing.Picture`, made from `analysis.results.Results`. The picture has no
+        panels if there is nothing to show, such as without a second node count."""
 
 
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]
 
-# One name, package and key, several Protocols: each says what one caller needs of the plug-in.
+# Several Protocols share one name, package and key. Each states the members that one caller of the plug-in needs.
 _ENGINE = "engine", "bench.engines", "engine.backend"
 ENGINE: Kind[EnginePlugin] = Kind(*_ENGINE, EnginePlugin, "facts")
 ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "engine")
@@ -396,26 +413,28 @@ QUEUEING: Kind[QueueingLauncherPlugin] = Kind(*_LAUNCHER, QueueingLauncherPlugin
 
 
 def load_queueing(name: str) -> QueueingLauncherPlugin | None:
-    """Return the launcher of this name, or None if it starts work at once; UserError as `load`."""
+    """Return the launcher with this name if it has a queue, otherwise None. Raise UserError as `load` does."""
     return load(QUEUEING, name) if load(LAUNCHER, name).QUEUES else None
 
 
 class JobAndLauncher(NamedTuple):
-    """The job of this process and the launcher that recognised it; the defaults outside any job."""
+    """The scheduler's job of this process, and the launcher that recognised the job. Outside any job, both have their
+    defaults."""
 
     launcher: QueueingLauncherPlugin | None = None
     context: JobContext = JobContext()
 
 
 def find_context(name: str, environment: Mapping[str, str]) -> JobContext:
-    """Return the place of a process with this environment in a job of the launcher `name`."""
+    """Return the job, recognised by the launcher `name`, of a process with these environment variables. Outside any
+    job, return the defaults."""
     launcher = load_queueing(name)
     return (launcher.context(environment) if launcher else None) or JobContext()
 
 
 def find_job(environment: Mapping[str, str]) -> JobAndLauncher:
-    """Return the job of a process with this environment, by asking every launcher: a run that a user starts by hand may
-    be inside a job too. A launcher whose import fails recognises no job."""
+    """Return the job of a process with these environment variables. All launchers are tried, since a run that a user
+    starts by hand may be inside a job, too. A launcher that cannot be imported is skipped."""
     for name, launcher in list_usable(LAUNCHER):
         with contextlib.suppress(UserError):
             queueing = load_queueing(name) if launcher.QUEUES else None

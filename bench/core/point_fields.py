@@ -1,7 +1,8 @@
-"""Fields of a point: a spec flattened to dotted names, and a table with the role of each field.
+"""Fields of a point: a spec flattened to dotted names, and a table of the purposes for which each field matters.
 
-Fields have their names of the command line (`batch.micro`, `engine.options.stage`). The table decides whether two
-points are equal for a purpose: for the config_id, for comparing losses, or for comparing measured and predicted times.
+Fields have the names of the command line, such as `batch.micro` and `engine.options.stage`. For each of three purposes,
+the table decides which fields two points must have in common: the config_id, the comparison of losses, and the
+comparison of measured and predicted step times.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,19 +12,19 @@ from pydantic import BaseModel
 
 
 class FieldRole(NamedTuple):
-    """Properties of a run that depend on a field, and whether a column shows the field."""
+    """Role of a field: the properties of a run that depend on it, and whether a column of the summary shows it."""
 
-    identity: bool = True  # the config_id
-    losses: bool = True  # the losses for a seed, with any engine
+    identity: bool = True  # the config_id depends on it
+    losses: bool = True  # the losses for a given seed depend on it, with any engine
     step_time: bool = True
-    shown: bool = False  # a column of the summary shows it, so that no other text has to
+    shown: bool = False  # a column of the summary shows it, so other texts omit it
 
 
 _KERNEL = FieldRole(losses=False)  # another implementation of the same computation
 
 FIELDS: Mapping[str, FieldRole] = {
     "model.name": FieldRole(step_time=False, shown=True),
-    "model.parameters": FieldRole(step_time=False),  # the published count, which follows from the shape
+    "model.parameters": FieldRole(step_time=False),  # the published number, which follows from the shape
     "model.source": FieldRole(identity=False, losses=False, step_time=False),
     "model.attention": _KERNEL,
     "model.compile": _KERNEL,
@@ -34,8 +35,8 @@ FIELDS: Mapping[str, FieldRole] = {
     "data": FieldRole(step_time=False),
     "data.name": FieldRole(step_time=False, shown=True),
     "batch.micro": FieldRole(shown=True),
-    "batch.accumulation": FieldRole(losses=False, shown=True),  # they follow from the micro-batches of all ranks
-    "batch.global": FieldRole(identity=False, shown=True),  # follows from the others, but not without `parallel`
+    "batch.accumulation": FieldRole(losses=False, shown=True),  # losses follow from the micro-batches of all ranks
+    "batch.global": FieldRole(identity=False, shown=True),  # follows from the other fields and `parallel`
     "nodes": FieldRole(shown=True),
     "devices_per_node": FieldRole(shown=True),
     "objective": FieldRole(shown=True),
@@ -52,13 +53,13 @@ FIELDS: Mapping[str, FieldRole] = {
     "seed": FieldRole(step_time=False),
     "measure": FieldRole(losses=False, step_time=False),
 }
-"""Roles of all fields except those with the default role. A row holds for all fields below its own that have no row. A
-group comes before its fields."""
+"""Roles of the fields that differ from the default role. The role of a group applies to all of its fields without an
+own row. A group precedes its fields."""
 
 MODEL_KERNELS = tuple(
     name.removeprefix("model.") for name, role in FIELDS.items() if role is _KERNEL and name.startswith("model.")
 )
-"""Fields of a model that choose an implementation of the same computation."""
+"""Fields of a model that select an implementation without changing the computed function."""
 
 _METADATA_FIELDS = {name for name, role in FIELDS.items() if not (role.identity or role.losses or role.step_time)}
 
@@ -66,7 +67,8 @@ Question = Literal["identity", "losses", "step_time"]
 
 
 def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and plain value of every field of a spec or plain spec, except metadata; None if unset."""
+    """Yield the dotted name and plain value of every field of a spec; None for an unset field. Metadata, on which no
+    property of a run depends, is excluded."""
     plain = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, BaseModel) else spec
     for name, value in plain.items():
         if isinstance(value, Mapping):
@@ -76,13 +78,14 @@ def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tup
 
 
 def select(plain: Mapping[str, Any], question: Question) -> dict[str, Any]:
-    """Return the fields of a plain spec, its keys by alias, on which the answer to a question depends."""
+    """Return the fields of a plain spec on which a property of a run depends: its identity, losses or step time. Keys
+    are pydantic aliases."""
     chosen = dict(plain)
     for field in (field for field, role in FIELDS.items() if not getattr(role, question)):
         group, _, name = field.partition(".")
         if not name:
             chosen.pop(group, None)
-        elif group in chosen:  # not popped in place: the values below are the caller's
+        elif group in chosen:  # copied, because the nested mapping belongs to the caller
             chosen[group] = {other: value for other, value in chosen[group].items() if other != name}
     return chosen
 

@@ -1,4 +1,5 @@
-"""Processes of zeroscale: their command, their imports, and their identity among reused process numbers."""
+"""Processes of zeroscale: the commands that start them, faster imports, and an identity that survives reused process
+ids."""
 
 import contextlib
 import gc
@@ -9,16 +10,16 @@ from typing import NamedTuple
 
 
 def build_module_command(module: str, *arguments: str, python: Sequence[str] = (sys.executable,)) -> list[str]:
-    """Return the command that runs a module in its own process."""
-    # -P: otherwise Python imports files of the current folder before libraries. PYTHONPATH works as always.
+    """Return the command that runs a Python module in its own process."""
+    # Without -P, Python would import files of the current folder before libraries. -P does not affect PYTHONPATH.
     return [*python, "-P", "-m", module, *arguments]
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Switch garbage collection off during imports, and exclude their objects from it later.
+    """Disable garbage collection during imports, and then exclude the imported objects from later collections.
 
-    Imports leave almost no garbage, so this saves a quarter of their time.
+    Imports create almost no garbage. Without collections they take a quarter less time.
     """
     gc.disable()
     try:
@@ -29,19 +30,20 @@ def importing() -> Iterator[None]:
 
 
 class ProcessIdentity(NamedTuple):
-    """Identity of a process: the kernel reuses numbers, within a boot and after the next one."""
+    """Identity of a process. A process id alone is not unique: the kernel reuses it, during a boot and after the next
+    boot."""
 
     boot_id: str
-    namespace: str  # of process numbers: containers have their own
-    started: int  # clock ticks after the boot
+    namespace: str  # of process ids: each container has its own
+    started: int  # clock ticks from the boot to the start of the process
 
 
 def identify_process(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process with this number; None if there is none, or where /proc does not show it."""
+    """Return the identity of the process with this id; None if it has ended or /proc does not show it."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ended = fields[0] in "ZX"  # a zombie, which waits only for its parent
+        ended = fields[0] in "ZX"  # a zombie has ended and waits only for its parent
         return None if ended else ProcessIdentity(boot_id, str(Path("/proc/self/ns/pid").readlink()), int(fields[19]))
     except (OSError, IndexError, ValueError):
         return None

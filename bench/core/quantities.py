@@ -1,7 +1,7 @@
-"""Quantities of a run, from its record: step time with its interval, samples and tokens per second and node, memory.
+"""Quantities of a run, derived from its record: step time with its interval, throughput, memory and loss.
 
 This module also decides when a run's machine counts as busy, and when a rank or a node's network counts as slow. None
-means unknown.
+means that a quantity is unknown.
 """
 
 import math
@@ -16,8 +16,11 @@ from bench.core.spec import RunSpec
 QUANTITIES = (
     "step_s", "samples_per_s", "tokens_per_s", "samples_per_node_hour", "peak_bytes", "loss", "validation_loss",
 )  # fmt: skip
-"""Measured quantities of a run. `peak_bytes` counts live tensors of the rank with most of them, `loss` is the mean of
-the window's last steps, `validation_loss` that of the held-out text at the end of a training."""
+"""Names of a run's measured quantities.
+
+`peak_bytes` is the peak of live tensor bytes on the rank with the highest peak. `loss` is the mean of the last steps of
+the window. `validation_loss` is the loss on held-out text at the end of a training.
+"""
 OBJECTIVES: dict[str, Literal["most", "least"]] = {
     "samples_per_s": "most",
     "tokens_per_s": "most",
@@ -26,46 +29,47 @@ OBJECTIVES: dict[str, Literal["most", "least"]] = {
     "peak_bytes": "least",
     "validation_loss": "least",
 }
-"""Quantities that a search can optimise, with the direction; all of them are positive."""
+"""Quantities that a search can optimise, and whether more or less is better. All of them are positive."""
 _TIMELESS = ("peak_bytes", "loss", "validation_loss")
 _LAST_STEPS = 5
-# Standard deviations of the log of a step time that is no sound measurement.
-_BUSY_NOISE = 0.3  # on a busy machine: a factor of 1.35 in either direction
-_UNKNOWN_NOISE = 0.3  # with too few steps for an interval
-_UNSTEADY_NOISE = 0.1  # timed before its steps were steady
+# Standard deviations of the log of a step time whose measurement was disturbed.
+_BUSY_NOISE = 0.3  # on a busy machine: a factor of 1.35 up or down
+_UNKNOWN_NOISE = 0.3  # too few steps for an interval
+_UNSTEADY_NOISE = 0.1  # measured before the step times were steady
 _DEVIATIONS = 1.96  # standard deviations on either side of a 95 % interval
-_LEAST_NOISE = 0.025  # of an interval; below this, two sound runs of one point differ as much
+_LEAST_NOISE = 0.025  # smaller noise is ignored: two undisturbed runs of one point differ as much
 
 
 class RunQuantities(NamedTuple):
-    """Quantities of a run that ended well. The interval is the 95 % interval of its step time from this run alone."""
+    """Quantities of a run that ended well. `low_s` and `high_s` are the 95 % interval of the median step time,
+    estimated from the steps of this run alone."""
 
     step_s: float
     low_s: float | None
     high_s: float | None
-    samples: int  # of a step
-    tokens: float | None  # of a step, padding included
+    samples: int  # per step
+    tokens: float | None  # per step, padding included
     nodes: int
     peak_bytes: int | None
     loss: float | None
-    ended_early: bool = False  # its steps were surely longer than those of a search's best trial
+    ended_early: bool = False  # a search stopped it: its steps were certainly longer than the best trial's
     validation_loss: float | None = None
-    step_noise: float = 0.0  # standard deviation of the log of the step time, beyond that between two sound runs
+    step_noise: float = 0.0  # extra standard deviation of the log of the step time, by disturbances
 
     def noise(self, name: str) -> float:
-        """Return the standard deviation of the log of a quantity, beyond that between two sound runs."""
+        """Return the extra standard deviation of the log of a quantity, compared with that of an undisturbed run."""
         return 0.0 if name in _TIMELESS else self.step_noise
 
     def get(self, name: str) -> float | None:
-        """Return one of `QUANTITIES`."""
+        """Return the value of one of `QUANTITIES`; None if it is unknown."""
         if name in _TIMELESS:
             value: float | None = getattr(self, name)
             return value
         return self._of_time(name, self.step_s)
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the interval of a quantity that follows from the step time, widened by the noise of an unsound
-        measurement; None where there is none."""
+        """Return the interval of a quantity that follows from the step time; None if it is unknown, or for any other
+        quantity. If the measurement was disturbed, the interval is widened by the extra noise."""
         low_s, high_s = self.low_s, self.high_s
         if self.step_noise:
             factor = math.exp(_DEVIATIONS * self.step_noise)
@@ -81,7 +85,8 @@ class RunQuantities(NamedTuple):
 
 
 def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
-    """Return the numerator of a quantity per step time, such as the samples of a step; None for other quantities."""
+    """Return the work per step from which a rate follows by division by the step time, such as samples for
+    `samples_per_s`. None for a quantity that does not follow from the step time."""
     if name in _TIMELESS:
         return None
     if name == "samples_per_node_hour":
@@ -90,7 +95,8 @@ def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> f
 
 
 def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes: int | None) -> float | None:
-    """Return a quantity for a predicted step time and predicted memory."""
+    """Return the value of a quantity that follows from a predicted step time or a predicted peak of memory; None if
+    that is unknown."""
     if name == "peak_bytes":
         return peak_bytes
     if step_s is None or name == "step_s":
@@ -101,7 +107,7 @@ def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes:
 
 
 def derive_quantities(record: RunRecord) -> RunQuantities | None:
-    """Return the quantities of a run; None unless it was measured and ended well."""
+    """Return the quantities of a run; None if the run was not measured or did not end well."""
     observed = record.observations
     if record.outcome.kind != "ok" or observed is None or observed.steps is None or observed.drill:
         return None
@@ -137,7 +143,7 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
 
 
 def compute_node_hours(record: RunRecord) -> float | None:
-    """Return the node-hours from a run's start to its last step; None for a record without times."""
+    """Return the node-hours of a run, from its start to its last step; None for a record without times."""
     observed = record.observations
     if observed is None:
         return None
@@ -146,32 +152,34 @@ def compute_node_hours(record: RunRecord) -> float | None:
 
 
 BUSY_SHARE = 0.05
-"""Background load above this share of all cores that the run may use makes it busy: its steps take 5 % longer, as much
-as two configurations may differ."""
+"""Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which is as
+much as two configurations may differ."""
 PRESSURE_SHARE = 0.05
-"""Share of the window in which a task, perhaps the run's own, waited for memory or for input and output."""
+"""Share of the window above which waits for memory, or for input and output, make a machine busy. A wait counts even if
+it is the run's own."""
 FOREIGN_BYTES = 2**28
 """Device memory above which another process counts as background load. A display server uses less."""
 
 
 def compute_background_load(load: NodeLoad) -> float | None:
-    """Return the share of a node's core time used by other processes or the hypervisor's guests; None where unknown."""
+    """Return the share of a node's core time that other processes or other guests of the hypervisor used; None if
+    unknown."""
     known = [share for share in (load.others_share, load.stolen_share) if share is not None]
     return sum(known) if known else None
 
 
 def is_busy(observed: Observations, window_s: float) -> bool:
-    """Return True if any node was busy during the window.
+    """Return True if any node was busy during the window of `window_s` seconds.
 
-    Reasons are background load, waits for memory or for input and output, a control group's quota, another process on a
-    device, or a person's later mark of the record.
+    Reasons are background load, waits for memory or for input and output, a control group's CPU quota, another process
+    on a device, and a user's later mark of the record as busy.
     """
     if observed.known_busy is not None:
         return True
     for load in observed.load or ():
         if (compute_background_load(load) or 0.0) > BUSY_SHARE or (load.throttled_s or 0.0) > BUSY_SHARE * window_s:
             return True
-        # Pressure on cores does not count: the ranks themselves may cause it.
+        # Pressure on cores is ignored, because the ranks themselves may cause it.
         if max(load.memory_pressure_share or 0.0, load.io_pressure_share or 0.0) > PRESSURE_SHARE:
             return True
     return any(
@@ -180,15 +188,16 @@ def is_busy(observed: Observations, window_s: float) -> bool:
     )
 
 
-_SLOWER, _LATER_S = 1.2, 0.02  # below 20 ms the operating system alone makes ranks differ
+_SLOWER, _LATER_S = 1.2, 0.02  # differences below 20 ms may come from the operating system
 _SLOW_LINK = 0.5
 
 
 def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
-    """Return the ranks whose own time in a step, outside collectives, is far above that of equal ranks.
+    """Return the ranks that spend far more time outside collectives per step than other ranks with the same work.
 
-    Far means more than 20 % and more than 20 ms above the median of the other ranks (the larger of two middle values).
-    Ranks are equal if they have the same of `parts` consecutive parts of the layers, since parts differ in work.
+    Far more means over 20 % and over 20 ms above the median of the other ranks, of which an even number gives the
+    larger of the two middle values. Ranks have the same work if they hold the same of `parts` consecutive pipeline
+    parts.
     """
     alike = len(outside_s) // parts or 1
     found = []
@@ -203,14 +212,15 @@ def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
 
 
 def compare_to_alike(values: Sequence[float], parts: int = 1) -> list[tuple[float, float]]:
-    """Return each rank's value with the median over the ranks that have the same of `parts` parts of the layers."""
+    """Return, for each rank, its value and the median over all ranks with the same pipeline part. The model has `parts`
+    of them."""
     alike = len(values) // parts or 1
     medians = [statistics.median(values[first : first + alike]) for first in range(0, len(values), alike)]
     return [(own, medians[rank // alike]) for rank, own in enumerate(values)]
 
 
 def find_slow_links(nodes_bytes_per_s: Sequence[float | None]) -> list[int]:
-    """Return the nodes whose bandwidth is below half of the median. Unknown bandwidths (None) are ignored."""
+    """Return the nodes with less than half of the median bandwidth. Unknown bandwidths (None) are ignored."""
     known = [rate for rate in nodes_bytes_per_s if rate is not None]
     limit = _SLOW_LINK * statistics.median(known) if known else 0.0
     return [node for node, rate in enumerate(nodes_bytes_per_s) if rate is not None and rate < limit]
