@@ -1,15 +1,15 @@
-"""RunRecord: the observations of one attempt, the contract between the harness and the analysis.
+"""RunRecord: the observations of one attempt, which the harness writes and the analysis reads.
 
-A record holds raw observations only. `analysis` derives throughput, FLOP/s and intervals, so that a corrected formula
-never needs a new run. None means unknown. A failed attempt leaves a record like any other.
+A record contains raw observations only. The package `analysis` derives throughput, FLOP/s and intervals, so that runs
+need not be repeated when a formula is corrected. None means unknown. A failed attempt has a record, too.
 
-History of the format (`schema_version`), whose readers for older versions are in `bench.core.record_checks`:
-1  first version
-2  a step's time is the difference between the slowest rank's completions; fields for the extremes of steps, the load of
-   the machine, device use, transport, phases, idle time, trainable parameters, evaluations, checkpoints and traces;
-   `before_collectives_s` is gone
-3  a window's length is fixed: `measure.window_s` and `gpu_warmup_s` in place of `min_s`, `max_steps`, `width` and
-   `warmup_max_steps`, `stopped` may be `window`, and `steady` is not written any more
+History of the format (`schema_version`); `bench.core.record_checks` converts records of older versions:
+1  First version.
+2  The time of a step is the difference between the slowest rank's completions of successive steps. There are new fields
+   for the fastest and slowest rank of a step, background load, device use, transport, phases, idle time, trainable
+   parameters, evaluations, checkpoints and traces. The field `before_collectives_s` is removed.
+3  The length of a window is fixed before the run. `measure` has `window_s` and `gpu_warmup_s` in place of `min_s`,
+   `max_steps`, `width` and `warmup_max_steps`. `stopped` may be `window`. `steady` is no longer written.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from bench.core.machine import Machine
 from bench.core.spec import Extensible, Frozen, Positive, RunSpec
 
 SCHEMA_VERSION = 3
-"""Version of a record's format."""
+"""Version of the record format that this code writes."""
 
 OutcomeKind = Literal[
     "ok", "oom", "host_oom", "hang", "timeout", "comm_error", "node_failure", "preempted", "cancelled",
@@ -29,13 +29,14 @@ OutcomeKind = Literal[
 ]  # fmt: skip
 # An out-of-memory error recurs with the same spec; a lost node or a hang may not.
 FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "pruned", "infeasible"})
-"""Outcomes that another attempt would repeat. A point with any other outcome is tried again."""
+"""Final outcomes: another attempt at the same spec would have the same outcome. A point with any other outcome is
+attempted again."""
 
 Evidence = Literal["measured", "rehearsed", "predicted"]
 
 
 class MemoryShortage(Frozen):
-    """Use of the memory that ran out on a rank, in bytes at the moment of the failure."""
+    """The memory that ran out on a rank: its use in bytes when the allocation failed."""
 
     rank: int
     where: Literal["device", "host"]
@@ -51,7 +52,7 @@ class MemoryShortage(Frozen):
 
 
 class Outcome(Extensible):
-    """How an attempt ended, and the typed evidence for this decision."""
+    """Outcome of an attempt, and the facts from which it was determined."""
 
     LATER_FIELDS = frozenset({"shortage"})
 
@@ -66,12 +67,13 @@ class Outcome(Extensible):
 
     @property
     def paused_s(self) -> float:
-        """Seconds for which the attempt was paused: a suspended job, SIGSTOP, a machine that slept."""
+        """Seconds during which the attempt was paused: its job was suspended, it received SIGSTOP, or the machine
+        slept."""
         return float(self.evidence.get("paused_s") or 0.0)
 
 
 class Limits(Frozen):
-    """Times after which a supervisor gives up on a run."""
+    """Time limits after which a supervisor ends a run."""
 
     time_limit_min: float | None = Field(None, gt=0, description="maximum length of the whole attempt; None: no limit")
     hang_s: float = Field(300.0, gt=0, description="maximum time without a step, after the first step")
@@ -96,19 +98,21 @@ class Limits(Frozen):
 
 
 class Network(Frozen):
-    """How the nodes of a run reach each other. By default by host name, over the interface that it resolves to."""
+    """Network names and interfaces that the nodes of a run use for communication. By default, these are the host names
+    and the interfaces to which they resolve."""
 
     rendezvous_host: str = Field("{host}", description='of the first node; e.g. "{host}-ib0"')
     interface: str | None = Field(None, description="for gloo's and NCCL's sockets")
     expects: Literal["infiniband", "sockets"] | None = Field(None, description="required between nodes, else `invalid`")
 
     def address(self, host: str) -> str:
-        """Return the name under which other nodes reach `host`."""
+        """Return the host name or address at which other nodes reach `host`."""
         return self.rendezvous_host.replace("{host}", host)
 
 
 class Circumstance(Extensible):
-    """How and where an attempt was started: everything about it that is not its identity."""
+    """Circumstances of an attempt: how and where it was started. Two attempts with different circumstances can be
+    repeats of one point."""
 
     LATER_FIELDS = frozenset({"step_limit_s", "goes_on_from", "shapes_only"})
 
@@ -129,7 +133,7 @@ class Circumstance(Extensible):
 
 
 class EnvironmentClass(Frozen):
-    """Properties that decide whether results may be pooled; `environment_id` is their hash."""
+    """Properties of an environment that must be equal for results to be pooled. `environment_id` is their hash."""
 
     device: str = Field(description="the device's own name")
     devices_per_node: int
@@ -142,7 +146,7 @@ class EnvironmentClass(Frozen):
 
 
 class ScheduledJob(Frozen):
-    """The scheduler's job in which an attempt ran, the same for every scheduler."""
+    """The scheduler's job in which an attempt ran, in a form that does not depend on the scheduler."""
 
     job_id: str
     cluster: str = Field("", description="name, where several clusters number their jobs independently")
@@ -151,13 +155,13 @@ class ScheduledJob(Frozen):
 
     @property
     def allocation(self) -> str | None:
-        """The name of this period on these nodes; None for a job without an id."""
+        """Name of the allocation: the job in one of its starts, on one set of nodes. None for a job without an id."""
         parts = (self.cluster, self.job_id, str(self.restart or ""))
         return ".".join(part for part in parts if part) if self.job_id else None
 
 
 class Environment(Extensible):
-    """Environment of an attempt. Results depend on `classification`; the other fields are for the reader."""
+    """Environment of an attempt. Only `classification` affects results; the other fields are for human readers."""
 
     LATER_FIELDS = frozenset({"job"})
 
@@ -177,8 +181,9 @@ class Environment(Extensible):
 class RankMemory(Frozen):
     """Memory of one rank in bytes.
 
-    `allocated` counts live tensor bytes by the device's allocator, on a CPU by a wrapper of torch's own. `drift` is its
-    relative distance from the storages that Python can reach between steps.
+    `allocated` is the bytes of live tensors, counted by the device's allocator or, on a CPU, by a wrapper of torch's
+    allocator. `drift` checks that count: its relative difference from the tensor storages that Python can reach between
+    steps.
     """
 
     rank: int
@@ -200,7 +205,8 @@ class RankMemory(Frozen):
 class Collective(Frozen):
     """One kind of collective in one optimizer step of one rank.
 
-    Payload as nccl-tests counts it: the tensor reduced or broadcast, the gathered output, the input to be scattered.
+    The payload is counted as in nccl-tests: the tensor of a reduction or broadcast, the output of a gather, or the
+    input of a scatter.
     """
 
     calls: int
@@ -211,16 +217,17 @@ _PADDING = "_padding"
 
 
 class Tokens(RootModel[dict[str, float]]):
-    """Tokens per optimizer step over all data-parallel ranks, averaged over the window.
+    """Tokens per optimizer step, summed over all data-parallel ranks and averaged over the steps of the window.
 
-    The key of each of the objective's kinds holds its tokens with padding; `<kind>_padding` holds the padding alone.
+    For each kind of tokens of the objective there are two keys: `<kind>` for tokens including padding, and
+    `<kind>_padding` for padding alone.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _in_pairs(self) -> Self:
-        # A kind without its padding, or the reverse, would silently change derived throughput.
+        # Without this check, a kind without its padding, or the reverse, would silently change the derived throughput.
         kinds = self.root.keys() - {name for name in self.root if name.endswith(_PADDING)}
         if not kinds or self.root.keys() != kinds | {f"{kind}{_PADDING}" for kind in kinds}:
             raise ValueError(f"not tokens by kind, each with its padding: {', '.join(self.root)}")
@@ -228,27 +235,27 @@ class Tokens(RootModel[dict[str, float]]):
 
     @classmethod
     def counted(cls, tokens: Mapping[str, float], padding: Mapping[str, float]) -> Self:
-        """Return the tokens of these kinds, with the padding among them."""
+        """Build the value from two counts by kind: tokens including padding, and padding alone."""
         return cls({**tokens, **{f"{kind}{_PADDING}": padding[kind] for kind in tokens}})
 
     def of(self, kind: str) -> float | None:
-        """Return the tokens of one kind, padding included; None where there is no such kind."""
+        """Return the number of tokens of one kind, padding included; None if there is no such kind."""
         return self.root.get(kind)
 
     @property
     def all(self) -> float:
-        """Tokens of all kinds, padding included."""
+        """Number of tokens of all kinds, padding included."""
         return sum(count for name, count in self.root.items() if not name.endswith(_PADDING))
 
     @property
     def padding(self) -> float:
-        """Padding of all kinds."""
+        """Number of padding tokens of all kinds."""
         return sum(count for name, count in self.root.items() if name.endswith(_PADDING))
 
 
 class Link(Frozen):
-    """Bandwidth between the ranks: of a short all-reduce before the window and, between several nodes, of an exchange
-    between the first ranks of neighbouring nodes."""
+    """Measured bandwidth between ranks. It comes from a short all-reduce before the window and, on several nodes, from
+    an exchange between the first ranks of neighbouring nodes."""
 
     backend: str
     interfaces: tuple[str, ...] = ()
@@ -261,7 +268,8 @@ class Link(Frozen):
 
 
 class NodeLoad(Frozen):
-    """Background load of one node during the window. A share is of the time of the cores that the run may use."""
+    """Background load of one node during the window. Fields named `share` are fractions of the time of the cores that
+    the run may use."""
 
     node: int
     others_share: float | None = Field(None, description="processor time of processes outside this run")
@@ -273,7 +281,7 @@ class NodeLoad(Frozen):
 
 
 class DeviceUse(Frozen):
-    """Clock, power and other processes of one rank's device during the window."""
+    """Clock, power, temperature and other processes of one rank's device during the window."""
 
     rank: int
     uuid: str | None = None
@@ -287,7 +295,7 @@ class DeviceUse(Frozen):
 
 
 class Evaluation(Frozen):
-    """The loss on held-out data after a number of optimizer steps."""
+    """Loss on held-out data after a number of optimizer steps."""
 
     step: int
     loss: float | None = Field(description="mean per target token; None where it was not finite")
@@ -297,7 +305,7 @@ class Evaluation(Frozen):
 
 
 class Checkpoint(Frozen):
-    """A checkpoint that was saved or loaded."""
+    """The saving or loading of one checkpoint."""
 
     kind: Literal["save", "load"]
     step: int
@@ -306,7 +314,7 @@ class Checkpoint(Frozen):
 
 
 class ProfiledSteps(Frozen):
-    """Steps outside the window that were profiled on some ranks."""
+    """Steps before or after the window that the profiler recorded on some ranks."""
 
     ranks: tuple[int, ...]
     steps: int
@@ -317,10 +325,11 @@ class ProfiledSteps(Frozen):
 
 
 class Steps(Frozen):
-    """The optimizer steps in order, warm-up included; index `cut` is the first of the window.
+    """Optimizer steps of a run in order, warm-up included. The first step of the window has the index `cut`.
 
-    A step lasts from the slowest rank's completion of the previous step to that of this one, so that steps add up to
-    the window. data_wait_s is the maximum over ranks. `steps.parquet` holds every rank's own series.
+    The time of a step is from the slowest rank's completion of the previous step to the slowest rank's completion of
+    this step. The step times therefore add up to the length of the window. `data_wait_s` is the maximum over ranks. The
+    file `steps.parquet` has each rank's own times.
     """
 
     cut: int
@@ -342,7 +351,8 @@ class Steps(Frozen):
 
 
 class TimedPass(NamedTuple):
-    """A forward or backward of a stage for one micro-batch, in seconds from the beginning of its rank's step."""
+    """A forward or backward pass of a pipeline stage for one micro-batch. Times are seconds from the beginning of the
+    step on the same rank."""
 
     kind: str
     stage: int
@@ -352,7 +362,7 @@ class TimedPass(NamedTuple):
 
 
 class Observations(Frozen):
-    """All measurements of one attempt, reduced only by the maximum over ranks."""
+    """All measurements of one attempt. Values with one number for all ranks are the maximum over ranks."""
 
     parameters: Positive = Field(description="counted on the built model, partitions included")
     trainable_parameters: int | None = Field(None, description="those of them that are trained")
@@ -383,7 +393,7 @@ class Observations(Frozen):
 
 
 class RunRecord(Frozen):
-    """One attempt at one point: `record.json` of a run directory."""
+    """Record of one attempt at one point: the file `record.json` of a run directory."""
 
     schema_version: int = SCHEMA_VERSION
     config_id: str

@@ -1,10 +1,10 @@
-"""Migrations of older records to today's schema version, and rules that every record keeps.
+"""Migrations of records from older schema versions, and rules that every record must satisfy.
 
-Each migration from schema version n to n + 1 is a function on plain JSON. It may read every rank's own steps in the
-file next to the record, which hold more than the record itself.
+Each migration converts plain JSON from schema version n to n + 1. It may read each rank's own step times from the file
+next to the record.
 
 The types of `RunRecord` express most rules. This module adds rules between fields, and ranges in which sums, products
-and squares of measured numbers stay finite, so that code that reads a checked record needs no guards of its own.
+and squares of measured numbers stay finite. Code that reads a checked record therefore needs no checks of its own.
 """
 
 import math
@@ -23,10 +23,10 @@ Plain = dict[str, Any]
 
 
 def migrate(plain: Plain, series: Path) -> Plain:
-    """Return a record of an older version as a record of today's version.
+    """Convert a record of an older schema version to the current version.
 
-    `series` is the file of every rank's own steps, which may be missing. Raises AttributeError, KeyError, TypeError or
-    ValueError for a record that its own version does not allow.
+    `series` is the path of the file with each rank's own step times, which may be missing. Raise AttributeError,
+    KeyError, TypeError or ValueError for a record that is invalid in its own version.
     """
     for version in range(plain["schema_version"], SCHEMA_VERSION):
         plain = MIGRATIONS[version](plain, series) | {"schema_version": version + 1}
@@ -34,10 +34,11 @@ def migrate(plain: Plain, series: Path) -> Plain:
 
 
 def _migrate_from_1(plain: Plain, series: Path) -> Plain:
-    """Correct the step times, which were the maximum of the ranks' own times, and drop `before_collectives_s`.
+    """Correct the step times and remove the field `before_collectives_s`.
 
-    That field was the time before a step's first collective, recorded before `outside_collectives_s` existed. Both show
-    a slow rank equally well, except under stage 3, which gathers weights before any computation.
+    In version 1, a step time was the maximum of the ranks' own times. `before_collectives_s` was the time before the
+    first collective of a step, from before `outside_collectives_s` was recorded. Both fields show a slow rank equally
+    well. ZeRO stage 3 is the exception, because it gathers weights before any computation.
     """
     observed = plain.get("observations")
     if observed is None:
@@ -52,10 +53,10 @@ def _migrate_from_1(plain: Plain, series: Path) -> Plain:
 
 
 def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
-    """Return the steps with the differences of the slowest rank's completions.
+    """Return the steps with corrected times: differences between the slowest rank's completions of successive steps.
 
-    Where the ranks' own series is lost, the times stay as they were: a little too long, and more so with more ranks.
-    `window_s` was always right.
+    If the ranks' own times are lost, the step times are not changed. They are then slightly too long, and the error
+    grows with the number of ranks. `window_s` was recorded correctly.
     """
     steps = steps | {"slowest_rank_s": steps["step_s"]}
     if spec.get("nodes", 1) * spec.get("devices_per_node", 1) == 1:
@@ -68,8 +69,8 @@ def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
 
 
 def _read_own_steps(path: Path) -> Any:
-    """Return every rank's own seconds of each step, shape (steps, ranks); None where the file is unreadable."""
-    import pyarrow as pa  # imported here: slow, and records of today's version do not need it
+    """Return each rank's own seconds of each step, shape (steps, ranks); None if the file is unreadable."""
+    import pyarrow as pa  # imported here: it is slow, and records of the current version do not need it
     import pyarrow.parquet as pq
 
     try:
@@ -85,7 +86,7 @@ def _read_own_steps(path: Path) -> Any:
 
 
 def _migrate_from_2(plain: Plain, series: Path) -> Plain:
-    """Write out the protocol, whose defaults have changed since."""
+    """Write all values of the measurement protocol into the spec, because the defaults have changed since version 2."""
     if "spec" not in plain:
         return plain
     protocol = AdaptiveMeasure().model_dump(mode="json") | plain["spec"].get("measure", {})
@@ -96,16 +97,16 @@ MIGRATIONS: dict[int, Callable[[Plain, Path], Plain]] = {1: _migrate_from_1, 2: 
 
 # ---------------------------------------- rules
 
-_LEAST_S, _MOST_S = 1e-9, 1e9  # of one step
-_MOST = 2**53  # of counts and of tokens: integers up to here are exact as floats
-_MOST_SIZE = 2**31  # of one dimension of a model
+_LEAST_S, _MOST_S = 1e-9, 1e9  # bounds of a step time in seconds
+_MOST = 2**53  # limit of counts and tokens: integers up to this are exact as floats
+_MOST_SIZE = 2**31  # limit of one size of a model
 
 _Rules = Iterable[tuple[bool, str]]
-"""Pairs of a broken rule's condition and its message, which begins with the field."""
+"""Rules as pairs: True if the rule is broken, and the message for a broken rule, which begins with the field."""
 
 
 def find_broken_rule(record: RunRecord) -> str | None:
-    """Return the message of the first rule that a record breaks; None for a record without broken rules."""
+    """Return the message of the first rule that a record breaks; None if it breaks no rule."""
     for rules in (_list_size_rules, _list_outcome_rules, _list_observation_rules, _list_plain_rules):
         if message := next((message for broken, message in rules(record) if broken), None):
             return message
@@ -127,7 +128,8 @@ def _list_size_rules(record: RunRecord) -> _Rules:
 
 
 def _list_outcome_rules(record: RunRecord) -> _Rules:
-    """A measured run that is ok has a window; a rehearsal its compute time or, with shapes only, its memory."""
+    """Check the observations of a run with the outcome `ok`. A measured run must have a window. A rehearsal must have
+    compute times or, with `shapes_only`, memory."""
     if record.outcome.kind != "ok":
         return
     observed = record.observations
@@ -176,7 +178,7 @@ def _list_step_rules(steps: Steps) -> _Rules:
 
 
 def _list_plain_rules(record: RunRecord) -> _Rules:
-    """Check the untyped fields that later code computes with."""
+    """Check fields without a type that other code uses in computations."""
     spec, environment = record.spec, record.environment
     commit = (environment.git or {}).get("commit") if environment else None
     yield not isinstance(commit, str | None), "environment.git.commit: not text"
@@ -185,7 +187,7 @@ def _list_plain_rules(record: RunRecord) -> _Rules:
 
 
 def _is_outside(values: Sequence[float], low: float, high: float) -> bool:
-    # not (… and …): NaN is outside every range
+    # `not (low <= …)` instead of `low > …`, so that NaN counts as outside.
     return bool(values) and not (low <= min(values) and max(values) <= high)
 
 

@@ -1,4 +1,4 @@
-"""Values exchanged with launchers: work to start, scheduling options, states of jobs, node lists."""
+"""Types for the interface to launchers: work to start, scheduling options, states of jobs and lists of nodes."""
 
 import re
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from bench.core.record import Limits, Network, OutcomeKind
 from bench.core.spec import Device, Positive
 
 Mode = Literal["point", "array", "packed"]
-"""One job per point; one task of a job array per point; or one allocation for many points in sequence."""
+"""How points become jobs. `point` has one job per point, and `array` one task of a job array per point. `packed` runs
+many points in sequence in one allocation."""
 Span = Literal["node", "device"]
-"""Scope of a supervisor: the ranks of a node, or one rank."""
+"""Scope of a supervisor process: all ranks of a node, or one rank."""
 Phase = Literal["pending", "running", "ended"]
 
 
 class SchedulerUnavailable(UserError):
-    """The scheduler did not answer, so that the state of its jobs is unknown."""
+    """Error: the scheduler does not respond, so that the state of its jobs is unknown."""
 
 
 class SchedulingOptions(Limits):
-    """Options of a sweep's jobs that every scheduler supports. A queueing launcher adds the options of its site."""
+    """Options of a sweep's jobs that every scheduler supports. A launcher with a queue adds the options of its site."""
 
     setup_min: float = Field(10.0, ge=0, description="time for the start, added to the time of a point")
     network: Network = Network()
@@ -44,30 +45,32 @@ class SchedulingOptions(Limits):
 
 
 class JobState(NamedTuple):
-    """A job, or one task of a job array, in the view of its scheduler."""
+    """State of a job, or of one task of a job array, as its scheduler reports it."""
 
-    handle: str  # of the whole job, as `submit` returned it
+    handle: str  # handle of the whole job, as returned by `submit`
     name: str
     task: int | None
     phase: Phase
-    state: str  # in the scheduler's own term
-    reason: str = ""  # for its wait, in the scheduler's own term
-    outcome: OutcomeKind | None = None  # of an attempt without a record; None: its end alone decides nothing
-    why: str = ""  # the outcome in a sentence; empty for an error, which its log explains
+    state: str  # the scheduler's own name of the state
+    reason: str = ""  # why the job waits, in the scheduler's own words
+    outcome: OutcomeKind | None = (
+        None  # outcome of an attempt that left no record; None: the job's end does not determine it
+    )
+    why: str = ""  # the reason for `outcome`; empty for an error, which the log explains
     restarts: int | None = None  # number of times it was requeued
     nodes: int | None = None
     started_at: float | None = None  # seconds since the epoch; the expected start of a pending job
     ended_at: float | None = None
-    source: str = ""  # the program that reported this state
-    words: str = ""  # that program's own line, for the record
-    exit_code: int | None = None  # of its command; None while it runs, after a signal, and where unknown
-    exit: str = ""  # a failure of its command, in words; empty after success, and where unknown
-    stuck: str = ""  # reason why it cannot start without a change by a person; empty: it may start by itself
-    follows: bool = False  # it waits only for another job to end
+    source: str = ""  # name of the scheduler's program that reported this state
+    words: str = ""  # line that this program printed, for the record
+    exit_code: int | None = None  # of the job's command; None while it runs, after a signal, or if unknown
+    exit: str = ""  # how the job's command failed, as text; empty after success, or if unknown
+    stuck: str = ""  # why the job cannot start unless a user intervenes; empty: it may start
+    follows: bool = False  # True: the job waits only for another job to end
 
     @property
     def number(self) -> str:
-        """The handle; for a task of an array, with the number of the task."""
+        """The job's id in messages: the handle and, for a task of an array, the task's index."""
         return self.handle if self.task is None else f"{self.handle}_{self.task}"
 
     @property
@@ -80,81 +83,85 @@ class JobState(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """True until it has ended: it waits, runs, or is being cleaned up."""
+        """True if the job has not ended: it is pending, running or being cleaned up."""
         return self.phase != "ended"
 
 
 class ClusterLimits(NamedTuple):
-    """Limits of a cluster. None: no limit, or an unknown one."""
+    """Limits of a cluster. None means that there is no limit, or that it is unknown."""
 
-    max_array_size: int | None = None  # tasks of one job array
-    max_submit_jobs: int | None = None  # of this user in the queue at once; each task of an array counts
+    max_array_size: int | None = None  # maximum number of tasks of a job array
+    max_submit_jobs: int | None = None  # maximum number of this user's jobs in the queue; every task of an array counts
     max_time_min: int | None = None
-    max_nodes: int | None = None  # of one job
-    max_devices_per_node: int | None = None  # as far as a node's cores suffice
-    max_gpus_per_node: int | None = None  # 0: no node has any
+    max_nodes: int | None = None  # per job
+    max_devices_per_node: int | None = None  # limited by the number of cores of a node
+    max_gpus_per_node: int | None = None  # 0: no node has a GPU
 
 
 class JobSetup(NamedTuple):
-    """Environment of a job's command, as far as the options define it."""
+    """Environment in which a job's command runs, as far as the launcher options define it."""
 
-    device: Device | None = None  # that a job requests; "cpu": it requests no GPU; None: not defined
-    gpu_override: str = ""  # an override that makes a job request GPUs, for remedies in messages
-    image: str | None = None  # of the container
-    python: tuple[str, ...] | None = None  # the command that starts Python; None: the submitting Python
-    variables: dict[str, str] = {}  # set for the command
+    device: Device | None = None  # device that a job requests; "cpu": no GPU; None: not defined
+    gpu_override: str = ""  # override with which a job requests GPUs, for remedies in messages
+    image: str | None = None  # container image
+    python: tuple[str, ...] | None = None  # command that starts Python; None: the Python that submits
+    variables: dict[str, str] = {}  # environment variables of the command
 
 
 class JobContext(NamedTuple):
-    """Place of this process in a scheduler's job. The defaults are those of a process outside any job."""
+    """The scheduler's job to which this process belongs, and the process's position in it. The defaults are for a
+    process outside any job."""
 
-    job_id: str = ""  # the scheduler's name of this job, or of this task of an array; empty: outside any job
-    name: str = ""  # of its Work
-    number: int = 0  # of this process among the parallel processes of the work; 0 leads
-    processes: int = 1  # number of parallel processes
+    job_id: str = ""  # the scheduler's id of this job or array task; empty: outside any job
+    name: str = ""  # `Work.name` of the job
+    number: int = 0  # index of this process among the processes of the work; process 0 leads
+    processes: int = 1  # number of processes of the work
     nodes: int = 1
-    cluster: str = ""  # name, where several clusters number their jobs independently
-    nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where unknown
-    task: int | None = None  # of a job array
-    restart: int = 0  # number of times it was requeued before this start
-    cores: int | None = None  # of each of these processes; None where unknown
-    ends_at: float | None = None  # seconds since the epoch; None where unknown
-    variables: dict[str, str] = {}  # that identify the job, for the record
+    cluster: str = ""  # name of the cluster, if several clusters number their jobs independently
+    nodelist: str = ""  # hosts of the job, such as `gpu1,gpu2` or `gpu[1-2]`; empty if unknown
+    task: int | None = None  # index of the task of a job array
+    restart: int = 0  # number of times the job was requeued before this start
+    cores: int | None = None  # cores per process; None if unknown
+    ends_at: float | None = None  # seconds since the epoch; None if unknown
+    variables: dict[str, str] = {}  # environment variables that identify the job, for the record
 
     @property
     def allocation(self) -> str:
-        """The name of this period on these nodes. Tasks of an array have own ids; a requeued job counts its starts."""
+        """Name of the allocation. It contains the restart count, because a requeued job keeps its id but gets new
+        nodes. A task of an array has its own id."""
         return f"{self.job_id or 'local'}.{self.restart}"
 
     def end(self, time_limit_min: float, began_at: float) -> float:
-        """Return the end of the allocation, in seconds since the epoch; by the job's time limit where it is unknown."""
+        """Return the time at which the allocation ends, in seconds since the epoch. If the scheduler does not state it,
+        compute it from the job's start and time limit."""
         return self.ends_at or began_at + 60 * time_limit_min
 
 
 class Work(NamedTuple):
-    """Work for a launcher: one command on each of a number of nodes.
+    """Work for a launcher: a command that runs once on each node.
 
-    `python -m MODULE ARGUMENT …` runs once on every node. `folder` is for the launcher's own files. The study's folder
-    is two levels above it, on a POSIX file system that every node and the submitting machine share: mkdir claims runs
-    there, files are linked into place, and the nodes of a job find each other through it.
+    The command is `python -m MODULE ARGUMENT …`. The launcher stores its own files in `folder`, two levels below the
+    study's folder. The study's folder must be on a POSIX file system that all nodes and the submitting machine share.
+    Runs are claimed by mkdir there, files are put into place by hard links, and the nodes of a job find each other
+    through its files.
     """
 
-    name: str  # unique, safe in a shell and as a file name
+    name: str  # unique, and safe in a shell and as a file name
     folder: Path
     module: str
     arguments: tuple[str, ...]
     nodes: int = 1
-    devices_per_node: int = 0  # 0: it needs none, and runs once, on the first node
-    time_limit_min: int | None = None  # None: the launcher's choice
-    tasks: int | None = None  # of a job array: the command runs once for each
-    after: tuple[str, ...] = ()  # handles of earlier work that must have ended, successfully or not
-    exclude: tuple[str, ...] = ()  # nodes that it must not use
+    devices_per_node: int = 0  # 0: the command needs no device, and runs once, on the first node
+    time_limit_min: int | None = None  # None: the launcher chooses the limit
+    tasks: int | None = None  # number of tasks of a job array; the command runs once per task
+    after: tuple[str, ...] = ()  # handles of earlier jobs that must end first, successfully or not
+    exclude: tuple[str, ...] = ()  # names of nodes that the job must not use
 
 
 class LaunchPlan(NamedTuple):
-    """How work starts: a command, additions to its environment, the folder of the work, and files to write.
+    """A plan to start work: the command, variables added to its environment, its folder, and files to write first.
 
-    A dry run shows `files`. A person could type the command after writing them.
+    A dry run prints `files`. A user could write these files and enter the command by hand.
     """
 
     command: tuple[str, ...]
@@ -168,35 +175,35 @@ _NUMBERS = re.compile(r"\[([^\]]*)\]")
 
 
 def find_foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
-    """Return the hosts of a run, its first node's first, that are not on its allocation's list of nodes.
+    """Return the hosts of a run that are not in its allocation's list of nodes. `hosts` begins with the first node.
 
-    The list comes from the first node. If that is missing from it, hosts have other names than the scheduler's nodes,
-    and the answer is unknown: empty.
+    The list of nodes comes from the first node. If the first node itself is not in it, host names differ from the
+    scheduler's node names. The result is then unknown, and empty.
     """
-    # For example, a container may have its own host name.
+    # Host names differ, for example, in a container with its own host name.
     if not hosts or not is_listed(hosts[0], nodelist):
         return ()
     return tuple(host for host in hosts if not is_listed(host, nodelist))
 
 
 def is_listed(host: str, nodelist: str) -> bool:
-    """Return True for a host on a list of nodes such as `login,rack[1-2]n[01-16]`, domains ignored."""
+    """Return True if a host is in a list of nodes such as `login,rack[1-2]n[01-16]`. Domains are ignored."""
     name, *_ = host.lower().split(".")
     return any(_is_entry_of(name, entry.partition(".")[0].lower()) for entry in _ENTRY.findall(nodelist))
 
 
 def _is_entry_of(host: str, entry: str) -> bool:
-    # An entry is not expanded into its names: it may stand for millions.
+    # The entry is not expanded into names, because it may stand for millions of hosts.
     literal = map(re.escape, _NUMBERS.split(entry)[::2])
     found = re.fullmatch(r"(\d+)".join(literal), host)
     return found is not None and all(map(_is_within, found.groups(), _NUMBERS.findall(entry)))
 
 
 def _is_within(number: str, ranges: str) -> bool:
-    """Return True if ranges such as `01-03,7` contain a number, written with as many zeros as theirs."""
+    """Return True if ranges such as `01-03,7` contain a number that has the same leading zeros as the range."""
     for one in ranges.split(","):
         low, _, high = one.partition("-")
-        # Zeros are part of a name: n1 is not n01.
+        # Leading zeros are part of a host name: n1 is not n01.
         if low.isdigit() and int(low) <= int(number) <= int(high or low) and number == str(int(number)).zfill(len(low)):
             return True
     return False

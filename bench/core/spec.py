@@ -1,7 +1,7 @@
-"""RunSpec: the measured configuration as one frozen value, with the rules that hold between its parts.
+"""RunSpec: the complete configuration of a measured run as one frozen value, with rules between its fields.
 
-The launcher, partition, time limit, results folder and machine are circumstances, not identity: two runs of one RunSpec
-are repeats of each other wherever they ran.
+Launcher, partition, time limit, results folder and machine are not part of it; they are circumstances. Two runs of one
+RunSpec are therefore repeats of each other, even on different machines.
 """
 
 import hashlib
@@ -25,10 +25,12 @@ from pydantic import (
 from bench.core.point_fields import select
 
 DEFAULTS_VERSION = 2
-"""Version of the defaults below. `config_id` omits defaults, so none of them changes within a version.
+"""Version of the default values in this module. `config_id` omits defaults, so a default never changes within a
+version.
 
-Version 1 had the protocol of `AdaptiveMeasure` and a loss that is a mean of micro-batches. A spec with this protocol is
-read with the defaults of version 1 and keeps its config_id."""
+In version 1, the measurement protocol was `AdaptiveMeasure` and the loss was a mean over micro-batches. A spec with
+this protocol is still read with the defaults of version 1, so that its config_id does not change.
+"""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -38,18 +40,18 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=
 WIDTH: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes per element of weights, gradients and activations."""
 FULL = 4
-"""Bytes per element of fp32: master weights, AdamW's two moments, and operations that always compute in fp32."""
+"""Bytes per element of fp32. Master weights, AdamW's two moments and some operations always have fp32."""
 
 
 class Frozen(BaseModel):
-    """An immutable value. Unknown keys and numbers that are not finite are errors."""
+    """An immutable pydantic model. Unknown keys and numbers that are not finite raise a ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 class Extensible(Frozen):
-    """A value with fields that older records lack. Such a field is written only where it differs from its default, so
-    that older and newer records of one value are equal."""
+    """A model to which fields were added after records existed. An added field is written only if it differs from its
+    default, so that older and newer records of the same value are equal."""
 
     LATER_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
@@ -62,7 +64,8 @@ class Extensible(Frozen):
 
 
 class ModelSpec(Frozen):
-    """The model by its shape. `shape` holds the fields of the family's `Shape`. Weights are always random."""
+    """The model, defined by its sizes. `shape` holds the fields of the family's `Shape`. Weights are always initialised
+    randomly."""
 
     name: Name
     family: Name = "t5"
@@ -80,7 +83,7 @@ class ModelSpec(Frozen):
 
 
 class EngineSpec(Frozen):
-    """The training engine. `backend` names a folder of bench/engines, whose `Options` decode `options`."""
+    """The training engine. `backend` is the name of a folder of bench/engines, whose `Options` validate `options`."""
 
     name: Name
     backend: Name
@@ -88,7 +91,7 @@ class EngineSpec(Frozen):
 
 
 class DataSpec(Frozen):
-    """The data. `source` names a file of bench/data, whose `Options` decode `options`."""
+    """The training data. `source` is the name of a file of bench/data, whose `Options` validate `options`."""
 
     name: Name
     source: Name
@@ -99,9 +102,10 @@ class DataSpec(Frozen):
 
 
 class Batch(Frozen):
-    """Samples per device and forward pass (`micro`), and the number of these passes in an optimizer step.
+    """Batch sizes. `micro` is samples per rank and forward pass, `accumulation` is forward passes per optimizer step,
+    and `global` is samples per optimizer step.
 
-    Give `accumulation` or `global`. A RunSpec always holds both.
+    At most one of `accumulation` and `global` has to be given. A RunSpec always contains both.
     """
 
     micro: Positive
@@ -110,14 +114,18 @@ class Batch(Frozen):
 
 
 OBJECTIVE = "span_corruption"
-"""The default objective …"""
+"""Name of the default objective."""
 LENGTHS = {"encoder": 512, "decoder": 128}
-"""… and its default tokens per sample, padding included. A spec writes out the lengths of any other objective, so that
-`config_id` depends on no plug-in's defaults."""
+"""Default sequence lengths of the default objective: tokens per sample, padding included.
+
+For any other objective, a spec always contains the lengths. `config_id` therefore does not depend on the defaults of a
+plug-in.
+"""
 
 
 class Parallel(Frozen):
-    """How ranks share one copy of the model. With the defaults every rank has a copy, or its partition under ZeRO."""
+    """Parallel layout: how ranks share one copy of the model. By default, every rank has a whole copy or, under ZeRO,
+    its partition of one."""
 
     tensor: Positive = Field(1, description="ranks that share each matrix")
     pipeline: Positive = Field(1, description="ranks that the layers are divided among")
@@ -126,7 +134,7 @@ class Parallel(Frozen):
 
     @property
     def ranks(self) -> int:
-        """Ranks of one copy of the model: they work on the same samples."""
+        """Number of ranks that share one copy of the model and process the same samples."""
         return self.tensor * self.pipeline
 
     @model_validator(mode="after")
@@ -138,7 +146,7 @@ class Parallel(Frozen):
 
 
 class OptimizerSpec(Frozen):
-    """AdamW. Every value is written out, so that no engine chooses a default of its own."""
+    """The optimizer AdamW. A spec contains every hyperparameter, so that engines never use defaults of their own."""
 
     name: Literal["adamw"] = "adamw"
     implementation: Literal["torch", "fused", "native"] = Field(
@@ -154,7 +162,7 @@ class OptimizerSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """The measurement protocol: a warm-up and a window with lengths fixed before the run, in optimizer steps."""
+    """The measurement protocol: a warm-up and then a window. Their lengths are fixed before the run."""
 
     warmup_steps: Positive = Field(10, description="never measured")
     gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU: its clock settles with heat")
@@ -166,10 +174,10 @@ class MeasureSpec(Frozen):
 
 
 class AdaptiveMeasure(MeasureSpec):
-    """The protocol of records before version 3, which lack `window_s` and `gpu_warmup_s`.
+    """The measurement protocol of records before version 3, which lack `window_s` and `gpu_warmup_s`.
 
-    A window ended once its median was known well enough, a warm-up once two blocks of steps agreed. This protocol is
-    only read; no new run uses it.
+    Its lengths were not fixed. The warm-up ended when two blocks of steps agreed, and the window ended when the
+    interval of its median was narrow enough. New runs cannot use this protocol; it is only read from records.
     """
 
     gpu_warmup_s: float = Field(0.0, exclude=True, description="follows from min_s")
@@ -188,18 +196,19 @@ class AdaptiveMeasure(MeasureSpec):
 
 
 ADAPTIVE_KEYS = AdaptiveMeasure.model_fields.keys() - MeasureSpec.model_fields.keys()
-"""Keys that only the older protocol has."""
+"""Keys of `AdaptiveMeasure` that `MeasureSpec` does not have."""
 
 
 def read_protocol(plain: Mapping[str, Any]) -> MeasureSpec:
-    """Return the protocol of a plain spec, today's or that of an older version."""
+    """Return the measurement protocol from plain values: an AdaptiveMeasure if any of its own keys is present,
+    otherwise a MeasureSpec."""
     return (MeasureSpec if plain.keys().isdisjoint(ADAPTIVE_KEYS) else AdaptiveMeasure).model_validate(plain)
 
 
 def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
     if not isinstance(given, Mapping) or given.keys().isdisjoint(ADAPTIVE_KEYS):
         return read(given)
-    # The text of a ValidationError has several lines; a message for users has one.
+    # Raise the first message only: a ValidationError has several lines, and a message for users has one.
     try:
         return read_protocol(given)
     except ValidationError as error:
@@ -207,9 +216,9 @@ def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
 
 
 class LearningSpec(Frozen):
-    """A training with a fixed number of tokens. Without `tokens`, a run measures a window of steps instead.
+    """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead.
 
-    Tokens of all kinds count, padding included. Numbers of tokens are rounded up to whole optimizer steps.
+    Tokens of all kinds count, padding included. Every number of tokens is rounded up to whole optimizer steps.
     """
 
     tokens: Positive | None = Field(None, description="to train on")
@@ -243,12 +252,12 @@ class LearningSpec(Frozen):
 
     @property
     def end_tokens(self) -> int | None:
-        """Number of tokens after which a run ends; None without `tokens`."""
+        """Number of tokens after which a run ends; None if `tokens` is None."""
         return self.stop_after or self.tokens
 
 
 class RunSpec(Extensible):
-    """One point of a study: all settings that decide the computation of a run and its measurement."""
+    """One point of a study: all settings that determine a run's computation and its measurement."""
 
     LATER_FIELDS = frozenset({"objective", "parallel", "learning"})
 
@@ -278,52 +287,54 @@ class RunSpec(Extensible):
 
     @property
     def is_version_1(self) -> bool:
-        """True for the spec of a record before version 3, which has the defaults of version 1."""
+        """True if the spec is from a record before version 3, for which the defaults of version 1 apply."""
         return isinstance(self.measure, AdaptiveMeasure)
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of all ranks."""
         return self.nodes * self.devices_per_node
 
     @property
     def data_parallel(self) -> int:
-        """Data-parallel ranks: groups of ranks with their own samples."""
+        """Number of data-parallel ranks. Each is a group of ranks that share a copy of the model and have their own
+        samples."""
         return self.world_size // self.parallel.ranks
 
     @property
     def accumulation(self) -> int:
-        """Micro-steps per optimizer step."""
-        assert self.batch.accumulation is not None  # _complete_batch
+        """Number of micro-steps per optimizer step."""
+        assert self.batch.accumulation is not None  # set by `_complete_batch`
         return self.batch.accumulation
 
     @property
     def global_batch(self) -> int:
-        """Samples per optimizer step over all data-parallel ranks."""
+        """Number of samples per optimizer step over all data-parallel ranks."""
         return self.batch.micro * self.accumulation * self.data_parallel
 
     @property
     def tokens_per_sample(self) -> int:
-        """Tokens of all kinds in a sample, padding included."""
+        """Number of tokens per sample over all kinds, padding included."""
         return sum(self.sequence.values())
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of all kinds in an optimizer step, padding included."""
+        """Number of tokens per optimizer step over all kinds, padding included."""
         return self.global_batch * self.tokens_per_sample
 
     def count_steps(self, tokens: int) -> int:
-        """Return the number of optimizer steps for this number of tokens, rounded up."""
+        """Return the number of optimizer steps that process `tokens` tokens, rounded up."""
         return -(-tokens // self.tokens_per_step)
 
     @model_validator(mode="before")
     @classmethod
     def _complete_defaults(cls, plain: Any) -> Any:
-        """Add default lengths of the default objective, and the default loss_mean of the older protocol."""
+        """Add the default lengths of the default objective and, for the older protocol, the default of `loss_mean` at
+        that time."""
         if not isinstance(plain, Mapping):
             return plain
         given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")
-        # Before version 3 no record had loss_mean, and all of them had the older protocol.
+        # Records before version 3 have the older protocol and no loss_mean.
         has_older_keys = isinstance(measure, Mapping) and not measure.keys().isdisjoint(ADAPTIVE_KEYS)
         if has_older_keys or isinstance(measure, AdaptiveMeasure):
             plain = {"loss_mean": _LOSS_MEAN_1, **plain}
@@ -340,7 +351,7 @@ class RunSpec(Extensible):
             rule = f"objective={OBJECTIVE} has {', '.join(LENGTHS)}"
             raise ValueError(f"sequence has {', '.join(self.sequence)}; {rule}")
         if self.model.loss_chunk_tokens is not None and self.precision == "fp16":
-            # a chunked loss computes its gradients in forward, before the loss scale is known
+            # A chunked loss computes its gradients in the forward pass, before the loss scale is applied.
             value = f"model.loss_chunk_tokens={self.model.loss_chunk_tokens} with precision=fp16"
             rule = "a chunked loss makes its gradients before a loss scale could lift them into fp16's range"
             raise ValueError(f"{value}: {rule}; choose precision=bf16, or leave it out")
@@ -371,7 +382,7 @@ class RunSpec(Extensible):
 
     @model_validator(mode="after")
     def _measure_to_the_end(self) -> Self:
-        """Replace the window of the protocol by the whole training after its shortest warm-up."""
+        """For a training, set the window to all steps after the warm-up, and limit the warm-up to `warmup_steps`."""
         if self.learning.end_tokens is not None and not self.is_version_1:
             steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
@@ -382,18 +393,18 @@ class RunSpec(Extensible):
 
 
 _ENDLESS_S = 1e9
-"""`max_s` of a window without a time limit; finite, since JSON has no infinity."""
+"""Seconds that stand for a window without a time limit. The value is finite because JSON has no infinity."""
 _LOSS_MEAN_1 = "micro_batches"
-"""`loss_mean` of all records before version 3, which did not record it."""
+"""Value of `loss_mean` for all records before version 3, which do not contain it."""
 
 
 def canonical(spec: RunSpec) -> str:
-    """Return the JSON text that identifies `spec`: keys sorted, defaults and derived fields omitted."""
-    # Defaults are omitted, so that a new field with a default keeps all ids.
+    """Return the JSON text that identifies `spec`. Keys are sorted; defaults and derived fields are omitted."""
+    # Defaults are omitted, so that a new field with a default does not change existing ids.
     plain = select(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), "identity")
     if spec.objective == OBJECTIVE and "sequence" in plain:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
-    if not plain.get("measure", True):  # an older protocol with all its defaults
+    if not plain.get("measure", True):  # the older protocol with all of its defaults
         del plain["measure"]
     if spec.is_version_1:
         plain |= {"loss_mean": spec.loss_mean}
@@ -403,7 +414,8 @@ def canonical(spec: RunSpec) -> str:
 
 
 def config_id(spec: RunSpec) -> str:
-    """Return the short name under which results folders hold all runs of `spec`: 10 hexadecimal digits."""
-    # The version is part of the hash: the same text means another point under other defaults.
+    """Return the identifier of `spec`: 10 hexadecimal digits of a hash. It is the name of the folder with all runs of
+    `spec`."""
+    # The version is part of the hash, because the same text is a different point under other defaults.
     version = 1 if spec.is_version_1 else DEFAULTS_VERSION
     return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]

@@ -1,11 +1,14 @@
-"""Confidence intervals of a median or a mean: of independent values, and of one run's autocorrelated steps.
+"""Confidence intervals of a median or mean, for independent values and for the autocorrelated step times of one run.
 
-Printed lines, tables and reports all use the same interval. For a series it comes from its lowest-frequency cosines, of
-which each holds the long-run variance of the mean once. Their number is the root of the effective size, so that all of
-them vary more slowly than the steps' memory. Their mean square is the variance, their number its degrees of freedom,
-and Student's quantile accounts for the estimate: an equally weighted cosine estimate (Müller, Journal of Econometrics
-141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic Statistics 36, 2018), with the number of
-cosines from the effective size instead of from n. `tests/benchmarks/coverage.py` compares it with other intervals.
+Printed lines, tables and reports all use these intervals. The interval of a series is an equally weighted cosine
+estimate (Müller, Journal of Econometrics 141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic
+Statistics 36, 2018). The coefficients of the lowest-frequency cosines are nearly independent estimates of the long-run
+variance of the mean. Their mean square is the variance estimate, and their number is its degrees of freedom for
+Student's quantile.
+
+Unlike in the papers, the number of cosines is the square root of the effective size, not a function of n. All cosines
+then vary more slowly than the autocorrelation of the steps. `tests/benchmarks/coverage.py` compares these intervals
+with other methods.
 
 Importing this module imports scipy, which is slow.
 """
@@ -25,19 +28,21 @@ Array = NDArray[np.float64]
 LEVEL = 0.95
 """Default confidence level of intervals."""
 LEAST = 6
-"""Minimum number of independent values for a median's interval: of fewer, even the extremes cover less than 95 %."""
+"""Minimum number of independent values for the interval of a median. For fewer values, even the range from minimum to
+maximum covers the median with less than 95 %."""
 SHORT = 15
-"""Number of steps below which their signs are too few to estimate an autocorrelation.
+"""Number of steps below which the autocorrelation of their signs cannot be estimated.
 
-Two cosines may be orthogonal to so few signs, which gave intervals of no width. Below SHORT the interval of a median is
-at least one rank wider than that of independent values, at most from the least to the greatest value. So it covers
-enough up to an autocorrelation of 0.5 between neighbours. With six to eight steps not even the extremes do, so that
-there is no interval."""
+With so few signs, both cosines may be orthogonal to them, which gave intervals of zero width. For fewer than SHORT
+steps, the interval of the median is therefore at least one rank wider than that of independent values. It is at most
+the range from minimum to maximum. Coverage is then sufficient up to an autocorrelation of 0.5 between neighbouring
+steps. With six to eight steps even the full range covers too little, so there is no interval.
+"""
 _LEAST_STEPS = 9
 
 
 class SeriesBounds(NamedTuple):
-    """Intervals of several series, infinite for series that are too short."""
+    """Lower and upper bounds of the intervals of several series. They are infinite for a series that is too short."""
 
     low: Array
     high: Array
@@ -45,7 +50,7 @@ class SeriesBounds(NamedTuple):
 
 
 class _MeanSpread(NamedTuple):
-    """Spread of the mean of each series."""
+    """Uncertainty of the mean of each series."""
 
     error: Array  # standard error
     degrees_of_freedom: Array
@@ -53,10 +58,9 @@ class _MeanSpread(NamedTuple):
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the rank-based interval of the median of independent values; None if there is none, as below six values
-    at 95 %.
+    """Return the interval of the median of independent values, by ranks; None for too few values (below six at 95 %).
 
-    Its bounds are the two order statistics nearest to the middle that cover the median with probability `level`, for
+    Its bounds are the two order statistics closest to the middle that cover the median with probability `level`, for
     any distribution (Hoefler & Belli, SC'15, section 3.1.3).
     """
     rank = _find_rank(len(values), level)
@@ -65,7 +69,7 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 
 
 def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the interval of the median of a run's steps in their order; None where their effective size is too
+    """Return the interval of the median of a run's step times, given in order; None if their effective size is too
     small."""
     steps = np.asarray(step_s, float)
     if steps.size < LEAST:
@@ -75,17 +79,17 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 
 
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
-    """Return the interval of the median of each series along the last axis, of at least three values.
+    """Return the interval of the median of each series along the last axis. A series needs at least three values.
 
-    Its bounds are interpolated order statistics. Their distance from the middle, in ranks, is the margin of error of
-    the number of values below the true median: that of the signs, and at least that of `SHORT`. A series of any length
-    with an effective size below six has no interval.
+    The bounds are interpolated order statistics. Their distance from the middle rank is the margin of error of the
+    number of values below the true median, computed from the signs. For a series shorter than `SHORT`, this margin has
+    a minimum. A series with an effective size below six has no interval.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))
-    margin = student(spread.degrees_of_freedom, level) * spread.error * n / 2  # in ranks
+    margin = student(spread.degrees_of_freedom, level) * spread.error * n / 2  # in ranks of the sorted series
     ordered, middle = np.sort(series, axis=-1), (n + 1) / 2
-    # Ranks are counted from the middle, so that a larger margin means a wider interval.
+    # The margin is counted from the middle rank, so a larger margin gives a wider interval.
     if n < SHORT:
         margin = np.maximum(margin, middle - max(_find_rank(n, level) - 1, 1))
     known = (middle - margin >= 1) & (spread.size >= LEAST) & (n >= _LEAST_STEPS)
@@ -94,12 +98,12 @@ def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
 
 
 def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) -> SeriesBounds:
-    """Return the interval of the mean of each series along the last axis, of at least three values.
+    """Return the interval of the mean of each series along the last axis. A series needs at least three values.
 
     Step times are skewed, mostly by rare slow steps, and so is their mean. Hall's transformation (Journal of the Royal
     Statistical Society B 54, 1992) removes skewness. For a hundred steps with a few slow steps, Student's interval
-    covers too little and the transformed interval too much, so that half the `correction` is best. No interval is right
-    where slow steps are so rare that a window has three of them, or none.
+    covers too little and Hall's covers too much. A `correction` of 0.5, half of
+    Hall's, is best. No interval is correct if slow steps are so rare that some windows have three and others none.
     """
     mean, spread = series.mean(axis=-1), _compute_spread(series)
     skew = correction * _compute_skewness(series) / np.sqrt(spread.size)
@@ -109,35 +113,35 @@ def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) ->
 
 
 def student(degrees_of_freedom: Array, level: float) -> Array:
-    """Return the two-sided quantile of Student's distribution for a confidence `level`."""
+    """Return the two-sided quantile of Student's t distribution at the confidence level `level`."""
     quantile: Array = scipy.special.stdtrit(degrees_of_freedom, (1 + level) / 2)
     return quantile
 
 
 def quantile(degrees_of_freedom: float, share: float) -> float:
-    """Return the quantile of Student's distribution at `share`, between 0 and 1."""
+    """Return the quantile of Student's t distribution at the probability `share`."""
     return float(scipy.special.stdtrit(degrees_of_freedom, share))
 
 
 def signs(series: Array) -> Array:
-    """Return, along the last axis, 1 above the median, -1 below it and 0 at it.
+    """Return the signs of each series along the last axis: 1 above its median, -1 below it, 0 at it.
 
-    A median is as certain as the mean of its signs, and no outlier changes these.
+    The uncertainty of the median follows from that of the mean of the signs, which outliers do not affect.
     """
-    ordered, n = np.sort(series, axis=-1), series.shape[-1]  # np.median takes ten times as long for a run
+    ordered, n = np.sort(series, axis=-1), series.shape[-1]  # np.median takes ten times as long for the steps of a run
     return np.sign(series - (ordered[..., [(n - 1) // 2]] + ordered[..., [n // 2]]) / 2)
 
 
 def effective_size(series: Array) -> Array:
-    """Return n / (1 + 2 Σ ρ) of each series along the last axis, for its mean; at most n.
+    """Return the effective size for the mean of each series along the last axis: n / (1 + 2 Σ ρ), at most n.
 
-    Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3) sums the autocorrelations ρ in pairs of
-    neighbouring lags, up to the first pair that is not positive, each at most as large as the previous pair. Negative
-    autocorrelations would give more than n, which is not relied on.
+    The sum of the autocorrelations ρ is Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3).
+    It sums pairs of neighbouring lags up to the first pair that is not positive, and limits each pair to the previous
+    pair. Negative autocorrelations would give a size above n, which is not relied on.
     """
     n = series.shape[-1]
     correlation = autocorrelation(series)
-    # The sum starts with the pair of lags 0 and 1, which holds 1 + ρ₁; hence the -1 below.
+    # The first pair is that of lags 0 and 1, which is 1 + ρ₁. The -1 below accounts for its 1.
     even = correlation[..., : n // 2 * 2]
     pairs = even[..., ::2] + even[..., 1::2]
     kept = np.where(np.logical_and.accumulate(pairs > 0, axis=-1), np.minimum.accumulate(pairs, axis=-1), 0.0)
@@ -147,9 +151,10 @@ def effective_size(series: Array) -> Array:
 
 
 def autocorrelation(series: Array) -> Array:
-    """Return the autocorrelations of each series at lags 0 to n - 1 along the last axis; 0 for a constant series."""
+    """Return the autocorrelations of each series along the last axis, at lags 0 to n - 1. They are 0 for a constant
+    series."""
     n = series.shape[-1]
-    # Padding to twice the length keeps the circular convolution from wrapping around.
+    # Padding to twice the length prevents wrap-around of the circular convolution.
     centred = series - series.mean(axis=-1, keepdims=True)
     padded = scipy.fft.next_fast_len(2 * n, real=True)
     power = np.abs(np.fft.rfft(centred, padded, axis=-1)) ** 2
@@ -161,7 +166,7 @@ def autocorrelation(series: Array) -> Array:
 
 def _compute_spread(series: Array) -> _MeanSpread:
     n, size = series.shape[-1], effective_size(series)
-    count = np.clip(np.floor(np.sqrt(size)), 2, n - 1)  # of cosines
+    count = np.clip(np.floor(np.sqrt(size)), 2, n - 1)  # number of cosines
     cosines = scipy.fft.dct(series, axis=-1)[..., 1:]  # 2 Σ x cos(π j (t + 1/2) / n), j from 1
     slowest = np.arange(1, n) <= count[..., None]
     variance = (cosines**2 * slowest).sum(axis=-1) / (2 * n * count)
@@ -177,14 +182,15 @@ def _compute_skewness(series: Array) -> Array:
 
 
 def _invert_hall(x: Array, skew: Array) -> Array:
-    """Return the t with t + skew t²/3 + skew² t³/27 + skew/6 = x, the inverse of Hall's transformation."""
-    is_skewed = np.abs(skew) > 1e-6  # without skewness the inverse is x itself, and the formula divides by 0
+    """Return the solution t of t + skew t²/3 + skew² t³/27 + skew/6 = x, which inverts Hall's transformation."""
+    is_skewed = np.abs(skew) > 1e-6  # without skewness, the solution is x, and the formula would divide by 0
     divisor = np.where(is_skewed, skew, 1)
     return np.where(is_skewed, 3 / divisor * (np.cbrt(1 + divisor * (x - divisor / 6)) - 1), x)
 
 
 def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
-    """Return the order statistic at each position, counted from 1, with linear interpolation between two of them."""
+    """Return the order statistic at each position, counted from 1. Positions between two ranks are interpolated
+    linearly."""
     index = np.clip(position - 1, 0, ordered.shape[-1] - 1)[..., None]
     below = np.floor(index).astype(int)
     above = np.minimum(below + 1, ordered.shape[-1] - 1)
@@ -195,8 +201,8 @@ def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
 
 @functools.cache
 def _find_rank(n: int, level: float) -> int:
-    """Return the highest rank r, from 1, with P(fewer than r of n values below the median) ≤ (1 - level) / 2; 0 if
-    there is none."""
+    """Return the highest rank r, counted from 1, with P(fewer than r of n values are below the median) ≤ (1 - level) /
+    2. Return 0 if no rank satisfies this."""
     tail, rank = 0.0, 0
     while rank < n // 2 and tail + math.comb(n, rank) / 2**n <= (1 - level) / 2:
         tail += math.comb(n, rank) / 2**n

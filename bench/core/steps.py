@@ -1,6 +1,6 @@
-"""Optimizer steps of a run: the schedule of a training, and the time of each step of several ranks.
+"""Optimizer steps of a run: the schedule of a training, and step times over several ranks.
 
-Steps are numbered from 0, so after n steps the next is number n.
+Steps are numbered from 0, so the step after n completed steps has number n.
 """
 
 import math
@@ -15,19 +15,20 @@ from bench.core.spec import MeasureSpec, RunSpec
 
 
 def count_steps(spec: RunSpec) -> int:
-    """Return the optimizer steps of the whole training."""
+    """Return the number of optimizer steps of the whole training."""
     assert spec.learning.tokens is not None
     return spec.count_steps(spec.learning.tokens)
 
 
 def find_last_step(spec: RunSpec) -> int:
-    """Return the number of optimizer steps after which a run ends: all of the training, or up to `stop_after`."""
+    """Return the number of optimizer steps after which the run ends: at `learning.stop_after` or, without it, at the
+    end of the training."""
     assert spec.learning.end_tokens is not None
     return spec.count_steps(spec.learning.end_tokens)
 
 
 def compute_learning_rate(spec: RunSpec, step: int) -> float:
-    """Return the learning rate of a step. After the last step it keeps its final value."""
+    """Return the learning rate of a step. Steps after the end of the training get the final learning rate."""
     learning, peak = spec.learning, spec.optimizer.lr
     warmup, steps = spec.count_steps(learning.warmup_tokens), count_steps(spec)
     if step < warmup:
@@ -38,15 +39,16 @@ def compute_learning_rate(spec: RunSpec, step: int) -> float:
 
 
 def list_evaluations(spec: RunSpec) -> Iterator[int]:
-    """Yield the numbers of steps after which the held-out loss is computed: 0, every `evaluate_every`, and the last."""
+    """Yield the numbers of completed steps at which the held-out loss is computed: 0, multiples of `evaluate_every`,
+    and the last."""
     every, last = spec.learning.evaluate_every, find_last_step(spec)
     yield from range(0, last, spec.count_steps(every) if every else last)
     yield last
 
 
 def list_checkpoints(spec: RunSpec) -> Iterator[int]:
-    """Yield the numbers of steps after which a checkpoint is saved. No run resumes from the end of the training, so
-    that there is none."""
+    """Yield the numbers of completed steps at which a checkpoint is saved. There is no checkpoint at the end of the
+    training, because no run resumes from it."""
     last = find_last_step(spec)
     if every := spec.learning.checkpoint_every:
         each = spec.count_steps(every)
@@ -59,27 +61,28 @@ def list_checkpoints(spec: RunSpec) -> Iterator[int]:
 
 
 class StepTimes:
-    """Seconds of each step, computed block by block from every rank's own seconds.
+    """Step times in seconds over all ranks, computed block by block from each rank's own times.
 
-    A step lasts from the slowest rank's completion of the previous step to that of this step. The maximum of the ranks'
-    own times would be wrong: a delay that a rank makes up for in the next step would count twice, so that steps
-    would add up to more than the window, and more so with more ranks.
+    A step lasts from the slowest rank's completion of the previous step to the slowest rank's completion of this step.
+    The maximum of the ranks' own times would be too long. It counts a delay twice if the rank makes up for it in the
+    next step. The sum over steps would then exceed the window, and more so with more ranks.
     """
 
     def __init__(self) -> None:
         self.step_s: list[float] = []
-        self._own_s = np.zeros(0)  # (ranks,): seconds of each rank since all ranks last began together
-        self._completed_s = 0.0  # the maximum of these
+        self._own_s = np.zeros(0)  # (ranks,): seconds of each rank since the last barrier
+        self._completed_s = 0.0  # maximum of `_own_s`
 
     def append(self, own_s: ArrayLike, *, together: bool) -> None:
-        """Add a block of steps: every rank's own seconds, shape (steps, ranks).
+        """Add a block of steps. `own_s` is each rank's own seconds of each step, shape (steps, ranks).
 
-        With `together` all ranks began the block at once, else each rank as soon as it had completed the last block.
+        If `together` is True, all ranks began the block at the same time, after a barrier. Otherwise each rank began it
+        as soon as it had completed the previous block.
         """
         own = np.asarray(own_s, float)
         if len(own) == 0:
             return
-        if own.shape[1] == 1:  # exactly as measured: sums and their differences would round
+        if own.shape[1] == 1:  # keep the measured values: sums and their differences would round them
             self.step_s += own[:, 0].tolist()
             return
         if together:
@@ -91,10 +94,11 @@ class StepTimes:
 
 
 def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
-    """Return the seconds of each step from every rank's own seconds, shape (steps, ranks).
+    """Return the step times in seconds over all ranks. `own_s` is each rank's own seconds of each step, shape (steps,
+    ranks).
 
-    `blocks` are the numbers of steps between two barriers, in order. All ranks begin a block together, and its steps
-    add up to the time that the slowest rank needs for all of them.
+    `blocks` is the number of steps between successive barriers. All ranks begin a block at the same time. The step
+    times of a block add up to the time that its slowest rank needs.
     """
     own, times = np.asarray(own_s, float), StepTimes()
     for part in np.split(own, np.cumsum(list(blocks))[:-1]):
@@ -103,10 +107,10 @@ def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
 
 
 def list_block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]:
-    """Return the lengths of a run's blocks of steps, of which the first `cut` steps were its warm-up.
+    """Return the number of steps of each block of a run whose first `cut` steps were the warm-up.
 
-    The warm-up and the window each end with their own block, which a time limit may have shortened. For a run that
-    ended within its warm-up, `cut` is 0 or the number of all steps.
+    The warm-up and the window each end with a block of their own, which may be shorter than the others because of a
+    time limit. For a run that ended during its warm-up, `cut` is 0 or the number of all steps.
     """
     warmup, length = cut or steps, protocol.block_steps
     return [min(length, part - done) for part in (warmup, steps - warmup) for done in range(0, part, length)]

@@ -1,7 +1,8 @@
-"""Results folders: `<runs>/<study>/<config_id>/<repeat>.<attempt>/`, one per attempt, append-only.
+"""Results folders. Each attempt has its own folder `<runs>/<study>/<config_id>/<repeat>.<attempt>/`, which no later
+attempt changes.
 
-Files appear whole (temporary file, then rename). An exclusive `mkdir` claims a folder, so that two processes cannot own
-the same attempt, and no later attempt writes into a used folder.
+Files are written to a temporary file and then renamed, so that readers see only whole files. An attempt claims its
+folder by an exclusive `mkdir`, so that two processes cannot have the same attempt.
 """
 
 import contextlib
@@ -30,19 +31,21 @@ RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumsta
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
 INTERRUPTED = "interrupted.json"
 UNINSPECTED = "the run ended before its untimed steps did"
-"""`observations.uninspected` until the untimed steps are done. A run that fails in them is measured nevertheless."""
+"""Value of `observations.uninspected` until the untimed steps after the window have ended. A run that fails in these
+steps still counts as measured."""
 
 PAUSED = "paused_s"
-"""Key of an outcome's evidence: seconds for which the attempt was paused, so that its step times are meaningless."""
+"""Key of an outcome's evidence: seconds during which the attempt was paused. Step times of a paused attempt are not
+used."""
 
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
-_END_BYTES = 256  # older records have their drill at the end of observations, and not in the outcome
+_END_BYTES = 256  # older records have `drill` at the end of observations, not in the outcome
 _FAULT_SEEN = "drill at the end"
 _NO_RECORD = "not a zeroscale record"
 _OUTCOMES = frozenset(get_args(OutcomeKind))
-_RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
-_USUAL_STEPS = 1000  # of a window of 60 s with steps of 60 ms
+_RESERVE_LIMIT_BYTES = 4 * 2**20  # a file above this size may fail on a full disk
+_USUAL_STEPS = 1000  # steps of a window of 60 s if a step takes 60 ms
 
 _SPEC_BEGIN, _SPEC_END = b'\n "spec": {', b"\n },"
 _SPEC_READ = secrets.token_hex(16).encode()
@@ -54,7 +57,7 @@ _Value = TypeVar("_Value", bound=BaseModel)
 
 
 class Unreadable(UserError):
-    """A file with another content than its name promises, for this version; `why` is the reason."""
+    """Error: the content of a file is not valid for its file name in this version. `why` is the reason."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(str(path), why)
@@ -62,8 +65,7 @@ class Unreadable(UserError):
 
 
 class RunAttempt(NamedTuple):
-    """One run directory and, once it has a record, its outcome and the conditions of that outcome. An attempt with an
-    unreadable record has no outcome."""
+    """An attempt: its folder and, if it has a readable record, its outcome with facts about it."""
 
     folder: Path
     repeat: int
@@ -72,26 +74,27 @@ class RunAttempt(NamedTuple):
     reason: str = ""
     machine: str = ""
     environment_id: str | None = None
-    unreadable: str = ""  # why its record cannot be read
-    job: str = ""  # the job in whose allocation it ran; empty without a scheduler
-    drill: bool = False  # a fault was injected, so that it is no measurement
-    disk_full: bool = False  # no room for its results, which says nothing about the point
-    paused_s: float = 0.0  # time suspended or stopped
+    unreadable: str = ""  # why the record cannot be read; empty otherwise
+    job: str = ""  # name of the allocation in which it ran; empty without a scheduler
+    drill: bool = False  # True: a fault was injected, so that the run is not a measurement
+    disk_full: bool = False  # True: the disk was full, so the outcome is not due to the point
+    paused_s: float = 0.0  # seconds during which it was suspended or stopped
 
 
 def build_unwritable_error(folder: Path, error: OSError) -> UserError:
-    """Return the error for results that cannot be written: a full disk, a folder of another user."""
+    """Return the UserError for a results folder that cannot be written to, such as on a full disk or in a folder of
+    another user."""
     rule = f"cannot be written to ({error.strerror})"
     return UserError(str(folder), rule, "free some space or choose another results folder")
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the whole new file."""
+    """Write `content` to `path` in one step: a reader sees either the old file or the whole new file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-            # Synced before the rename: after a crash, the new name must not lead to an empty file.
+            # Sync before the rename, so that the new name does not lead to an empty file after a crash.
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
@@ -102,14 +105,15 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, value: BaseModel) -> None:
-    """Write a value as indented JSON, whole or not at all; OSError on a full disk."""
+    """Write a value as indented JSON in one step. Raise OSError on a full disk."""
     write_atomically(path, to_json(value))
 
 
 def reserve(path: Path, size_bytes: int) -> None:
-    """Allocate `size_bytes` on the disk for the file that `write_reserved` will write at `path`.
+    """Allocate `size_bytes` on the disk for the file that `write_reserved` will later write at `path`.
 
-    So a disk that fills up during the run cannot lose this file. Raises UserError without such space now.
+    With the reservation, this file can be written even if the disk fills up during the run. Raise UserError if there is
+    not enough space now.
     """
     reserved = _build_reserved_path(path)
     try:
@@ -122,14 +126,14 @@ def reserve(path: Path, size_bytes: int) -> None:
 
 
 def write_reserved(path: Path, content: bytes) -> bool:
-    """Write `content` to `path` whole, into the blocks reserved for it if any, which needs no free space.
+    """Write `content` to `path` in one step, into the disk space that was reserved for it, if any.
 
-    An existing file stays as it is: of two writers of one attempt's record, the first is right. Return True if this
-    call wrote the file.
+    An existing file is not changed: if two processes write the record of one attempt, the first record counts. Return
+    True if this call wrote the file.
     """
     reserved, own = _build_reserved_path(path), path.with_name(f".{path.name}.{secrets.token_hex(4)}.reserved")
     with contextlib.suppress(FileNotFoundError):
-        reserved.rename(own)  # from here on no other process writes into it
+        reserved.rename(own)  # from here on, no other process writes into the reserved file
     try:
         if not own.exists() or own.stat().st_size < len(content):
             write_atomically(own, content)
@@ -140,27 +144,27 @@ def write_reserved(path: Path, content: bytes) -> bool:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError:
-        own.unlink(missing_ok=True)  # other writers may need its blocks
+        own.unlink(missing_ok=True)  # other writers may need its disk space
         raise
     named = _link_name(own, path)
     own.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some file systems sync names by themselves and refuse the call
+    with contextlib.suppress(OSError):  # some file systems do not support fsync of a folder
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)  # the name too has to survive a crash of the machine
+            os.fsync(descriptor)  # the file's name must survive a crash of the machine, too
         finally:
             os.close(descriptor)
     return named
 
 
 def _link_name(own: Path, path: Path) -> bool:
-    """Rename `own` to `path` unless `path` exists; return whether `own` is at `path` now."""
+    """Rename `own` to `path` unless `path` exists. Return True if `own` is now at `path`."""
     try:
         os.link(own, path)
     except FileExistsError:
-        # A network file system may repeat a call that it has carried out, and then meets its own new name.
+        # A network file system may repeat a link call that succeeded. The repetition finds its own new name.
         return path.exists() and own.samefile(path)
-    except OSError:  # a file system without hard links, or without room for another name
+    except OSError:  # the file system has no hard links, or no space for another name
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
@@ -173,7 +177,7 @@ def _link_name(own: Path, path: Path) -> bool:
 
 
 def release_reserved(folder: Path) -> None:
-    """Delete the reserved files in `folder` that were not filled."""
+    """Delete the reserved files in `folder` that were not used."""
     for leftover in folder.glob(".*.reserved"):
         leftover.unlink(missing_ok=True)
 
@@ -183,13 +187,15 @@ def _build_reserved_path(path: Path) -> Path:
 
 
 def to_json(value: BaseModel) -> bytes:
-    """Return a value as indented JSON text with masked tokens, since exceptions of libraries may contain them."""
+    """Return a value as indented JSON text. Access tokens are masked, since error messages of libraries may contain
+    them."""
     return mask_tokens(value.model_dump_json(indent=1, by_alias=True).encode()) + b"\n"
 
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:
-    """Return the attempts at one point in order of repeat and attempt. An unreadable record gives no outcome."""
-    # scandir instead of iterdir: studies have thousands of folders.
+    """Return all attempts at one point, sorted by repeat and attempt. An attempt with an unreadable record has no
+    outcome."""
+    # scandir is faster than iterdir, and studies have thousands of folders.
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(config_folder):
@@ -199,7 +205,8 @@ def list_attempts(config_folder: Path) -> list[RunAttempt]:
 
 
 def _read_header(attempt: RunAttempt) -> RunAttempt:
-    """Return an attempt with its record's outcome. The rest is not decoded, so that thousands take a second."""
+    """Return an attempt with the outcome in its record. The rest of the record is not decoded, so that thousands of
+    records take a second."""
     try:
         return attempt._replace(**_parse_header(_read_beginning(attempt.folder / RECORD)))
     except FileNotFoundError:
@@ -211,7 +218,8 @@ def _read_header(attempt: RunAttempt) -> RunAttempt:
 
 
 def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of RunAttempt from a plain record; KeyError or TypeError where it is not a valid record."""
+    """Return the fields of RunAttempt from a decoded record. Raise KeyError or TypeError if it is not a valid
+    record."""
     outcome, environment, circumstance = plain["outcome"], plain["environment"], plain["circumstance"]
     header = {
         "outcome": outcome["kind"],
@@ -234,17 +242,17 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_beginning(path: Path) -> dict[str, Any]:
-    """Return a record up to its observations at least, which come last and are most of it.
+    """Return the beginning of a record, at least up to the observations, which come last and are the largest part.
 
-    The rest is not decoded if the file ends as a record does. Otherwise the whole file is decoded, which raises
-    ValueError for a torn file.
+    If the file ends as a record does, the rest is not decoded. Otherwise the whole file is decoded, which raises
+    ValueError for a truncated file.
     """
     with open(path, "rb", buffering=0, opener=files.open_regular) as file:
         content = file.read(_BEGINNING_BYTES)
         if len(content) == _BEGINNING_BYTES:
             file.seek(-_END_BYTES, os.SEEK_END)
             end = file.read()
-            if end.rstrip().endswith(b"\n}"):  # indented JSON: only the outermost brace begins a line
+            if end.rstrip().endswith(b"\n}"):  # in indented JSON, only the outermost brace begins a line
                 plain: dict[str, Any] = pydantic_core.from_json(content, allow_partial=True)
                 if "observations" in plain:
                     return plain | {_FAULT_SEEN: b'\n  "drill": "' in end}
@@ -255,8 +263,8 @@ def _read_beginning(path: Path) -> dict[str, Any]:
 
 
 def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
-    """Make the folder of the next attempt for `repeat`, or of the first attempt of a new repeat if that is None. It
-    belongs to the caller alone."""
+    """Create the folder of the next attempt at `repeat` or, if `repeat` is None, of the first attempt at a new repeat.
+    No other process gets the same folder."""
     config_folder.mkdir(parents=True, exist_ok=True)
     found = (_ATTEMPT.fullmatch(path.name) for path in config_folder.iterdir())
     used = [(int(match[1]), int(match[2])) for match in found if match]
@@ -264,7 +272,7 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
     attempt = max((attempt for one, attempt in used if one == number), default=-1) + 1
     while True:
         folder = config_folder / f"{number}.{attempt}"
-        with contextlib.suppress(FileExistsError):  # another process was faster, perhaps on another node
+        with contextlib.suppress(FileExistsError):  # another process claimed it first, perhaps on another node
             folder.mkdir()
             return RunAttempt(folder, number, attempt)
         number, attempt = (number + 1, 0) if repeat is None else (number, attempt + 1)
@@ -273,34 +281,35 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
 def open_attempt(
     config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False, claim: bytes = b""
 ) -> RunAttempt:
-    """Claim the next attempt, reserve room for its record, and write its spec and circumstance.
+    """Claim the next attempt, reserve disk space for its record, and write its spec and circumstance.
 
-    The repeat comes from `circumstance` unless `new_repeat` is set; the attempt number is the claimed one. `claim` is
-    the first heartbeat, with the process that claims the attempt. Its supervisor writes the next.
+    The repeat is that of `circumstance` or, with `new_repeat`, a new repeat. The circumstance is written with the
+    claimed repeat and attempt. `claim` is the content of the first heartbeat file, which identifies the claiming
+    process. The attempt's supervisor writes later heartbeats.
     """
     if isinstance(spec.measure, AdaptiveMeasure):
         rule = "is the protocol of an older version, whose windows had no fixed length"
         raise UserError("measure", rule, "plan the study again, in a new results folder")
     attempt = create_attempt(config_folder, None if new_repeat else circumstance.repeat)
     numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
-    # Sizes are generous estimates; the reserve is released when the run ends.
+    # The sizes are estimates on the high side. The reserved space is released when the run ends.
     ranks, steps = spec.world_size, spec.measure.warmup_steps + max(spec.measure.min_steps, _USUAL_STEPS)
     try:
         reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
         reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))
         write_json(attempt.folder / SPEC, spec)
-        if claim:  # before the circumstance, without which an attempt does not count
+        if claim:  # written before the circumstance, without which an attempt does not count
             write_atomically(attempt.folder / HEARTBEAT, claim)
         write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update=numbers))
     except (OSError, UserError):
-        shutil.rmtree(attempt.folder, ignore_errors=True)  # no process has begun anything in it
+        shutil.rmtree(attempt.folder, ignore_errors=True)  # no other process uses the folder yet
         raise
     return attempt
 
 
 def drop_claim(folder: Path) -> None:
-    """Remove the folder of an attempt whose process was killed between the claim and its circumstance. A folder with
-    any further file stays."""
+    """Remove the folder of an attempt whose process was killed after the claim and before it wrote the circumstance. A
+    folder with any other file is kept."""
     with contextlib.suppress(OSError):
         names = {path.name for path in folder.iterdir()}
         if all(name in (SPEC, HEARTBEAT) or name.startswith(".") for name in names):
@@ -308,15 +317,15 @@ def drop_claim(folder: Path) -> None:
 
 
 def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *, paused_s: float = 0.0) -> RunRecord:
-    """Return the record of an attempt; if no rank wrote a record, write it with the supervisor's `outcome`.
+    """Return the record of an attempt. If no rank wrote a record, first write one with the supervisor's `outcome`.
 
-    The `evidence` for a point that never ran may be a prediction. A record that a rank wrote gets `paused_s`, the
-    seconds for which the run was paused during its steps.
+    For a point that never ran, `evidence` may be `predicted`. `paused_s` is the seconds for which the run was paused
+    during its steps; it is added to a record that a rank wrote.
     """
     path = folder / RECORD
     if not path.exists():
         environment: Environment | None = None
-        with contextlib.suppress(OSError, Unreadable):  # it failed before it described its environment
+        with contextlib.suppress(OSError, Unreadable):  # it failed before it wrote its environment
             environment = read_value(folder / ENVIRONMENT, Environment)
         spec = read_value(folder / SPEC, RunSpec)
         record = RunRecord(
@@ -333,8 +342,8 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *,
 
 
 def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
-    """Return the record at `path` with the supervisor's knowledge: why a run was lost after its window, and the length
-    of its pause."""
+    """Add two facts that only the supervisor knows to the record at `path`, and return it. The facts are why a run
+    ended before its untimed steps did, and for how long it was paused."""
     record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
     if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:
@@ -345,14 +354,14 @@ def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord
     if not changed:
         return record
     record = record.model_copy(update=changed)
-    with contextlib.suppress(OSError):  # the record is complete enough without this update
+    with contextlib.suppress(OSError):  # the record is usable without this update
         write_json(path, record)
     return record
 
 
 def find_records(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield every `record.json` at or below `paths`, in archives too, sorted within each path; UserError for a missing
-    path."""
+    """Yield the path of every `record.json` at or below `paths`, sorted within each path. Archives are searched, too.
+    Raise UserError if a path does not exist."""
     for path in paths:
         if not files.exists(path):
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
@@ -361,7 +370,7 @@ def find_records(paths: Iterable[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            # A folder may be named like an archive.
+            # The filter is needed because a folder may have the suffix of an archive.
             archives = filter(Path.is_file, path.rglob(f"*{files.ARCHIVE}"))
             packed = (found for one in archives for found in _find_packed(one, files.list_packed))
             yield from sorted([*path.rglob(RECORD), *packed])
@@ -371,12 +380,12 @@ def _find_packed(path: Path, list_files: Callable[[Path], Iterable[str]]) -> lis
     try:
         names = list(list_files(path))
     except OSError:
-        return [path]  # reading it reports why it is unreadable
+        return [path]  # a later read reports why it is unreadable
     return [path / name for name in names if name.rpartition("/")[2] in (RECORD, "")]
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read a record of this or an older schema version; raise Unreadable for anything else."""
+    """Read a record of the current or an older schema version. Raise Unreadable for any other content."""
     content = _read_content(path)
     try:
         if _OF_TODAY.match(content):
@@ -385,18 +394,18 @@ def read_record(path: Path) -> RunRecord:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
         raise Unreadable(path, _format_first_error(error)) from error
-    # Records of today are checked too: a person may have edited the file.
+    # Records of the current version are checked, too: a user may have edited the file.
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
     return record
 
 
 def _validate(content: bytes) -> RunRecord:
-    """Return the record in a text of today's version; ValidationError if there is none.
+    """Decode a record of the current schema version. Raise ValidationError for an invalid record.
 
-    Neighbouring records often are repeats with the same spec, which is decoded once. The text of the spec is found by
-    its indentation, since a JSON string cannot contain a line break. A random word replaces it before decoding: where
-    the decoded record does not have this word as its `spec`, the whole text is decoded.
+    Successive records are often repeats of one point, so an identical spec is decoded only once. The spec's text is
+    found by its indentation, since a JSON string cannot contain a line break. A random word replaces it while the rest
+    is decoded. If the decoded record does not have this word as its `spec`, the whole text is decoded instead.
     """
     begin = content.find(_SPEC_BEGIN) + len(_SPEC_BEGIN) - 1
     end = content.find(_SPEC_END, begin) + len(_SPEC_END) - 1
@@ -410,7 +419,7 @@ def _validate(content: bytes) -> RunRecord:
 
 
 def read_value(path: Path, kind: type[_Value]) -> _Value:
-    """Read a value next to a record, such as its spec; raise Unreadable for anything else."""
+    """Read another JSON file of a run directory, such as the spec. Raise Unreadable for invalid content."""
     try:
         return kind.model_validate_json(_read_content(path))
     except ValidationError as error:
@@ -427,18 +436,18 @@ def _read_content(path: Path) -> bytes:
 
 
 def _format_first_error(error: ValidationError) -> str:
-    """Return the first error, after its field."""
+    """Return the first validation error as text, preceded by its field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _migrate_content(content: bytes, path: Path) -> dict[str, Any]:
-    """Return an older record as plain values of today's version."""
+    """Decode a record of an older schema version and convert it to plain values of the current version."""
     try:
         plain: dict[str, Any] = pydantic_core.from_json(content)
         version = plain["schema_version"]
-        if type(version) is not int:  # True would be 1
+        if type(version) is not int:  # True would compare equal to 1
             raise TypeError(version)
         if version > SCHEMA_VERSION:
             raise Unreadable(path, f"schema version {version} is newer than {SCHEMA_VERSION}; upgrade zeroscale")

@@ -1,4 +1,4 @@
-"""Studies, each with one question: axes that span an ordered list of points, or a search over points."""
+"""Studies. A study answers one question with the points that its axes span, or with a search over points."""
 
 import itertools
 import math
@@ -17,11 +17,12 @@ from bench.core.spec import Frozen, Name, Positive
 SamplerName = Literal["gp", "tpe", "grid", "random", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
 MOST_LISTED = 5_000
-"""Maximum number of values of a space, or of one range, that are all considered. A larger one is sampled."""
+"""Maximum number of values of a space, or of one range, that are listed in full. A larger space or range is sampled."""
 
 
 class Dimension(Frozen):
-    """A field of a point that varies over `values`, or from `from` to `to`; over integers where both are integers."""
+    """A dimension of a search space: a field that varies over `values`, or over the range from `from` to `to`. The
+    range contains only integers if both ends (and `step`) are integers."""
 
     values: tuple[Any, ...] | None = Field(None, description="a mapping as a value sets several fields together")
     from_: float | None = Field(None, alias="from")
@@ -56,7 +57,7 @@ class Dimension(Frozen):
 
     @property
     def whole(self) -> bool:
-        """True for a range of integers."""
+        """True if the range contains only integers."""
         return all(number is None or number.is_integer() for number in (self.from_, self.to, self.step))
 
     @property
@@ -69,15 +70,15 @@ class Dimension(Frozen):
             return int(self.to - self.from_) // int(self.step or 1) + 1
         if self.step is None:
             return 1 if self.from_ == self.to else None
-        # 1e-9: 0.3 / 0.1 is slightly below 3 in floating point.
+        # The addition of 1e-9 is needed because 0.3 / 0.1 is slightly below 3 in floating point.
         return int((self.to - self.from_) / self.step + 1e-9) + 1
 
     def list_fields(self) -> list[str]:
-        """Return the fields that its values set together, which are the keys of mappings among them."""
+        """Return the names of the fields that this dimension sets through values that are mappings."""
         return [name for value in self.values or () if isinstance(value, Mapping) for name in value]
 
     def find_value(self, index: int) -> Any:
-        """Return the value with this index, from 0."""
+        """Return the value at `index`, counted from 0."""
         if self.values is not None:
             return self.values[index]
         assert self.from_ is not None
@@ -85,14 +86,14 @@ class Dimension(Frozen):
         return int(value) if self.whole else value
 
     def list_values(self) -> tuple[Any, ...] | None:
-        """Return all values; None where there are more than MOST_LISTED. A range with `log` begins with doublings of
-        its first value, so that a grid that ends early covers the whole range."""
+        """Return all values; None if there are more than MOST_LISTED. A range with `log` is listed with the doublings
+        of its first value first. A grid search that ends early has then covered the whole range."""
         if self.count is None or self.count > MOST_LISTED:
             return None
         listed = tuple(map(self.find_value, range(self.count)))
         if not (self.log and self.whole):
             return listed
-        # Doublings first, then the remaining values in order.
+        # List the doublings first, then the remaining values in order.
         doubled = (listed[0] << exponent for exponent in range(listed[-1].bit_length()))
         return tuple(dict.fromkeys([*(value for value in doubled if value <= listed[-1]), *listed]))
 
@@ -102,7 +103,7 @@ class Dimension(Frozen):
 
 
 class Bound(Frozen):
-    """Bounds of a measured quantity."""
+    """A lower bound, an upper bound or both for a measured quantity."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -117,11 +118,11 @@ class Bound(Frozen):
         return self
 
     def holds(self, value: float | None) -> bool:
-        """Return True if a value is within the bounds. An unknown value (None) is not."""
+        """Return True if a value is within the bounds. An unknown value (None) is not within them."""
         return value is not None and self.compute_distance(value) <= 0
 
     def compute_distance(self, value: float) -> float:
-        """Return the distance by which a value exceeds the bounds; at most 0 within them."""
+        """Return the distance by which a value violates the bounds; 0 or less if it is within them."""
         below = -math.inf if self.at_least is None else self.at_least - value
         above = -math.inf if self.at_most is None else value - self.at_most
         return max(below, above)
@@ -132,9 +133,9 @@ class Bound(Frozen):
 
 
 class RungSection(Frozen):
-    """Rungs at which trainings stop, so that only the best of them continue.
+    """Rungs of successive halving: numbers of tokens at which trainings stop, and from which only the best continue.
 
-    The rungs are the tokens of a training divided by powers of `factor`, down to `least`.
+    The rungs are the tokens of a whole training divided by powers of `factor`, down to `least`.
     """
 
     least: Positive = Field(description="tokens")
@@ -143,7 +144,7 @@ class RungSection(Frozen):
 
 
 class SearchSection(Frozen):
-    """Objective, space and end of a search."""
+    """The search of a study: its space, objective, constraints, sampler and end."""
 
     space: dict[str, Dimension]
     objective: str
@@ -176,7 +177,7 @@ class SearchSection(Frozen):
     @field_validator("sampler", mode="before")
     @classmethod
     def _known_sampler(cls, name: Any) -> Any:
-        if name == "prior":  # the former default, in files of older searches
+        if name == "prior":  # a former default, which files of older searches contain
             return "gp"
         if name not in SAMPLERS:
             raise ValueError(f"no such sampler; {suggest_nearest(str(name), SAMPLERS)}")
@@ -215,21 +216,24 @@ class SearchSection(Frozen):
 MOST_RUNS = 100_000
 
 Pair = tuple[str, Any]
-"""An override: a group and the name of its file, or a dotted key and its value."""
+"""An override as a pair. It is either a config group and the name of a file in it, or a dotted key and its value."""
 Overrides = Sequence[tuple[str, list[Any]]]
-"""Overrides next to `study=` on the command line: keys, each with its values."""
+"""Overrides that a command line gives besides `study=`: each key with its list of values."""
 
 
 class Budget(Frozen):
-    """Limits at which a study ends by itself."""
+    """Limits after which a study ends."""
 
     node_hours: float | None = Field(None, gt=0, description="of all runs together; None: no limit")
     attempts: Positive = Field(3, description="of one repeat, until a failure that may be transient is final")
 
 
 class Study(Frozen):
-    """A file of conf/study. All points share `base`; `axes` hold the values of varying keys. A mapping as a value sets
-    several overrides together."""
+    """A study, as defined by a file of conf/study.
+
+    All points share the settings in `base`. `axes` maps each varying key to its values. A value that is a mapping sets
+    several overrides at once.
+    """
 
     name: Name
     question: str = ""
@@ -255,14 +259,15 @@ class Study(Frozen):
 
 
 def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
-    """Return every point of a study as overrides, in the order of its axes, the last varying fastest.
+    """Return every point of a study as overrides. The points are in the order of the axes, of which the last varies
+    fastest.
 
-    `overrides` replace keys of the study: a list becomes an axis, and a single value pins a key. UserError for more
-    than MOST_RUNS runs.
+    `overrides` replace keys of the study. A list of several values becomes an axis; a single value fixes the key. Raise
+    UserError for more than MOST_RUNS runs.
     """
     axes = {key: list(values) for key, values in study.axes.items()}
     for key, values in overrides:
-        axes[key] = [{key: value} for value in values]  # wrapped, so that a mapping stays the value of its key
+        axes[key] = [{key: value} for value in values]  # wrapped, so that a mapping remains the value of `key`
     number = math.prod(map(len, axes.values())) * study.repeats
     if number > MOST_RUNS:
         rule = f"its axes and repeats make {number:,} runs, and at most {MOST_RUNS:,} are planned"
@@ -276,10 +281,10 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
 
 
 def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
-    """Return the control point as overrides; None if there is none. A sequence of points runs it first and last, so
-    that a drift of the machine shows.
+    """Return the control point of a study as overrides; None if the study has none. A sequence of points measures it at
+    the start and at the end, to reveal drift of the machine.
 
-    Overrides with one value replace the base, as for every point, but not the keys of the control point.
+    Overrides with a single value replace keys of the base, but not keys of the control point.
     """
     if not study.control:
         return None
@@ -288,12 +293,13 @@ def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] |
 
 
 def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
-    """Return (repeat, point) in the order of running: one repeat after another, each in its own seeded random order.
+    """Return (repeat, index of the point) pairs in running order: one repeat after another, each in its own seeded
+    random order.
 
-    So a drift of the machine does not look like an effect of an axis. `turns` has a number for each point: points with
-    a lower number run earlier within a repeat, since a sweep that is cut short must not lack them.
+    The random order keeps drift of the machine from looking like an effect of an axis. Within a repeat, points with a
+    lower number in `turns` run earlier, so that a sweep that is cut short still has them.
     """
     generator, points = random.Random(study.seed), len(turns)
-    # sorted is stable, so that the random order holds among points with equal turns.
+    # `sorted` is stable, so points with equal turns stay in random order.
     repeats = [sorted(generator.sample(range(points), points), key=turns.__getitem__) for _ in range(study.repeats)]
     return [(repeat, point) for repeat, ordered in enumerate(repeats) for point in ordered]

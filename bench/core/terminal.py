@@ -1,4 +1,4 @@
-"""Output with rich: columns of text, equal on terminals and in logs; findings; a progress bar on terminals."""
+"""Terminal output: aligned columns of text, results of checks, and progress as a bar or as log lines."""
 
 import contextlib
 import functools
@@ -12,19 +12,19 @@ from typing import NamedTuple
 from bench.core.errors import Check, CheckState
 
 _BAR_WIDTH = 20
-_UNBROKEN = 10_000  # columns: wide enough that rich breaks or cuts no line
+_UNBROKEN = 10_000  # columns of text: wide enough that rich neither breaks nor cuts a line
 _STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
 _SUBJECT_WIDTH = 22
 _LOG_EVERY_S = 60.0
 
 
 class Progress(NamedTuple):
-    """Progress of a task."""
+    """Progress of the current task."""
 
     what: str  # name of the task
-    share: float | None = None  # of its maximum length, between 0 and 1; None where unknown
-    left: str = ""  # remaining time, in words
-    subject: str = ""  # the current one of several, such as a point of a sweep
+    share: float | None = None  # completed share of the task, between 0 and 1; None if unknown
+    left: str = ""  # remaining time, as text
+    subject: str = ""  # item that the task is about, such as a point of a sweep
 
 
 def align(
@@ -35,9 +35,9 @@ def align(
     gap: int = 2,
     indent: int = 0,
 ) -> str:
-    """Return rows of cells as columns of text. `right` are the numbers of right-aligned columns, `least` the minimum
-    widths of the first columns."""
-    from rich.console import Console  # imported here, as below: most commands print without rich
+    """Return rows of cells as text in aligned columns. `right` are the indices of right-aligned columns. `least` are
+    the minimum widths of the first columns, in characters."""
+    from rich.console import Console  # imported in functions, because most commands do not need rich
     from rich.table import Table
     from rich.text import Text
 
@@ -53,7 +53,8 @@ def align(
 
 
 def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
-    """Print findings as they arrive, or all as JSON; return the exit code, 0 if nothing is missing."""
+    """Print results of checks as they arrive or, with `as_json`, all together as JSON. Return the exit code: 1 if
+    something is missing, otherwise 0."""
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -72,19 +73,19 @@ def _print_finding(finding: Check) -> None:
     line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
     if finding.remedy:
         line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
-    Console().print(line, soft_wrap=True)  # unbroken, for users copy paths and commands from it
+    Console().print(line, soft_wrap=True)  # no line breaks, because users copy paths and commands
 
 
 def build_printer(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a text at once; with `quiet` it does nothing."""
+    """Return a function that prints a text immediately. With `quiet`, the function does nothing."""
     return (lambda text: None) if quiet else functools.partial(print, flush=True)
 
 
 class LogProgress:
-    """Progress in a log: a line at the start of each subject, and one a minute."""
+    """Progress as lines of a log: a line at the start of each subject, and then one line per minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
+        """Start with no subject. `clock` returns the current time in seconds."""
         self._clock, self._subject, self._printed_s = clock, "", clock()
 
     def show(self, shown: Progress | str) -> None:
@@ -99,10 +100,11 @@ class LogProgress:
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
-    """Yield a function that shows progress on standard error: on a terminal a bar with elapsed and remaining time.
+    """Yield a function that shows progress on standard error. On a terminal, it shows a bar with elapsed and remaining
+    time.
 
-    In a log, it prints a line at the start of each subject and then one a minute, so that a long point does not look
-    like a hang.
+    In a log, the function prints a line at the start of each subject and then one line per minute, so that a long point
+    does not look like a hang.
     """
     if quiet:
         yield lambda shown: None
@@ -122,7 +124,7 @@ def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
         rich.TimeElapsedColumn(),
         rich.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)),
     )
-    # Output printed meanwhile goes above the bar, but a redirected standard output must get it unchanged.
+    # On a terminal, printed output appears above the bar. A redirected standard output must receive it unchanged.
     to_terminal = sys.stdout.isatty()
     with rich.Progress(
         *columns, console=Console(stderr=True), transient=True, expand=True, redirect_stdout=to_terminal
