@@ -1,4 +1,4 @@
-"""Several texts of `data=text` as one stream, each with its share of the samples."""
+"""Data source that mixes several texts of `data=text` into one stream, each with its share of the samples."""
 
 from __future__ import annotations
 
@@ -22,45 +22,51 @@ if TYPE_CHECKING:
     from bench.data.pipeline.loader import SampleStream
 
 CYCLE = 1000
-"""Samples after which the order of the streams repeats. It limits the error of a share to 0.1 % of all samples."""
+"""Number of samples after which the order of the texts repeats. Shares are multiples of 1 / CYCLE, so the error of a
+share is at most 0.1 % of all samples."""
 
 
 def compute_shares(weights: Sequence[float], temperature: float) -> NDArray[np.float64]:
-    """Return the share of each stream, shape (streams,): proportional to its weight to the power of 1 / temperature.
+    """Return the share of each text, shape (texts,), which is proportional to its weight to the power of 1 /
+    temperature.
 
-    At 1 shares are proportional to weights; a higher temperature makes them more equal (Raffel et al., JMLR 21 (2020),
-    section 3.5.2).
+    At temperature 1, shares are proportional to weights. A higher temperature makes shares more equal (Raffel et al.,
+    JMLR 21 (2020), section 3.5.2).
     """
     import numpy as np
 
-    logarithms = np.log(np.asarray(weights, float)) / temperature  # powers of large weights would overflow
+    logarithms = (
+        np.log(np.asarray(weights, float)) / temperature
+    )  # logarithms, because powers of large weights would overflow
     powers = np.exp(logarithms - logarithms.max())
     shares: NDArray[np.float64] = powers / powers.sum()
     return shares
 
 
 def round_shares(shares: NDArray[np.float64], total: int = CYCLE) -> NDArray[np.int64]:
-    """Return each stream's number of `total` samples: at least one, the rest by the largest remainder."""
+    """Return how many of `total` samples each text gets. Every text gets at least one; otherwise shares are rounded by
+    the largest remainder."""
     import numpy as np
 
     wanted = shares * total
     counts = np.maximum(np.floor(wanted), 1).astype(np.int64)
-    # Rounding down leaves less than one sample per stream, so that few rounds suffice.
+    # After rounding down, less than one sample per text is left, so the loop is short.
     while (left := total - int(counts.sum())) != 0:
         apart = wanted - counts
         if left > 0:
             counts[np.argmax(apart)] += 1
-        else:  # the minimum of one exceeded the shares of many streams: take from the largest excess
+        else:  # the minimum of one exceeds many texts' shares: reduce the largest excess
             counts[np.argmin(np.where(counts > 1, apart, np.inf))] -= 1
     return counts
 
 
 def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the stream of each of `counts.sum()` places, shape (places,).
+    """Return the index of the text from which each sample of a cycle comes, shape (samples,). Text t gives `counts[t]`
+    samples.
 
-    After n places every stream differs from n × its share by less than one sample. R. Tijdeman, The chairman assignment
-    problem, Discrete Mathematics 32 (1980): among the streams that may give the next sample without getting ahead, it
-    comes from the stream with the earliest deadline.
+    After n samples, every text has given n times its share, within less than one sample. The algorithm is that of R.
+    Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). Of the texts that are not ahead of their
+    share, the one with the earliest deadline gives the next sample.
     """
     import numpy as np
 
@@ -69,7 +75,7 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     places, parts = int(counts.sum()), 2 * len(counts) - 2
     given, order = np.zeros_like(counts), np.empty(places, np.int64)
     for place in range(places):
-        due = (place + 1) * counts - given * places  # in samples × places: integers, without rounding
+        due = (place + 1) * counts - given * places  # multiplied by `places`, to compute with integers
         latest = (given + 1 - 1 / parts) / counts
         order[place] = np.argmin(np.where(due * parts >= places, latest, np.inf))
         given[order[place]] += 1
@@ -78,10 +84,11 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Interleaving:
-    """Several streams of samples as one stream: sample i is the next sample of stream `order[i % len(order)]`."""
+    """Several streams of samples, combined into one stream. Sample i is the next unused sample of stream `order[i %
+    len(order)]`."""
 
     streams: tuple[SampleStream, ...]
-    order: NDArray[np.int64]  # (samples of a cycle,): the stream of each
+    order: NDArray[np.int64]  # (samples of a cycle,): index of the stream that gives each sample
     eos: int
 
     @property
@@ -91,20 +98,21 @@ class Interleaving:
     def __call__(self, index: int) -> tuple[NDArray[Any], ...]:
         cycle, place = divmod(index, len(self.order))
         stream = self.order[place]
-        # Samples of this stream before this place of the cycle, and in a whole cycle.
+        # Number of samples that this stream gives before `place` in the cycle, and in a whole cycle.
         given, each = int((self.order[:place] == stream).sum()), int((self.order == stream).sum())
         sample: tuple[NDArray[Any], ...] = self.streams[stream](cycle * each + given)
         return sample
 
 
 class MixedText(TextSelection):
-    """One text of a mixture."""
+    """Options of one text of a mixture: its selection and its weight."""
 
     weight: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class Options(SampleOptions):
-    """The texts, their shares, and how samples are made of them. conf/data/mixture.yaml explains each field."""
+    """Options of a mixture: its texts, their shares, and how samples are made. conf/data/mixture.yaml explains each
+    field."""
 
     sources: dict[str, MixedText] = {}
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -112,7 +120,8 @@ class Options(SampleOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for missing or too many texts, and for texts that `data=text` refuses."""
+    """Raise UserError for a mixture with no text or too many, with weights for only some texts, or with a text that
+    `data=text` does not support."""
     if not 1 <= len(options.sources) <= CYCLE:
         rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
@@ -127,9 +136,11 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank; UserError for an unusable text or tokenizer.
+    """Return the endless stream of micro-batches of a data-parallel rank. Raise UserError for an unusable text or
+    tokenizer.
 
-    Each text has its own epochs: a small text with a large share repeats more often than the other texts.
+    Epochs are counted for each text separately. A small text with a large share therefore repeats more often than the
+    others.
     """
     from bench.data.pipeline import loader
 
@@ -140,7 +151,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
-    """Return the facts for the record: the tokenizer, and for each text its hash and its share of the samples."""
+    """Return the facts about the data for the record: the tokenizer, and the hash, size and share of each text."""
     prepared, counts = _prepare(spec)
     return {
         "source": "mixture",
@@ -152,19 +163,20 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-# The same rules cut all texts into samples.
+# All texts of a mixture are divided into samples by the same rules as a single text.
 has_fixed_targets = text.has_fixed_targets
 
 
 def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]:
-    """Return the texts by name, and the number of samples of each in a cycle, shape (texts,).
+    """Return the prepared texts by name, and the number of samples of each in a cycle, shape (texts,).
 
-    Shares follow from the texts' weights, or without these from their numbers of samples per epoch.
+    Shares follow from the weights of the texts. Without weights, they follow from the number of samples per epoch of
+    each text.
     """
     options = Options(**spec.data.options)
     prepared = {}
     for number, name in enumerate(options.sources):
-        with _name_source(name):  # with one seed, all texts of equal length would have the same order
+        with _name_source(name):  # the number is part of the seed: texts of equal length must differ in order
             prepared[name] = text.prepare(_select(options, name), spec, (spec.seed, number))
     sizes = [len(one.samples.pieces.bounds) for one in prepared.values()]
     weights = [source.weight or size for source, size in zip(options.sources.values(), sizes, strict=True)]
@@ -172,14 +184,14 @@ def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]
 
 
 def _select(options: Options, name: str) -> text.Options:
-    """Return the options of `data=text` for one text of the mixture."""
+    """Return the options for `data=text` that correspond to one text of the mixture."""
     common = options.model_dump(exclude={"sources", "temperature"})
     return text.Options(**options.sources[name].model_dump(exclude={"weight"}), **common)
 
 
 @contextmanager
 def _name_source(name: str) -> Iterator[None]:
-    """Add the name of the text to errors in its selection."""
+    """Add the name of the text to an error about its options, so that the error names the option in the mixture."""
     try:
         yield
     except UserError as error:

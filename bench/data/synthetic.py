@@ -1,4 +1,5 @@
-"""Random tokens of fixed lengths, for any objective: almost free to make, without padding, and the same everywhere."""
+"""Data source of random tokens with fixed sequence lengths, for any objective. It takes almost no time, needs no
+padding, and gives the same samples on every machine."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FIRST_WORD = 2  # 0 pads and 1 ends a sequence in T5 families; harmless for other families
+_FIRST_WORD = 2  # ids 0 and 1 are padding and EOS in T5 families; other families may skip them, too
 
 
 class Options(Frozen):
-    """No options: lengths, vocabulary and seed come from the RunSpec."""
+    """Options of synthetic data: none. Sequence lengths, vocabulary and seed come from the RunSpec."""
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError if the vocabulary has only special tokens."""
+    """Raise UserError if the vocabulary contains only special tokens."""
     known = vocabulary(spec)
     if known <= _FIRST_WORD:
         rule = "synthetic data excludes ids 0 (pad) and 1 (EOS)"
@@ -31,9 +32,10 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank, without masks.
+    """Return the endless stream of micro-batches of a data-parallel rank, without masks.
 
-    There is no padding, and transformers would synchronise with the device to detect that.
+    Masks are not needed because there is no padding. Given a mask, transformers would synchronise with the device to
+    find that out.
     """
     from bench.data.pipeline import loader
 
@@ -42,22 +44,22 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
-    """Return the facts for the record."""
+    """Return the facts about the data for the record."""
     return {"source": "synthetic", "vocabulary": vocabulary(spec)}
 
 
 def has_fixed_targets(spec: RunSpec) -> bool:
-    """Return True: every sample is full."""
+    """Return True, because every sample has the full length."""
     return True
 
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """An endless stream of samples, tokens uniform over the vocabulary without pad and EOS."""
+    """An endless stream of samples. Tokens are uniformly distributed over the vocabulary without padding and EOS."""
 
     seed: int
     vocabulary: int
-    lengths: tuple[int, ...]  # by kind
+    lengths: tuple[int, ...]  # sequence length of each kind of tokens
 
     padded: ClassVar[frozenset[str]] = frozenset()
 

@@ -1,5 +1,8 @@
-"""Real text from local files, a Hugging Face data set or Python's own sources. The objective decides the content of its
-kinds of tokens: a whole piece of text, or a piece with hidden spans in one kind and the spans in another."""
+"""Data source of real text, from local files, a Hugging Face data set or Python's standard library.
+
+The objective determines the content of a sample. It is either a whole piece of text, or a piece with hidden spans as
+encoder input and these spans as decoder target.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SampleOptions(Frozen):
-    """How samples are made of a text."""
+    """Options that determine how samples are made from a text."""
 
     packing: bool = True
     noise_density: float = Field(0.15, gt=0, lt=1)
@@ -32,11 +35,11 @@ class SampleOptions(Frozen):
 
 
 class Options(SampleOptions, corpus.CorpusSelection):
-    """The text, and how samples are made of it. conf/data/text.yaml explains each field."""
+    """Options of the source: the text, and how samples are made from it. conf/data/text.yaml explains each field."""
 
 
 class HeldOutText(NamedTuple):
-    """The part of a corpus that is excluded from training."""
+    """The part of a corpus that is held out from training, with its samples."""
 
     documents: int
     tokens: int
@@ -44,7 +47,7 @@ class HeldOutText(NamedTuple):
 
 
 class PreparedText(NamedTuple):
-    """A corpus, its tokenizer, and the samples that an objective makes of it."""
+    """A corpus, its tokenizer, and the samples made from it for an objective."""
 
     corpus: Corpus
     tokenizer: Tokenizer
@@ -53,7 +56,8 @@ class PreparedText(NamedTuple):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a missing corpus, and for one that does not fit objective, model or sequence lengths."""
+    """Raise UserError for a missing file, or for options that do not fit each other, the objective, the model or the
+    sequence lengths."""
     if not (_is_plain(spec) or _is_corrupted(spec)):
         remedy = "choose data=synthetic, or an objective whose kinds of tokens come from one text"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -64,30 +68,32 @@ def check(options: Options, spec: RunSpec) -> None:
     if options.files:
         corpus.list_files(options)
     _compute_raw_length(options, spec)
-    if options.tokenizer == corpus.BYT5:  # the vocabulary of any other tokenizer is unknown before it is loaded
+    if options.tokenizer == corpus.BYT5:  # other tokenizers have to be loaded before their vocabulary is known
         _check_tokenizer(options, spec, corpus.BYT5_VOCABULARY, corpus.BYT5_SENTINELS)
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank from number `first` on, without held-out text; UserError
-    for an unusable corpus or tokenizer.
+    """Return the endless stream of micro-batches of a data-parallel rank, beginning at index `first`. Held-out text is
+    excluded. Raise UserError for an unusable corpus or tokenizer.
 
-    Each pass over the corpus has its own order and its own corruption. With packing, corrupted inputs are shorter than
-    their length only where the decoder's length limits a sample.
+    Each epoch has its own order and its own corruption. With packing, encoder inputs have padding only if the decoder's
+    sequence length limits the sample.
     """
-    from bench.data.pipeline import loader  # imported here, as numpy: torch is slow, and checking needs neither
+    from bench.data.pipeline import (
+        loader,
+    )  # imported here, like numpy: torch is slow to import, and `check` needs neither
 
     return loader.micro_batches(_prepare(spec).samples, spec, data_rank, first)
 
 
 def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
-    """Return a data-parallel rank's micro-batches of the samples for evaluation; UserError where the held-out text is
-    too short for them."""
+    """Return the micro-batches of held-out samples for evaluation on a data-parallel rank. Raise UserError if there are
+    too few held-out samples."""
     from bench.data.pipeline import loader
 
     held_out, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
     assert held_out is not None
-    # Samples must not repeat: a repeated sample would weigh twice in the held-out loss.
+    # Samples must not repeat, because a repeated sample would count twice in the held-out loss.
     if wanted > (found := len(held_out.samples.pieces.bounds)):
         rule = f"the held-out text makes {found} samples"
         raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
@@ -95,7 +101,7 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
-    """Return the facts for the record: corpus, tokenizer and number of samples."""
+    """Return the facts about the data for the record: corpus, tokenizer, number of samples, and held-out text."""
     prepared = _prepare(spec)
     facts = {"source": "text", "tokenizer": describe_tokenizer(prepared), **describe_corpus(prepared)}
     if held_out := prepared.held_out:
@@ -107,15 +113,16 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 def has_fixed_targets(spec: RunSpec) -> bool:
     """Return True if every sample has the same number of target tokens.
 
-    That is so for pieces of one length, which determines the number of hidden tokens and spans. The targets of packed
-    documents with their own positions depend on the documents.
+    This holds for packed text. All of its pieces have one length, which determines the number of hidden tokens and
+    spans. The exception is an objective with positions by document, whose target tokens depend on the documents in a
+    sample.
     """
     kinds = objectives.load(spec.objective).KINDS
     return bool(spec.data.options.get("packing", True)) and not any(kind.positions for kind in kinds)
 
 
 def describe_corpus(prepared: PreparedText) -> dict[str, Any]:
-    """Return the facts of a corpus for the record: its hash, its size and its number of samples."""
+    """Return the facts about a corpus for the record: name, size, hash and number of samples."""
     import numpy as np
 
     text, bounds = prepared.corpus, prepared.samples.pieces.bounds
@@ -128,7 +135,7 @@ def describe_corpus(prepared: PreparedText) -> dict[str, Any]:
 
 
 def describe_tokenizer(prepared: PreparedText) -> dict[str, Any]:
-    """Return the facts of a tokenizer for the record."""
+    """Return the facts about a tokenizer for the record: name and vocabulary size."""
     return {"name": prepared.tokenizer.name, "vocabulary": prepared.tokenizer.vocabulary}
 
 
@@ -137,7 +144,7 @@ def _prepare(spec: RunSpec) -> PreparedText:
 
 
 def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedText:
-    """Read and tokenise a text and cut it into samples; UserError for an unusable corpus or tokenizer."""
+    """Read and tokenise a text, and divide it into samples. Raise UserError for an unusable corpus or tokenizer."""
     length = _compute_raw_length(options, spec)
     words = corpus.load_tokenizer(options.tokenizer)
     if options.sentinels == "append":
@@ -148,7 +155,7 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
         return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
     learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)
     samples = _build_samples(options, spec, words, learned, length, seed)
-    # Seeded apart from `seed`, so that runs with different seeds are evaluated on equal samples.
+    # This seed does not depend on `seed`, so runs with different seeds are evaluated on equal samples.
     other = _build_samples(options, spec, words, kept, length, (learning.held_out_seed,))
     return PreparedText(text, words, samples, HeldOutText(len(kept.ends), len(kept.tokens), other))
 
@@ -156,7 +163,8 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
 def _build_samples(
     options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, length: int, seed: tuple[int, ...]
 ) -> CorruptedText | PlainText:
-    """Return the samples of a text, each made of `length` of its tokens."""
+    """Return the stream of samples of a text. Each is made from `length` of its tokens, or fewer for a short
+    document."""
     import numpy as np
 
     bounds = _cut(text, length, packing=options.packing)
@@ -176,10 +184,11 @@ def _build_samples(
 
 
 def _cut(text: Corpus, length: int, *, packing: bool) -> NDArray[np.int64]:
-    """Return begin and end of each piece, shape (pieces, 2).
+    """Return begin and end of each piece of a corpus in its tokens, shape (pieces, 2).
 
-    With packing these are pieces of the whole stream, whose last incomplete piece is dropped. Otherwise it is the first
-    piece of each document, without its EOS. A single token is no piece, since it cannot be corrupted.
+    With packing, the whole token stream is cut into pieces of `length`, and an incomplete last piece is dropped.
+    Without packing, a piece is the beginning of a document, at most `length` tokens without EOS. Single tokens are
+    excluded, since they cannot be corrupted.
     """
     import numpy as np
 
@@ -200,21 +209,22 @@ def _list_contents(spec: RunSpec) -> tuple[str | None, ...]:
 
 
 def _is_plain(spec: RunSpec) -> bool:
-    """Return True if a sample is an unchanged piece of the text."""
+    """Return True if the objective uses an unchanged piece of text as a sample."""
     return _list_contents(spec) == ("whole",)
 
 
 def _is_corrupted(spec: RunSpec) -> bool:
-    """Return True if a sample is a piece of the text with hidden spans, and the spans."""
+    """Return True if the objective uses span corruption: a piece of text with hidden spans, and the hidden spans."""
     return _list_contents(spec) == ("kept", "hidden")
 
 
 def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
-    """Return the number of the corpus's tokens in a sample; UserError where lengths are too short for any."""
+    """Return the number of corpus tokens from which a sample is made. Raise UserError if the sequence lengths are too
+    short for any sample."""
     sequence = spec.sequence
     if _is_plain(spec):
         (length,) = sequence.values()
-        return length if options.packing else length - 1  # EOS closes a document
+        return length if options.packing else length - 1  # one position is needed for EOS
     length = _build_noise(options).raw_length(*sequence.values())
     if not length:
         given = " ".join(f"sequence.{kind}={tokens}" for kind, tokens in sequence.items())
@@ -223,7 +233,8 @@ def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
 
 
 def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int) -> None:
-    """Raise UserError for a tokenizer with more tokens than the model, or with too few sentinels."""
+    """Raise UserError if the tokenizer has more tokens than the model's vocabulary, or too few sentinels for a
+    sample."""
     model = vocabulary(spec)
     if model < known:
         rule = f"tokenizer {options.tokenizer} has {known} tokens"

@@ -1,6 +1,7 @@
-"""Objectives, one file each: the kinds of tokens in a sample, and their roles as inputs and labels of a model.
+"""Training objectives, one file each. An objective defines the kinds of tokens in a sample, and which of them are
+inputs and labels of the model.
 
-`bench.core.plugins.ObjectivePlugin` defines the members of such a file, which imports no torch.
+The members of such a file are those of `bench.core.plugins.ObjectivePlugin`. The file must not import torch.
 """
 
 from bench.core import plugins
@@ -8,16 +9,17 @@ from bench.core.plugins import ObjectivePlugin
 from bench.core.spec import OBJECTIVE, RunSpec
 
 CAUSAL = "causal_lm"
-"""The default objective of a decoder-only model."""
+"""Name of the default objective of decoder-only models."""
 
 
 def load(objective: str) -> ObjectivePlugin:
-    """Return the objective named `objective`; UserError if there is none."""
+    """Return the objective with this name. Raise UserError if there is none."""
     return plugins.load(plugins.OBJECTIVE, objective)
 
 
 def usual(kinds: tuple[str, ...]) -> str | None:
-    """Return the default objective of a model with exactly these kinds of tokens; None if no objective has them."""
+    """Return the name of the default objective for a model with exactly these kinds of tokens. Return None if no
+    objective has these kinds."""
     known = list_matching(kinds)
     return next((name for name in (OBJECTIVE, CAUSAL) if name in known), known[0] if known else None)
 
@@ -28,10 +30,10 @@ def list_matching(kinds: tuple[str, ...]) -> list[str]:
 
 
 def weighs_targets(spec: RunSpec) -> bool:
-    """Return True if the loss of a step depends on the number of target tokens in each micro-batch.
+    """Return True if the losses of micro-batches must be weighted by their numbers of target tokens.
 
-    It does not if a data source has the same number in every sample: the mean over tokens then equals that over
-    micro-batches.
+    No weights are needed if all samples have the same number of target tokens. The mean over tokens then equals the
+    mean over micro-batches.
     """
     if spec.loss_mean == "micro_batches" or load(spec.objective).REDUCTION != "mean":
         return False
@@ -40,5 +42,5 @@ def weighs_targets(spec: RunSpec) -> bool:
 
 
 def list_kinds(objective: str) -> tuple[str, ...]:
-    """Return the names of an objective's kinds of tokens, in order; UserError if there is no such objective."""
+    """Return the names of an objective's kinds of tokens, in order. Raise UserError if there is no such objective."""
     return tuple(kind.name for kind in load(objective).KINDS)

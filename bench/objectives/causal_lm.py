@@ -1,8 +1,8 @@
-"""Causal language modelling: predict every token of a text from the tokens before it. Inputs and labels are the same
-tokens; the model shifts the labels by one, as models of transformers do."""
+"""Causal language modelling: the model predicts every token of a text from the previous tokens. Inputs and labels are
+the same tokens, because models of transformers shift the labels by one position."""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 
-# no mask: padding comes last, and no real token attends to later tokens
+# No mask is needed: padding comes last, and tokens do not attend to later tokens.
 KINDS = (TokenKind("tokens", 1024, {"input_ids": PAD, "labels": IGNORED}),)
 REDUCTION = "mean"

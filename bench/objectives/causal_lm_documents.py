@@ -1,5 +1,8 @@
-"""Causal language modelling in which no token attends to another document. Documents packed into one sample have their
-own positions, as models of transformers take them, and no token is predicted from the previous document."""
+"""Causal language modelling on packed documents, in which no token attends to another document.
+
+Each document in a sample has its own positions, in the form that models of transformers accept. The first token of a
+document is not predicted, since the previous document would predict it.
+"""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 

@@ -1,4 +1,4 @@
-"""Sequence to sequence: the encoder reads one text, the decoder writes another text of the same sample."""
+"""Sequence to sequence: the encoder reads one text, and the decoder predicts another text of the same sample."""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 

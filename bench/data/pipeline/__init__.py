@@ -1,1 +1,2 @@
-"""Parts of data sources: a corpus with its tokenizer, T5's span corruption, and batches by torch's loader."""
+"""Components of data sources: corpora and tokenizers, T5's span corruption, and loading of micro-batches with torch's
+DataLoader."""

@@ -1,7 +1,8 @@
-"""Text corpora: read through Hugging Face `datasets`, tokenised once, and divided into a learned and a held-out part.
+"""Text corpora: reading with Hugging Face `datasets`, tokenising, and dividing into training text and held-out text.
 
-The tokens lie in `datasets`' own cache (HF_DATASETS_CACHE moves it). Its file lock lets one process of all ranks do
-the work while the other ranks wait and then map the same file. A changed file, option or tokenizer makes a new entry.
+The tokens are stored in the cache of `datasets` (the variable HF_DATASETS_CACHE moves it). By its file lock, one
+process of all ranks tokenises the corpus while the other ranks wait, and then all ranks map the same file. If a file,
+an option or the tokenizer changes, the corpus is tokenised again.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ if TYPE_CHECKING:
 # ---------------------------------------- tokenizers
 
 BYT5 = "byt5"
-BYT5_VOCABULARY = 384  # pad, EOS, UNK, 256 bytes, 125 sentinels: transformers' ByT5Tokenizer()
+BYT5_VOCABULARY = 384  # as transformers' ByT5Tokenizer(): pad, EOS, UNK, 256 bytes and 125 sentinels
 BYT5_SENTINELS = 125
 _T5_SENTINELS = 100
 _BYT5_FIRST_BYTE = 3
-_SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # mT5's vocabulary has them with the word mark
+_SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # in mT5's vocabulary, sentinels begin with the mark of a new word
 
 
 class Tokenizer(NamedTuple):
-    """The parts of a tokenizer that making samples needs."""
+    """Properties of a tokenizer that are needed to make samples."""
 
     name: str
     vocabulary: int  # highest id + 1, sentinels included
     eos: int
     sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …; empty outside the T5 family
-    encode: Callable[[Sequence[str]], list[Tokens]]  # without special tokens
+    encode: Callable[[Sequence[str]], list[Tokens]]  # adds no special tokens
 
     def with_sentinels(self) -> Tokenizer:
-        """Return a tokenizer with sentinels: this one, or a copy with T5's number of them after its vocabulary."""
+        """Return this tokenizer if it has sentinels. Otherwise return a copy with as many sentinels as T5 (100), whose
+        ids follow its vocabulary."""
         import numpy as np
 
         if len(self.sentinels):
@@ -55,12 +57,13 @@ class Tokenizer(NamedTuple):
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer "byt5", of a Hugging Face name or in a local folder; UserError if it cannot be loaded."""
+    """Return the tokenizer "byt5", a tokenizer from Hugging Face by its name, or a tokenizer in a local folder. Raise
+    UserError if it cannot be loaded."""
     import numpy as np
 
     if name == BYT5:
-        # Arithmetic on UTF-8 bytes, 400 times faster than transformers' lists of characters and without importing them.
-        # "</s>" in a text stays text. A test holds both tokenizers equal.
+        # This arithmetic on UTF-8 bytes is 400 times faster than transformers' tokenizer, and does not import it.
+        # "</s>" in a text is not treated as EOS. A test checks that both tokenizers give equal ids.
         first_sentinel = _BYT5_FIRST_BYTE + 256
 
         def encode_bytes(texts: Sequence[str]) -> list[Tokens]:
@@ -72,7 +75,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:  # unknown name, no network, not a tokenizer's folder
+    except (OSError, ValueError) as error:  # unknown name, no network, or a folder without a tokenizer
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"data.tokenizer={name}", reason, "give a local folder, or byt5") from error
     ids = tokenizer.get_vocab()
@@ -82,7 +85,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         raise UserError(f"data.tokenizer={name}", "has no EOS", remedy)
 
     def encode(texts: Sequence[str]) -> list[Tokens]:
-        # verbose=False: no warning that whole documents are longer than the model's maximum
+        # verbose=False suppresses the warning that documents are longer than the model's maximum.
         rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return [np.array(row, dtype=np.int32) for row in rows]
 
@@ -93,14 +96,14 @@ def load_tokenizer(name: str) -> Tokenizer:
 # ---------------------------------------- corpora
 
 _BUILDERS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-"""Builders of `datasets` by suffix."""
+"""Names of the builders of `datasets` by file name suffix."""
 _COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-_LAYOUT = 1  # raise it when `_list_documents` yields something else: the cache does not see code
+_LAYOUT = 1  # part of the cache key: raise it when the output of `_list_documents` changes
 
 
 class TextSelection(Frozen):
-    """Files or data set of a text, and limits of its size."""
+    """Selection of a text: its files or its Hugging Face data set, and limits of its size."""
 
     files: tuple[str, ...] = ()
     hub: str | None = None
@@ -113,24 +116,24 @@ class TextSelection(Frozen):
 
 
 class CorpusSelection(TextSelection):
-    """Selection of a text and its tokenizer, which together determine the tokens."""
+    """Selection of a text and a tokenizer, which together determine the tokens."""
 
     tokenizer: str = BYT5
 
 
 class Corpus(NamedTuple):
-    """Documents as one stream of tokens, each document with its EOS."""
+    """A tokenised corpus: its documents in one array of tokens, each followed by EOS."""
 
     name: str
     documents: int
-    bytes: int  # of UTF-8 text
-    sha256: str  # of that text, the documents joined without separators
+    bytes: int  # of the UTF-8 text
+    sha256: str  # of the UTF-8 text: all documents joined without separators
     tokens: Tokens
-    ends: NDArray[np.int64]  # (documents,): the end of each in `tokens`, after its EOS
+    ends: NDArray[np.int64]  # (documents,): index in `tokens` after each document's EOS
 
 
 def load(selection: CorpusSelection) -> Corpus:
-    """Return the selected corpus, from the cache or tokenised now; UserError if it is unreadable."""
+    """Return the selected corpus, from the cache or newly tokenised. Raise UserError if it is unreadable."""
     import numpy as np
     from datasets import Dataset, Features, Value
     from datasets.exceptions import DatasetGenerationError
@@ -142,7 +145,7 @@ def load(selection: CorpusSelection) -> Corpus:
         "layout": _LAYOUT,
     }
     try:
-        # one mapping, because `datasets` would take a list as a keyword argument for shards
+        # One mapping is passed, because `datasets` would split a list among shards.
         table = Dataset.from_generator(_list_documents, features=columns, gen_kwargs={"request": request})
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
@@ -161,14 +164,15 @@ def load(selection: CorpusSelection) -> Corpus:
 
 
 def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each document's ids and EOS, with the bytes and the hash of all text so far."""
+    """Yield the token ids of each document with EOS. The number of bytes and the hash cover all text up to that
+    document."""
     import numpy as np
 
     selection = CorpusSelection(**request["selection"])
     words = load_tokenizer(selection.tokenizer)
     total, digest = 0, hashlib.sha256()
     texts = _list_texts(selection)
-    while batch := list(islice(texts, 64)):  # fast tokenizers are fast on batches
+    while batch := list(islice(texts, 64)):  # fast tokenizers need batches of texts to be fast
         for text, ids in zip(batch, words.encode(batch), strict=True):
             raw = text.encode()
             total += len(raw)
@@ -179,11 +183,11 @@ def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_texts(selection: CorpusSelection) -> Iterator[str]:
-    """Yield the non-empty documents up to the selection's limits; the last document is cut at `max_bytes`."""
+    """Yield the documents that are not empty, up to the selection's limits. The last document is cut at `max_bytes`."""
     left = selection.max_bytes
     texts = filter(None, (_get_text(row, selection.field) for row in _open_rows(selection)))
     for text in islice(texts, selection.max_documents):
-        raw = text.encode(errors="replace")[:left]  # JSON may hold lone surrogates, which UTF-8 has not
+        raw = text.encode(errors="replace")[:left]  # JSON may contain lone surrogates, which UTF-8 cannot encode
         left -= len(raw)
         if kept := raw.decode(errors="ignore"):
             yield kept
@@ -200,13 +204,14 @@ def _get_text(row: dict[str, Any], field: str) -> str | None:
 
 
 def _open_rows(selection: CorpusSelection) -> Any:
-    """Return the source's rows as a `datasets` stream, which reads or downloads only the rows that are taken."""
+    """Return the rows of the selected text as a streamed data set, which reads or downloads only the rows that are
+    used."""
     from datasets import load_dataset
 
     if selection.hub:
         try:
             return load_dataset(selection.hub, selection.hub_config, split=selection.split, streaming=True)
-        except (OSError, ValueError) as error:  # no such data set, configuration or split, or no network
+        except (OSError, ValueError) as error:  # unknown data set, configuration or split, or no network
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"data.hub={selection.hub}", reason, "correct the name or give data.files") from error
     paths = list_files(selection)
@@ -216,9 +221,11 @@ def _open_rows(selection: CorpusSelection) -> Any:
 
 
 def list_files(selection: CorpusSelection) -> list[Path]:
-    """Return the local files of a selection without `hub`, all of one format; UserError if one is missing.
+    """Return the local files of a selection without `hub`. Raise UserError if a file is missing, or if their formats
+    differ.
 
-    Without `files` these are the first of Python's own sources up to `max_bytes`: a text that every machine has.
+    Without `files`, these are the first files of Python's standard library, up to `max_bytes`. Every machine has this
+    text.
     """
     if not selection.files:
         return _list_standard_library(selection.max_bytes)
@@ -237,16 +244,16 @@ def list_files(selection: CorpusSelection) -> list[Path]:
 def _find_matches(pattern: str) -> list[Path]:
     try:
         path = Path(pattern).expanduser()
-        if path.exists():  # before it is read as a glob: a name may contain its characters
+        if path.exists():  # checked before globbing: a file name may contain glob characters
             return [path] if path.is_file() else []
         root = Path(path.anchor)
         return sorted(match for match in root.glob(str(path.relative_to(root))) if match.is_file())
-    except (OSError, ValueError, RuntimeError, NotImplementedError):  # too long a name, `a**`, an unknown user's home
+    except (OSError, ValueError, RuntimeError, NotImplementedError):  # name too long, `a**`, or home of an unknown user
         return []
 
 
 def _name_builder(path: Path) -> str:
-    """Return the name of the `datasets` builder for the format of `path`; UserError for an unknown format."""
+    """Return the name of the `datasets` builder for the format of `path`. Raise UserError for an unknown format."""
     suffix = next((suffix for suffix in reversed(path.suffixes) if suffix not in _COMPRESSED), "")
     if suffix not in _BUILDERS:
         raise UserError(f"data.files={path}", "unknown format", f"give files named {', '.join(_BUILDERS)}")
@@ -259,7 +266,7 @@ def _list_standard_library(max_bytes: int) -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, names in os.walk(root):
-        # excluded: other packages, and files that differ between builds of one version
+        # Exclude other packages, and files that differ between builds of one Python version.
         folders[:] = [name for name in folders if name not in _NOT_THE_LIBRARY and not name.startswith("config-")]
         modules = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
         paths += [Path(folder, name) for name in modules]
@@ -269,7 +276,7 @@ def _list_standard_library(max_bytes: int) -> list[Path]:
 
 
 def _read_stamps(selection: CorpusSelection) -> list[tuple[str, int, int]]:
-    """Return path, bytes and modification time of all local files that the tokens depend on."""
+    """Return path, size in bytes and modification time of every local file on which the tokens depend."""
     paths = [] if selection.hub else list_files(selection)
     paths += sorted(path for path in Path(selection.tokenizer).glob("*") if path.is_file())
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
@@ -285,16 +292,17 @@ def _format_name(selection: CorpusSelection) -> str:
 
 
 class DividedText(NamedTuple):
-    """Both parts as corpora; together they are the whole corpus."""
+    """A corpus divided in two: training text and held-out text."""
 
     learned: Corpus
     held_out: Corpus
 
 
 def divide(text: Corpus, share: float, seed: int) -> DividedText:
-    """Hold out whole documents, drawn by `seed`, up to the `share` of all tokens; UserError for a single document.
+    """Divide a corpus into training text and held-out text. Raise UserError for a corpus with one document.
 
-    Documents with equal tokens stay together, so that a model cannot learn a held-out document by heart.
+    Whole documents are held out, in an order drawn with `seed`, until they have the `share` of all tokens. Equal
+    documents are in the same part, so that a model is never trained on a held-out document.
     """
     import numpy as np
 
@@ -304,14 +312,16 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
     if len(numbers) < 2:
         rule = "has one document, and held-out text needs whole documents"
         raise UserError(f"data corpus {text.name}", rule, "set data.sample_by=paragraph, or give several files")
-    content = np.array([numbers[one] for one in contents])  # (documents,): equal for equal documents
+    content = np.array([numbers[one] for one in contents])  # (documents,): equal numbers for equal documents
     lengths = text.ends - begins
     order = np.random.default_rng(seed).permutation(len(numbers))
     sums = np.cumsum(np.bincount(content, weights=lengths)[order])
-    count = min(int(np.searchsorted(sums, share * sums[-1])) + 1, len(numbers) - 1)  # at least one is left to learn
+    count = min(
+        int(np.searchsorted(sums, share * sums[-1])) + 1, len(numbers) - 1
+    )  # at least one document is left for training
     held = np.isin(content, order[:count])
 
-    def take(chosen: NDArray[np.bool_]) -> Corpus:  # with name, bytes and hash of the whole corpus
+    def take(chosen: NDArray[np.bool_]) -> Corpus:  # name, bytes and hash stay those of the whole corpus
         tokens, ends = text.tokens[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen], dtype=np.int64)
         return text._replace(documents=len(ends), tokens=tokens, ends=ends)
 

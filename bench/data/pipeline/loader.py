@@ -1,4 +1,5 @@
-"""Micro-batches from samples through torch's DataLoader, in the same order for any number of workers."""
+"""Loading of micro-batches from a stream of samples with torch's DataLoader. The order does not depend on the number of
+workers."""
 
 import itertools
 import multiprocessing
@@ -19,21 +20,22 @@ from bench.data import MicroBatch
 
 
 class SampleStream(Protocol):
-    """An endless stream of samples."""
+    """An endless stream of samples, which are accessed by index."""
 
     @property
     def padded(self) -> frozenset[str]:
-        """Kinds whose rows may be shorter than in the spec, so that a model may need a mask of them."""
+        """Kinds of tokens whose samples may be shorter than the sequence length, so that the model may need a mask."""
 
     def __call__(self, index: int) -> tuple[NDArray[Any], ...]:
-        """Return a sample: its tokens by kind, in the objective's order, 1-d, each at most as long as in the spec."""
+        """Return the sample at `index`: a 1-d array of tokens for each kind, in the order of the objective. None is
+        longer than the sequence length."""
 
 
 class _MicroBatches(Dataset[MicroBatch]):
     """A data set whose item n is the n-th micro-batch of one data-parallel rank.
 
-    The ranks take consecutive runs of `batch.micro` samples in turn. So optimizer step s uses samples s × global …
-    (s + 1) × global − 1 for any number of ranks and micro-steps.
+    Ranks take turns: each gets the next `batch.micro` samples of the stream. Optimizer step s therefore uses samples s
+    × global to (s + 1) × global − 1, for any number of ranks and micro-steps.
     """
 
     def __init__(self, samples: SampleStream, spec: RunSpec, data_rank: int) -> None:
@@ -42,17 +44,17 @@ class _MicroBatches(Dataset[MicroBatch]):
 
     def __getitem__(self, number: int) -> MicroBatch:
         micro, sequence = self.spec.batch.micro, self.spec.sequence
-        # Micro-batch `number` of all ranks together is one contiguous run of the stream.
+        # The samples of micro-batch `number` on all ranks are consecutive in the stream.
         first = (number * self.spec.data_parallel + self.data_rank) * micro
         rows = list(zip(*map(self.samples, range(first, first + micro)), strict=True))
         tensors, masks, padding = {}, {}, {}
         for kind, of_kind in zip(self.kinds, rows, strict=True):
             length = sequence[kind.name]
-            # Inputs and labels hold the same tokens and differ in their padding value.
+            # Inputs and labels may contain the same tokens, with different padding values.
             for argument, filler in kind.arguments.items():
                 tensors[argument] = _fill_rows(of_kind, length, filler, kind.hidden.get(argument, 0.0))
             if kind.positions:
-                eos = getattr(self.samples, "eos", None)  # only in streams that pack documents into samples
+                eos = getattr(self.samples, "eos", None)  # only streams that pack documents into samples have `eos`
                 tensors |= _by_document(of_kind, length, eos, kind, tensors)
             if kind.mask and kind.name in self.samples.padded:
                 masks[kind.mask] = _fill_rows([np.ones_like(row) for row in of_kind], length, 0)
@@ -61,34 +63,36 @@ class _MicroBatches(Dataset[MicroBatch]):
 
 
 def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank from number `first` on, loaded as in spec.data."""
+    """Return the endless stream of micro-batches of a data-parallel rank, beginning at index `first`. `spec.data` has
+    the loader's settings."""
     data = spec.data
     return iter(
         DataLoader(
             _MicroBatches(samples, spec, data_rank),
-            batch_size=None,  # an item is a batch already
-            sampler=itertools.count(first),  # endless, so that workers start once, without persistent_workers
+            batch_size=None,  # each item of the data set is already a batch
+            sampler=itertools.count(first),  # endless, so workers start only once, without persistent_workers
             num_workers=data.workers,
             prefetch_factor=data.prefetch if data.workers else None,
             pin_memory=data.pin_memory,
             multiprocessing_context=_create_worker_context() if data.workers else None,
             worker_init_fn=_end_with_rank,
-            generator=torch.Generator(),  # its own: the loader draws a seed, which must not change the model's dropout
+            generator=torch.Generator(),  # the loader draws a seed; the model's dropout must not depend on it
         )
     )
 
 
 def list_first(samples: SampleStream, spec: RunSpec, data_rank: int, count: int) -> list[MicroBatch]:
-    """Return this data-parallel rank's micro-batches of the stream's first `count` samples."""
+    """Return the micro-batches that one data-parallel rank gets from the first `count` samples of the stream."""
     batches = _MicroBatches(samples, spec, data_rank)
     return [batches[number] for number in range(count // (spec.batch.micro * spec.data_parallel))]
 
 
 def _create_worker_context() -> Any:
-    """Return the context in which workers start: by a fork server that imports torch once for all workers of the rank.
+    """Return the multiprocessing context that starts worker processes with a fork server. The server imports torch once
+    for all workers of the rank.
 
-    Workers do not fork from the rank: it has threads of gloo, NCCL, CUDA and OpenMP, and a lock that a thread holds at
-    the fork would stay locked in the child for ever. With spawn, each worker would import torch.
+    A fork of the rank itself is unsafe: the rank has threads of gloo, NCCL, CUDA and OpenMP, and a lock held by a
+    thread during the fork would never be released in the child. With spawn, each worker would import torch again.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -96,10 +100,10 @@ def _create_worker_context() -> Any:
 
 
 def _end_with_rank(_worker: int) -> None:
-    """End this worker when its rank dies for any reason.
+    """Make this worker end when its rank ends for any reason.
 
-    torch's own watchdog checks the parent process. Here this is the fork server, which lives as long as its workers, so
-    that a killed rank would leave all of them behind.
+    torch's own watchdog checks the worker's parent process. With a fork server, that is the server, which lives as long
+    as its workers. A killed rank would therefore leave all of its workers running.
     """
 
     def watch() -> None:
@@ -114,25 +118,27 @@ def _end_with_rank(_worker: int) -> None:
 def _by_document(
     rows: Any, length: int, eos: int | None, kind: TokenKind, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return each token's place in its document, and labels without the first token of each document: the previous
-    document would predict it."""
+    """Return the position of each token in its document, and labels in which the first token of each document is
+    ignored. Without this, the previous document would predict that token."""
     assert kind.positions
     places = [_places(row, eos) for row in rows]
-    # Padding counts as a beginning too: its labels are ignored anyway.
+    # Padding also counts as the first token of a document, since its labels are ignored anyway.
     begins = _fill_rows(places, length, 0) == 0
     labels = {name: tensors[name].masked_fill(begins, filler) for name, filler in kind.arguments.items() if filler < 0}
     return {kind.positions: _fill_rows(places, length, 0), **labels}
 
 
 def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
-    """Return 0, 1, 2 … within each document of a row, up to its EOS; shape (tokens,)."""
+    """Return the position of each token of a row in its document, counted from 0, shape (tokens,). A document ends with
+    EOS."""
     places = np.arange(len(row))
     begins = np.concatenate([[0], np.flatnonzero(row == eos) + 1]) if eos is not None else np.zeros(1, np.int64)
     return places - begins[np.searchsorted(begins, places, side="right") - 1]
 
 
 def _fill_rows(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
-    """Return rows as one tensor of (rows, length). `filler` pads short rows and replaces the first `hidden` share."""
+    """Return rows as one tensor of shape (rows, length). `filler` pads short rows. It also replaces the first tokens of
+    each row, whose share is `hidden`."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)  # (rows, length)
     for line, row in zip(batch, rows, strict=True):
         begin = int(hidden * len(row))

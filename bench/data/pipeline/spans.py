@@ -1,8 +1,9 @@
-"""Span corruption, the pre-training objective of T5, mT5 and ByT5, and endless samples from pieces of a corpus. Every
-epoch has all pieces, in its own order.
+"""Span corruption, the pre-training objective of T5, mT5 and ByT5, and endless streams of samples from a corpus. Each
+epoch contains every piece of the corpus once, in a new order.
 
-Raffel et al., JMLR 21 (2020), section 3.1.4. The arithmetic is that of `random_spans_helper` and
-`random_spans_noise_mask` in google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py.
+Span corruption is described in Raffel et al., JMLR 21 (2020), section 3.1.4. The arithmetic follows
+`random_spans_helper` and `random_spans_noise_mask` in google-research/text-to-text-transfer-transformer,
+t5/data/preprocessors.py.
 """
 
 from __future__ import annotations
@@ -20,42 +21,47 @@ if TYPE_CHECKING:
 
 
 class SpanCorruption(NamedTuple):
-    """Share of a text that is hidden, and the mean length of hidden spans."""
+    """Settings of span corruption: the share of tokens that are hidden, and the mean length of a hidden span."""
 
     density: float  # share of the raw tokens, above 0 and below 1
     mean_length: float  # tokens, at least 1
 
     def counts(self, length: int) -> tuple[int, int]:
-        """Return (hidden tokens, spans) for `length` ≥ 2 raw tokens. These are fixed; only the places are random.
+        """Return the number of hidden tokens and the number of hidden spans in `length` raw tokens, `length` ≥ 2. Both
+        are fixed; only the positions of the spans are random.
 
-        At least one token is hidden and one kept. T5's own function fails for fewer kept tokens than spans; this
-        function then returns fewer spans.
+        At least one token is hidden and at least one is kept. If there are fewer kept tokens than spans, T5's own
+        function fails, and this function reduces the number of spans.
         """
         hidden = min(max(round(length * self.density), 1), length - 1)
         spans = max(round(hidden / self.mean_length), 1)
         return hidden, min(spans, hidden, length - hidden)
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Return the (encoder, decoder) tokens for `length` raw tokens, with a sentinel per span and one EOS each."""
+        """Return the number of encoder tokens and of decoder tokens for `length` raw tokens. Both include a sentinel
+        per span and one EOS."""
         hidden, spans = self.counts(length)
         return length - hidden + spans + 1, hidden + spans + 1
 
     def raw_length(self, encoder: int, decoder: int) -> int:
-        """Return the maximum number of raw tokens that fit both lengths; 0 where even 2 tokens do not fit.
+        """Return the maximum number of raw tokens whose samples fit both sequence lengths; 0 if even 2 raw tokens do
+        not fit.
 
-        The encoder's side is then full unless the decoder's is the limit. Padding fills the rest.
+        The encoder's sequence is then full, unless the decoder's length is the limit. Padding fills the rest of a
+        sequence.
         """
 
         def too_long(length: int) -> bool:
             inputs, targets = self.lengths(length)
             return inputs > encoder or targets > decoder
 
-        candidates = range(2, encoder + decoder)  # every raw token is on one of the two sides
+        candidates = range(2, encoder + decoder)  # upper bound: every raw token is in one of the two sequences
         fitting = bisect_right(candidates, False, key=too_long)
         return candidates[fitting - 1] if fitting else 0
 
     def mask(self, length: int, random: np.random.Generator) -> Mask:
-        """Return True for hidden tokens, shape (length,), length ≥ 2. Kept and hidden spans alternate, kept first."""
+        """Return a mask of shape (length,), True for hidden tokens; `length` ≥ 2. Kept and hidden spans alternate, and
+        the first span is kept."""
         import numpy as np
 
         hidden, spans = self.counts(length)
@@ -66,10 +72,10 @@ class SpanCorruption(NamedTuple):
 
 
 def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[Tokens, Tokens]:
-    """Return (encoder input, decoder target) of one text, each with an EOS at its end.
+    """Return encoder input and decoder target of a corrupted text, each with EOS at the end.
 
-    `sentinels[n]` replaces span n in the input; in the target it precedes the tokens of the span. As in t5, no sentinel
-    closes the target, since the last span ends the text.
+    In the input, `sentinels[n]` replaces hidden span n. In the target, it precedes the tokens of this span. As in T5,
+    the target has no final sentinel, because the last span ends the text.
     """
     return _insert_sentinels(tokens, mask, sentinels, eos), _insert_sentinels(tokens, ~mask, sentinels, eos)
 
@@ -77,14 +83,15 @@ def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[To
 def _insert_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -> Tokens:
     import numpy as np
 
-    # The first token of each hidden span, which its sentinel replaces.
+    # True at the first token of each hidden span, which the sentinel replaces.
     starts = hidden & ~np.concatenate([[False], hidden[:-1]])
     replaced = np.where(starts, sentinels[np.cumsum(starts) - 1], tokens)
     return np.append(replaced[starts | ~hidden], np.int32(eos))
 
 
 def _draw_partition(items: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Return the sizes of `parts` non-empty runs of `items`, shape (parts,), from a uniform draw of such partitions."""
+    """Divide `items` into `parts` runs that are not empty, and return their lengths, shape (parts,). All such divisions
+    are equally likely."""
     import numpy as np
 
     cuts = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1
@@ -93,12 +100,12 @@ def _draw_partition(items: int, parts: int, random: np.random.Generator) -> NDAr
 
 @dataclass(frozen=True)
 class ShuffledPieces:
-    """An endless stream of pieces of a corpus."""
+    """An endless stream of the pieces of a corpus, shuffled anew in each epoch."""
 
     tokens: Tokens
-    bounds: NDArray[np.int64]  # (samples per epoch, 2): begin and end in `tokens`
+    bounds: NDArray[np.int64]  # (pieces, 2): begin and end of each piece in `tokens`
     seed: tuple[int, ...]
-    orders: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)  # by epoch, the latest two
+    orders: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)  # of the two latest epochs
 
     def __call__(self, index: int) -> Tokens:
         epoch, position = divmod(index, len(self.bounds))
@@ -108,9 +115,9 @@ class ShuffledPieces:
     def _draw_order(self, epoch: int) -> NDArray[np.int64]:
         import numpy as np
 
-        # A permutation of the whole corpus is slow to draw; samples of an epoch share it.
+        # Drawing a permutation of the whole corpus is slow, so the samples of an epoch share it.
         if epoch not in self.orders:
-            for old in sorted(self.orders)[:-1]:  # a batch may span the end of an epoch, so that two orders are kept
+            for old in sorted(self.orders)[:-1]:  # keep two orders, because a batch may span two epochs
                 del self.orders[old]
             self.orders[epoch] = np.random.default_rng((*self.seed, 0, epoch)).permutation(len(self.bounds))
         return self.orders[epoch]
@@ -118,7 +125,8 @@ class ShuffledPieces:
 
 @dataclass(frozen=True)
 class CorruptedText:
-    """An endless stream of samples: pieces of a corpus, each corrupted anew in every epoch."""
+    """An endless stream of samples for span corruption. Each piece of the corpus is corrupted differently in each
+    epoch."""
 
     pieces: ShuffledPieces
     noise: SpanCorruption
@@ -136,10 +144,10 @@ class CorruptedText:
 
 @dataclass(frozen=True)
 class PlainText:
-    """An endless stream of samples: unchanged pieces of a corpus."""
+    """An endless stream of samples that are pieces of a corpus without changes."""
 
     pieces: ShuffledPieces
-    end: Tokens  # appended to a piece: EOS, or nothing
+    end: Tokens  # appended to each piece: EOS, or nothing
     padded: frozenset[str]
     eos: int
 

@@ -1,4 +1,4 @@
-"""zeroscale from Python: plan, run, predict and advise, then open the measured results.
+"""The Python package of zeroscale: functions to plan, run, predict and advise, and to open measured results.
 
 ```python
 import zeroscale
@@ -9,7 +9,7 @@ study = zeroscale.open_study("results/runs/smoke")
 study.best
 ```
 
-`bench.api` and `analysis` define these functions and classes. Importing them needs neither torch nor pandas.
+The functions and classes are defined in `bench.api` and `analysis`. Importing them imports neither torch nor pandas.
 """
 
 from analysis import MeasuredStudy, describe_columns, load, open_study

@@ -14,7 +14,7 @@ SHAPE = {
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A temporary cache for `datasets`."""
+    """Folder of a temporary cache for Hugging Face `datasets`."""
     datasets = pytest.importorskip("datasets")
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
     return Path(datasets.config.HF_DATASETS_CACHE)
@@ -22,7 +22,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_spec() -> Callable[..., RunSpec]:
-    """Builder of RunSpecs for tiny runs from `source`, its `options`, and fields of RunSpec."""
+    """Function that builds the RunSpec of a tiny run with data from `source`. `options` are those of the source, and
+    `fields` are fields of RunSpec."""
 
     def make(source: str = "synthetic", options: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
         loading = {key: fields.pop(key) for key in ("workers", "prefetch") if key in fields}

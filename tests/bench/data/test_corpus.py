@@ -22,7 +22,7 @@ DOCUMENTS = ["Attention is all you need.", "Über ZeRO: 1 ≤ 2.", "", "Third."]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The same documents in every format."""
+    """Folder with the same documents in every supported format."""
     import pyarrow
     from pyarrow import parquet
 
@@ -60,7 +60,7 @@ def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: di
 
 
 def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
-    # a folder is loaded in the same way as a name on the hub: load_dataset(name, streaming=True)
+    # datasets loads a local folder in the same way as a data set on the hub: load_dataset(name, streaming=True).
     home = folder / "home"
     home.mkdir()
     (folder / "corpus.jsonl").rename(home / "train.jsonl")
@@ -71,7 +71,7 @@ def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
 def test_limits_cut_the_corpus(folder: Path) -> None:
     selection = CorpusSelection(files=(str(folder / "corpus.jsonl"),), field="body")
     assert corpus.load(selection.model_copy(update={"max_documents": 2})).documents == 2
-    cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # in the middle of "Ü"
+    cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # ends after the first of two bytes of "Ü"
     assert (cut.documents, cut.bytes) == (1, 26)
 
 
@@ -109,7 +109,7 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
     said = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert len({out for out, _ in said}) == 1
-    assert sum("Generating" in err for _, err in said) == 1  # the progress bar of the process that did the work
+    assert sum("Generating" in err for _, err in said) == 1  # the progress bar of the only process that tokenised
     assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 1
 
 

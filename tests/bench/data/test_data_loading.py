@@ -1,4 +1,5 @@
-"""Order and padding of samples that contain their own index; an equal sequence for any number of workers."""
+"""Order and padding of micro-batches, tested with samples that consist of their own index. Sequences are equal for any
+number of workers."""
 
 import os
 import subprocess
@@ -21,7 +22,7 @@ MakeSpec = Callable[..., RunSpec]
 
 
 class Indices:
-    """A stream whose sample i is filled with i. Lengths differ between samples."""
+    """A stream whose sample i consists of tokens with the value i. Lengths differ between samples."""
 
     padded = frozenset({"encoder", "decoder"})
 
@@ -30,7 +31,7 @@ class Indices:
 
 
 def steps(spec: RunSpec, count: int) -> list[list[int]]:
-    """Return the samples of each optimizer step, over all ranks."""
+    """Return the sample indices of each optimizer step, over all data-parallel ranks."""
     ranks = [loader.micro_batches(Indices(), spec, rank) for rank in range(spec.data_parallel)]
     return [
         sorted(

@@ -1,4 +1,4 @@
-"""Held-out text, which is excluded from training."""
+"""Held-out text: its selection, its exclusion from training, and its use in evaluations."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -20,7 +20,7 @@ MakeSpec = Callable[..., RunSpec]
 
 
 def corpus(*documents: str) -> Corpus:
-    """Return documents as the numbers of their letters, each document with a 1 at its end."""
+    """Return a corpus whose tokens are the character codes of the documents, each document followed by a 1."""
     tokens = [np.array([*map(ord, document), 1], np.int32) for document in documents]
     return Corpus("letters", len(documents), 0, "", np.concatenate(tokens), np.cumsum([len(one) for one in tokens]))
 
@@ -58,7 +58,7 @@ def test_a_text_of_one_document_cannot_be_divided() -> None:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Documents of 30 bytes, each with its own repeated character."""
+    """File of documents with 30 bytes. Each document repeats one character of its own."""
     path = tmp_path_factory.mktemp("text") / "lines.txt"
     path.write_text("\n".join(chr(33 + number) * 30 for number in range(60)))
     return str(path)
@@ -66,7 +66,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def make_learning(make_spec: MakeSpec, lines: str) -> MakeSpec:
-    """Builder of RunSpecs that train on these unchanged lines, six samples per step."""
+    """Function that builds the RunSpec of a training on these documents without corruption, with six samples
+    per step."""
 
     def make(**fields: Any) -> RunSpec:
         chosen = {"tokens": 1000, "held_out": 0.2, "evaluation_samples": 12} | fields.pop("learning", {})

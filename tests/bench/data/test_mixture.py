@@ -1,4 +1,5 @@
-"""Mixtures: shares computed by hand, the order against its bound, and texts whose letters identify their samples."""
+"""Mixtures of texts. Shares are computed by hand, and the order is compared with its theoretical bound. Texts consist
+of different letters, which identify the text of a sample."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,7 @@ MakeSpec = Callable[..., RunSpec]
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Three texts, each of one letter, with 100, 40 and 10 samples of 70 bytes."""
+    """Three texts of one repeated letter each, with 100, 40 and 10 samples of 70 bytes."""
     folder = tmp_path_factory.mktemp("texts")
     for letter, samples in (("a", 100), ("b", 40), ("c", 10)):
         (folder / f"{letter}.txt").write_text(letter * 70 * samples)
@@ -43,8 +44,8 @@ def count_letters(spec: RunSpec, samples: int, rank: int = 0) -> Counter[str]:
 
 def test_shares_are_as_weights_and_become_alike_with_temperature() -> None:
     assert compute_shares([1, 4], 1) == pytest.approx([0.2, 0.8])
-    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # proportional to the roots 1 and 2
-    assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # powers of these overflow
+    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # proportional to the square roots 1 and 2
+    assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # the 10th powers of these weights overflow
 
 
 def test_rounded_shares_leave_no_text_out() -> None:
@@ -62,7 +63,9 @@ def test_every_stretch_of_the_stream_holds_each_text_by_its_share() -> None:
         given = np.cumsum(order[:, None] == np.arange(streams), axis=0)
         ideal = np.arange(1, 1001)[:, None] * counts / 1000
         assert given[-1].tolist() == counts.tolist()
-        bound = 1 - 1 / (2 * streams - 2) if streams > 1 else 0  # Tijdeman's bound, the best possible for all shares
+        bound = (
+            1 - 1 / (2 * streams - 2) if streams > 1 else 0
+        )  # Tijdeman's bound, which no algorithm can improve for all shares
         assert np.abs(given - ideal).max() <= bound + 1e-9
 
 
@@ -81,7 +84,7 @@ def test_a_text_gives_its_samples_in_turn_over_all_cycles() -> None:
 
 def test_samples_come_by_weight_however_small_the_text(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
     spec = make_spec("mixture", weighted(texts, a=1, c=3), batch={"micro": 4})
-    assert count_letters(spec, 200) == {"a": 50, "c": 150}  # the ten samples of `c` appear fifteen times
+    assert count_letters(spec, 200) == {"a": 50, "c": 150}  # each of the ten samples of `c` appears fifteen times
 
 
 def test_without_weights_a_text_counts_by_its_samples(make_spec: MakeSpec, texts: dict[str, Any]) -> None:

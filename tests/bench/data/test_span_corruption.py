@@ -13,7 +13,8 @@ seeds = st.integers(0, 2**31)
 
 
 def merged(inputs: np.ndarray, targets: np.ndarray) -> list[int]:
-    """Replace each sentinel of the input by the tokens that follow it in the target."""
+    """Return the raw tokens: the input with each sentinel replaced by the tokens that follow this sentinel in the
+    target."""
     assert inputs[-1] == targets[-1] == EOS
     hidden: dict[int, list[int]] = {}
     for token in targets[:-1]:
@@ -49,7 +50,7 @@ def test_density_and_mean_span_are_the_papers() -> None:
 
 
 def test_places_are_uniform_over_the_text() -> None:
-    # T5's masks always begin with a kept and end with a hidden span, so the edges are excluded
+    # T5's masks always begin with a kept span and end with a hidden span, so 20 tokens at both ends are excluded.
     random = np.random.default_rng(0)
     share = np.mean([T5.mask(300, random) for _ in range(2000)], axis=0)[20:-20]
     assert abs(share.mean() - 0.15) < 0.01
@@ -58,7 +59,7 @@ def test_places_are_uniform_over_the_text() -> None:
 
 @pytest.mark.parametrize(
     ("encoder", "raw", "target"),
-    # 512 gives 568 and 114 in t5's random_spans_helper; the other values are computed by hand with the same arithmetic
+    # For 512, t5's random_spans_helper gives 568 and 114. The other values are computed by hand in the same way.
     [(512, 568, 114), (256, 284, 58), (1024, 1137, 229)],
 )
 def test_lengths_are_those_of_t5(encoder: int, raw: int, target: int) -> None:

@@ -22,7 +22,7 @@ WORDS = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + n for n, word in enumer
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Documents with 10, 20, …, 200 bytes."""
+    """File of documents with 10, 20, …, 200 bytes."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "lines.txt").write_text("\n".join(chr(96 + n) * 10 * n for n in range(1, 21)))
     return [str(folder / "lines.txt")]
@@ -38,7 +38,7 @@ def equal(one: data.MicroBatch, other: data.MicroBatch) -> bool:
 
 
 def raw(batch: data.MicroBatch) -> list[bytes]:
-    """Return the original texts of a corrupted micro-batch for ByT5."""
+    """Return the original texts of a corrupted micro-batch that was tokenised with ByT5."""
     texts = []
     for inputs, labels in zip(batch.tensors["input_ids"].tolist(), batch.tensors["labels"].tolist(), strict=True):
         hidden: dict[int, list[int]] = {}
@@ -103,7 +103,7 @@ def test_workers_change_no_text(make_spec: MakeSpec, files: list[str]) -> None:
 
 
 def save_tokenizer(folder: Path, words: dict[str, int], **special: str) -> str:
-    """Save a tokenizer whose tokens are whole words."""
+    """Save a tokenizer with one token per whole word, and return its folder."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
