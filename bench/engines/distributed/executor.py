@@ -84,7 +84,7 @@ def build_stages(
     spec: RunSpec, rank: int, family: DividedFamilyBuilder, engine: EngineBuilder, network: Stacks,
     parts: Sequence[Part],
 ) -> RankStages:  # fmt: skip
-    """Return the stages of a rank, uninitialised. `parts` are the parts of the model, one for each stage. Collective."""
+    """Return the stages of a rank, uninitialised. `parts` are the parts of the model, one per stage. Collective."""
     among = join_tensor_ranks(spec, rank)
     sliced = {} if among is None else {"among": among}
     stages = {

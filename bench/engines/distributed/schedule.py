@@ -62,7 +62,7 @@ class PipelineSize(NamedTuple):
 
 
 def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | None:
-    """Return the reason why a schedule does not exist for this pipeline size, and the remedy. Return None if it exists."""
+    """Return the reason why a schedule does not exist for this pipeline size, and the remedy; None if it exists."""
     ranks, stages, micro_batches = size
     if name in ("gpipe", "1f1b") and stages > 1:
         return f"it has one stage on a rank, and there are {stages}", "choose breadth_first, or interleaved"

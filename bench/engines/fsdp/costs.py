@@ -96,7 +96,7 @@ class FsdpRun(NamedTuple):
 
     @property
     def offloaded(self) -> bool:
-        """True if all states are offloaded to host memory. False if the device is the CPU, whose memory is the host's."""
+        """True if all states are offloaded to host memory. False on a CPU, where device and host share their memory."""
         return self.options.offload and self.device == "cuda"
 
     @property
@@ -106,7 +106,7 @@ class FsdpRun(NamedTuple):
 
 
 def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearsed: bool = False) -> FsdpRun:
-    """Return the values for `spec`. If `rehearsed` is true, collectives run on a fake process group and need no memory."""
+    """Return the values for `spec`. With `rehearsed`, collectives run on a fake process group and need no memory."""
     options = decode_options(spec)
     ranks, width = shard_ranks(options, spec), WIDTH[spec.precision]
     reduced, gloo = WIDTH[options.reduce_dtype or spec.precision], device == "cpu" and not rehearsed and ranks > 1

@@ -67,7 +67,7 @@ class Shard:
         self.data = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
 
     def gather_into(self, whole: Tensor) -> None:
-        """Fill the tensor `whole` with the rows of all ranks. Do nothing if the values are not drawn yet. Collective."""
+        """Fill the tensor `whole` with the rows of all ranks. Do nothing before the values are drawn. Collective."""
         if self.data is None:
             return
         ranks = self.mesh[SHARD].size()
@@ -130,7 +130,7 @@ def _get_shard(parameter: Parameter) -> Shard:
 
 
 class ShardedUpdate:
-    """AdamW update of `parameters`. FSDP has already reduced their gradients and partitioned them like the parameters."""
+    """AdamW update of `parameters`, whose gradients FSDP has already reduced and partitioned like the parameters."""
 
     def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:
         self._parameters = list(parameters)
@@ -277,7 +277,7 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Fill each partitioned parameter with this rank's rows in fp32. FSDP initialises lazily, and uses these rows then."""
+    """Fill each partitioned parameter with this rank's rows in fp32. FSDP initialises lazily, and then uses them."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

@@ -33,7 +33,7 @@ OTHER_STATES = "key_value_states", "encoder_hidden_states"
 EMBEDDING = "shared.weight"
 STACKS = "encoder", "decoder"
 BIAS_TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-"""Name of the parameter that all blocks of a stack share, by stack."""
+"""Name, within a stack, of the table of position biases that all blocks of the stack share."""
 START, PADDING = 0, 0
 """Ids of two tokens: the token before a decoder's first token, and the token that replaces an ignored label."""
 
