@@ -1,7 +1,9 @@
-"""Training engines: a folder each, which holds `facts.py`. Folders without it hold code that engines share.
+"""Training engines, one folder each. A folder with `facts.py` is an engine; folders without it hold code that several
+engines share.
 
-Planning and reading import a folder's `__init__`, without torch (`bench.core.plugins.EnginePlugin`). Its module
-`engine` builds an `Engine` (`bench.core.plugins.EngineBuilder`).
+Planning a run and reading a record import only an engine's `__init__`, which does not import torch
+(`bench.core.plugins.EnginePlugin`). The engine's module `engine` builds the `Engine`
+(`bench.core.plugins.EngineBuilder`).
 """
 
 import functools
@@ -29,103 +31,109 @@ LAYOUTS: dict[Layout, str] = {
     "stages_per_rank": "stages of layers",
     "sequence": "sequence parallelism",
 }
-"""Fields of a spec's `parallel` in words."""
+"""Fields of `parallel` in a spec, and their names in error messages."""
 REFERENCE = "ddp"
 """Engine preset whose losses are the reference for all other presets."""
 AnyOptions = TypeVar("AnyOptions", bound=BaseModel)
 
 
 class Engine(Protocol):
-    """A model ready to train."""
+    """Interface of an engine: a model that is ready to train."""
 
     def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
-        """Make one optimizer step; return its mean loss on this rank as a detached 0-d device tensor, unsynchronised.
-        None on a rank without a loss: the engine's facts list the ranks with one (`EngineFacts.loss_ranks`).
+        """Make one optimizer step. Return the step's mean loss on this rank: a detached 0-d tensor on the device,
+        without synchronisation. Return None on ranks that compute no loss (see `EngineFacts.loss_ranks`).
 
-        `micro_batches` are `batch.accumulation` dicts of tensors on this rank's device, the same on all ranks of one
-        data-parallel rank. Take each only when it is needed: the next one is loaded while this one is computed.
+        `micro_batches` yields `batch.accumulation` dicts of tensors on this rank's device. Ranks that work on the same
+        samples (pipeline and tensor parallelism) get the same tensors. Take each micro-batch only when it is needed,
+        because the next micro-batch is loaded while the current one is computed.
         """
         ...
 
     def gradient_norm(self) -> "Tensor | float | None":
-        """Return the last step's global L2 norm before clipping, unsynchronised; None if the engine keeps none."""
+        """Return the global L2 norm of the last step's gradients before clipping, without synchronisation. Return None
+        if the engine does not keep it."""
         ...
 
     def skipped_steps(self) -> int:
-        """Return the number of updates that were skipped so far because a gradient was not finite."""
+        """Return the number of optimizer updates skipped so far because a gradient was not finite."""
         ...
 
     def config(self) -> dict[str, Any]:
-        """Return the engine's effective configuration, in plain types, for the record."""
+        """Return the engine's effective configuration as plain types, for the run's record."""
         ...
 
 
 class OptionalMembers(Protocol):
-    """Optional abilities of an engine. Its facts announce each of these that it has (`EngineFacts.members`); members
-    that are not announced are not called."""
+    """Optional methods of an engine. The engine's facts list the methods that it defines (`EngineFacts.members`).
+    Methods that are not listed are never called."""
 
     def evaluate(self, batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
-        """Return the mean loss of `batches` on this rank, without learning from them; None where `train_step` has no
-        loss."""
+        """Return the mean loss of `batches` on this rank, without training on them. Return None on ranks where
+        `train_step` returns None."""
         ...
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use another learning rate, from the next optimizer step on."""
+        """Set the learning rate of the next optimizer step and all later ones."""
         ...
 
     def save(self, folder: Path, steps: int) -> None:
-        """Write everything that the next step depends on: weights, the optimizer's state, random state, and `steps`,
-        the optimizer steps so far, which are the position in the data. All ranks see `folder`. Collective."""
+        """Write a checkpoint with everything that the next step depends on: weights, optimizer state, random state and
+        `steps`. `steps` is the number of optimizer steps so far, which is also the position in the data. All ranks can
+        access `folder`. Collective."""
         ...
 
     def load(self, folder: Path) -> int:
-        """Resume from the checkpoint of `save`, on the same number of ranks, and return its `steps`. The next loss
-        equals, to the bit, the loss of the uninterrupted training. Collective."""
+        """Resume from the checkpoint that `save` wrote, on the same number of ranks, and return its `steps`. The next
+        loss is bitwise equal to that of an uninterrupted training. Collective."""
         ...
 
     def idle_s(self) -> float:
-        """Return the seconds of the last step in which this rank waited for its turn in the engine's schedule. It may
-        wait for the device. Every rank calls it, and it may be collective."""
+        """Return the seconds of the last step in which this rank was idle because of the engine's schedule (such as a
+        pipeline bubble). The call may wait for the device. Every rank must call it, because it may be collective."""
         ...
 
     def transfer_wait_s(self) -> float:
-        """Return the part of `idle_s` outside collectives, such as waiting for a neighbour's send; all of it if the
-        engine does not distinguish them."""
+        """Return the seconds of `idle_s` that were spent outside collectives, such as waiting for a neighbour's send.
+        The value equals `idle_s` if the engine does not separate the two."""
         ...
 
     def list_passes(self) -> "list[TimedPass]":
-        """Return the passes of the last step on this rank, in their order. It may wait for the device."""
+        """Return the forward and backward passes of the last step on this rank with their times, in execution order.
+        The call may wait for the device."""
         ...
 
     def step_phases_s(self) -> dict[str, float]:
-        """Return the seconds of the last step on this rank by phase: forward, backward … It may wait for the device."""
+        """Return the seconds of each phase of the last step on this rank, such as forward or backward. The call may
+        wait for the device."""
         ...
 
 
 def trained(module: "Module") -> "list[Parameter]":
-    """Return the trained parameters. The others get no optimizer and are counted apart."""
+    """Return the parameters that are trained (`requires_grad`). Other parameters have no optimizer state and are
+    counted separately."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def check_members(engine: object, spec: RunSpec) -> None:
-    """Raise UserError if the engine that was built for `spec` lacks a member that its facts announce."""
+    """Raise UserError if the engine that was built for `spec` lacks a method that its facts list."""
     if missing := sorted(name for name in facts(spec).members if not hasattr(engine, name)):
         rule = f"its facts announce {', '.join(missing)}, and {type(engine).__name__} has none"
         raise UserError(f"engine.backend={spec.engine.backend}", rule, "define it, or leave it out of facts.members")
 
 
 def load(backend: str) -> EnginePlugin:
-    """Return the engine named `backend`, without its builder; raise UserError if there is none."""
+    """Return the plug-in of the engine `backend`, without its builder. Raise UserError if no engine has this name."""
     return plugins.load(plugins.ENGINE, backend)
 
 
 def load_builder(backend: str) -> EngineBuilder:
-    """Return the builder of the engine named `backend`; raise UserError if there is none."""
+    """Return the builder of the engine `backend`. Raise UserError if no engine has this name."""
     return plugins.load(plugins.ENGINE_BUILDER, backend)
 
 
 def decode_options(kind: type[AnyOptions], spec: RunSpec) -> AnyOptions:
-    """Return the options, of the engine's class `kind`, that a spec holds as plain data."""
+    """Return the engine options of a spec, decoded from plain data to the engine's options class `kind`."""
     return cast(AnyOptions, _decode_cached(kind, json.dumps(spec.engine.options)))
 
 
@@ -135,12 +143,12 @@ def _decode_cached(kind: type[BaseModel], plain: str) -> BaseModel:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of the spec's engine; raise UserError if there is no such engine."""
+    """Return the facts of the spec's engine. Raise UserError if no engine has its name."""
     return load(spec.engine.backend).facts(spec)
 
 
 def check_layout(spec: RunSpec) -> None:
-    """Raise UserError for a layout of ranks that is not among the layouts of the spec's engine."""
+    """Raise UserError if the spec uses a kind of parallelism that its engine does not support."""
     usual = Parallel()
     other = [name for name in LAYOUTS if getattr(spec.parallel, name) != getattr(usual, name)]
     known = facts(spec).layouts if other else ()

@@ -1,6 +1,8 @@
-"""Model families, one folder each: a folder with `shape.py` is a family. Other folders hold code that families share.
+"""Model families, one folder each. A folder with `shape.py` is a family; other folders hold code that several families
+share.
 
-The folder itself is a `FamilyPlugin` and imports no torch; its `build.py` is a `FamilyBuilder`.
+The folder's `__init__` implements `FamilyPlugin` and does not import torch. The folder's `build.py` implements
+`FamilyBuilder`.
 """
 
 import functools
@@ -17,29 +19,31 @@ from bench.core.spec import ModelSpec
 
 
 def load(family: str) -> FamilyPlugin:
-    """Return the family named `family`; raise UserError if there is none."""
+    """Return the plug-in of the family `family`. Raise UserError if no family has this name."""
     return plugins.load(plugins.FAMILY, family)
 
 
 def load_builder(family: str) -> FamilyBuilder:
-    """Return the builder, which imports torch, of the family named `family`; raise UserError if there is none."""
+    """Return the builder of the family `family`, which imports torch. Raise UserError if no family has this name."""
     return plugins.load(plugins.FAMILY_BUILDER, family)
 
 
 def load_divided_builder(family: str) -> DividedFamilyBuilder:
-    """Return the builder of parts of models of this family; raise UserError if it builds only whole models."""
+    """Return the builder that can build parts of this family's models, for pipelines and tensor parallelism. Raise
+    UserError if the family builds only whole models."""
     return plugins.load(plugins.DIVIDED_FAMILY_BUILDER, family)
 
 
 def find_family(config: object) -> str:
-    """Return the family of a Hugging Face config.json: the family with its model type, else the general family."""
+    """Return the name of the family for a Hugging Face config.json: the family that has its model type, otherwise the
+    general family `hugging_face`."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     families = plugins.list_usable(plugins.FAMILY)
     return next((name for name, family in families if kind in family.MODEL_TYPES), "hugging_face")
 
 
 def check_model_type(config: object, known: Sequence[str]) -> str:
-    """Return the model type of a Hugging Face config.json; UserError if it is not one of those `known`."""
+    """Return the model type of a Hugging Face config.json. Raise UserError if it is not in `known`."""
     if not isinstance(config, dict):
         raise UserError("config.json", "not an object of names and values", "give the complete config.json")
     kind = config.get("model_type")
@@ -49,8 +53,8 @@ def check_model_type(config: object, known: Sequence[str]) -> str:
 
 
 def read_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a Hugging Face config.json under the names of a Shape, which `names` maps to those of
-    transformers; UserError for a missing value."""
+    """Return values of a Hugging Face config.json under the field names of a Shape. `names` maps these field names to
+    the keys of the config. Raise UserError if a value is missing."""
     if missing := [theirs for theirs in names.values() if config.get(theirs) is None]:
         value = f"{config['model_type']} config"
         raise UserError(value, f"lacks {', '.join(missing)}", "give the complete config.json")
@@ -58,12 +62,13 @@ def read_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
 
 
 def build_network(model: ModelSpec) -> Stacks | None:
-    """Return a model's network, None if its family does not describe it; UserError for an unknown family."""
+    """Return the layers of a model as a `Stacks`. Return None if its family does not describe them. Raise UserError for
+    an unknown family."""
     return _build_network(model.family, json.dumps(model.shape))
 
 
 def get_network(model: ModelSpec) -> Stacks:
-    """Return a model's network; UserError if its family does not describe it."""
+    """Return the layers of a model as a `Stacks`. Raise UserError if its family does not describe them."""
     if (network := build_network(model)) is None:
         rule = f"a model of family {model.family} is not described layer by layer, so it cannot be divided"
         raise UserError(f"model={model.name}", rule, "choose an engine without a pipeline, or another family")
@@ -77,7 +82,8 @@ def _build_network(family: str, plain: str) -> Stacks | None:
 
 
 def count_expected_parameters(model: ModelSpec) -> int | None:
-    """Return the parameters that a model must have: the published number, else that of its network; None: unknown."""
+    """Return the number of parameters that a model must have: the published number if there is one, otherwise the
+    number in its described layers. Return None if both are unknown."""
     if model.parameters is not None:
         return model.parameters
     described = build_network(model)
@@ -85,5 +91,6 @@ def count_expected_parameters(model: ModelSpec) -> int | None:
 
 
 def derived_seed(seed: int, name: str) -> int:
-    """Return a generator's seed for one purpose of `seed`: the same in every process, unlike `hash`."""
+    """Return a random seed derived from `seed` for the purpose `name`. It is the same in every process, unlike Python's
+    `hash`."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])

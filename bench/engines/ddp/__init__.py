@@ -1,4 +1,5 @@
-"""torch's DistributedDataParallel as planning and reading see it: no torch. `engine` builds it."""
+"""Engine for torch's DistributedDataParallel: options, checks and facts, without importing torch. The module `engine`
+builds it."""
 
 from bench.engines.ddp.facts import facts
 from bench.engines.ddp.options import Options, check

@@ -1,4 +1,5 @@
-"""Costs of DistributedDataParallel next to a pass: every rank has everything, and gradients are all-reduced."""
+"""Memory and transfers of DistributedDataParallel, in addition to those of the forward and backward passes. Every rank
+holds all states, and gradients are all-reduced."""
 
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ MIB = 2**20
 
 
 class DdpMemory(NamedTuple):
-    """DDP's part of a rank's memory: an `EngineMemory`."""
+    """DDP's share of a rank's memory. Implements `EngineMemory`."""
 
     spec: RunSpec
     model: ModelSizes
@@ -54,7 +55,8 @@ class DdpMemory(NamedTuple):
         return SegmentBytes(none, none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """A gradient lies next to its bucket until it is copied, and stays there if it is not a view of the bucket."""
+        """Return the bytes of gradients in each segment. A new gradient lies next to its bucket until it is copied
+        there. Without `gradient_as_bucket_view`, the gradient stays allocated after the copy."""
         none = np.zeros_like(work.parameters)
         fresh = self.width * (np.minimum(work.largest, self.model.largest) + work.transposed)  # (segments,)
         done = np.cumsum(work.parameters[::-1])[::-1]  # from the last segment to this one
@@ -74,8 +76,8 @@ class DdpMemory(NamedTuple):
 
 
 def predict_step(spec: RunSpec, model: ModelSizes) -> EngineStep:
-    """Return the update of all weights and the all-reduce of their gradients, which overlaps with backward of the last
-    micro-step. A single rank has no transfer."""
+    """Return the costs of an optimizer step: the update of all weights, and the all-reduce of their gradients. The
+    all-reduce overlaps with the backward pass of the last micro-step. A single rank has no transfer."""
     if spec.data_parallel == 1:
         return EngineStep(model.elements, [])
     width = WIDTH[spec.precision]

@@ -1,11 +1,13 @@
-"""torch's DistributedDataParallel with AdamW: the reference for the losses of every other engine.
+"""Engine for torch's DistributedDataParallel with AdamW. Its losses are the reference for the losses of all other
+engines.
 
-In bf16 and fp16 it trains as ZeRO does: weights, gradients and their all-reduce in the low precision, the gradients of
-all micro-steps summed there; then norm, clipping and AdamW in fp32 on master weights. Every rank holds everything:
-2 + 2 + 12 bytes per parameter between steps, and 4 more for the fp32 gradients during an update.
+In bf16 and fp16 it trains as ZeRO does. Weights and gradients have the low precision, in which gradients are summed
+over micro-steps and all-reduced. Norm, clipping and AdamW use fp32 and master weights. Every rank holds all states.
+Between steps these are 2 + 2 + 12 bytes per parameter: weights, gradients, and fp32 master weights with two moments. An
+update needs 4 more bytes per parameter for fp32 gradients.
 
-A single rank runs DDP too, buckets included: a scaling curve whose first point ran without DDP would compare two
-programs.
+A single rank also trains under DDP, including its buckets. Otherwise, the first point of a scaling curve would measure
+a different program than the other points.
 """
 
 from collections.abc import Iterable
@@ -35,16 +37,17 @@ from bench.engines.precision.update import (
 __all__ = ["DataParallel", "build", "construction", "parameter_count", "whole"]
 
 _STATE = "state.pt"
-"""File of a checkpoint with everything that is trained; the rest of the model follows from the seed."""
+"""Checkpoint file with the state of all trained parameters. The rest of the model is rebuilt from the seed."""
 
 
 def build(module: Module, spec: RunSpec) -> "DataParallel":
-    """Wrap `module` in DDP; it lies on this rank's device, and the process group exists."""
+    """Return the engine with `module` wrapped in DDP. The module must be on this rank's device, and the process group
+    must exist."""
     return DataParallel(module, spec, decode_options(spec))
 
 
 class DataParallel:
-    """The engine; see `bench.engines.Engine`."""
+    """DDP engine. `bench.engines.Engine` documents its methods."""
 
     def __init__(self, module: Module, spec: RunSpec, options: Options) -> None:
         self._given: dict[str, Any] = {
@@ -106,7 +109,8 @@ class DataParallel:
 
 
 def _pretend_all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """All-reduce as DDP does, for a rehearsal: DDP reads the result of the work, and rehearsed work has none."""
+    """DDP communication hook for rehearsals on torch's fake process group: all-reduce as DDP does, and return a
+    completed future. DDP reads the result of the future, which the fake process group does not set."""
     dist.all_reduce(bucket.buffer())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())

@@ -1,4 +1,4 @@
-"""Facts about torch's DistributedDataParallel: everything on every rank, and the reference for losses."""
+"""Facts about the DDP engine: every rank holds all states, and its losses are the reference for other engines."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of this spec's engine."""
+    """Return the facts about this engine for a spec."""
     return EngineFacts(
         label="DDP",
         division=Division(),

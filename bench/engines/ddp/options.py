@@ -1,4 +1,4 @@
-"""Options of torch.nn.parallel.DistributedDataParallel, and the rules of this engine."""
+"""Options of torch.nn.parallel.DistributedDataParallel, and the check of specs for this engine."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ from bench.engines.precision import LossScale, check_optimizer
 
 
 class Options(Frozen):
-    """Options of torch.nn.parallel.DistributedDataParallel, and fp16's loss scale."""
+    """Options of torch.nn.parallel.DistributedDataParallel, and of the loss scale for fp16."""
 
     bucket_cap_mb: float = Field(gt=0, description="MiB of gradients per all-reduce")
     gradient_as_bucket_view: bool = Field(True, description="false holds every gradient twice")
@@ -17,10 +17,10 @@ class Options(Frozen):
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
-    """Raise UserError for a spec that this engine cannot run."""
+    """Raise UserError if this engine cannot run the spec."""
     check_optimizer(spec)
 
 
 def decode_options(spec: RunSpec) -> Options:
-    """Return the options that a spec holds as plain data."""
+    """Return the spec's engine options, decoded from plain data."""
     return engines.decode_options(Options, spec)

@@ -1,4 +1,5 @@
-"""DeepSpeed's ZeRO, stages 0 to 3, as planning and reading see it: no torch. `engine` builds it."""
+"""Engine for DeepSpeed's ZeRO, stages 0 to 3: options, checks and facts, without importing torch. The module `engine`
+builds it."""
 
 from bench.engines.deepspeed.facts import facts
 from bench.engines.deepspeed.options import FITTED_TO_MODEL, Options, check

@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO, stages 0 to 3, on a process group that torch has already set up.
+"""Engine for DeepSpeed's ZeRO, stages 0 to 3. It uses the process group that torch has already set up.
 
-In bf16 stages 1 to 3 hold 16 bytes per parameter in all, of which 12, 14 or 16 are partitioned among the ranks.
-DeepSpeed divides each micro-step's loss by the accumulation and steps at its end, so `train_step` is its documented
-loop.
+In bf16, stages 1 to 3 hold 16 bytes per parameter in total. Of these, 12, 14 or 16 bytes are partitioned among the
+ranks at stage 1, 2 or 3. DeepSpeed divides the loss of each micro-step by the number of micro-steps, and updates at the
+end of the last one. `train_step` is therefore DeepSpeed's documented loop.
 """
 
 import copy
@@ -25,12 +25,12 @@ from bench.engines.distributed.ranks import evaluate, load_random_state, save_ra
 from bench.engines.precision.update import on_device, set_learning_rate, sum_squares
 
 _STATE = "state"
-"""DeepSpeed's tag of the only checkpoint in a folder."""
+"""DeepSpeed's tag for the only checkpoint in a folder."""
 
 
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
-    """Return the context in which the model is built: on this rank's device, in the run's precision, and at stage 3
-    partitioned as it grows. DeepSpeed reads LOCAL_RANK from the environment."""
+    """Return the context in which the model is built: on this rank's device and in the run's precision. At stage 3,
+    each parameter is partitioned as soon as it is built. DeepSpeed reads LOCAL_RANK from the environment."""
     options = decode_options(spec)
     if options.stage < 3:
         return on_device(spec.precision)
@@ -41,18 +41,18 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
 
 
 def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
-    """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
+    """Return a context in which `parameters` are whole on every rank. Rank 0's changes to them are kept. Collective."""
     gathered: AbstractContextManager[Any] = load_deepspeed().zero.GatheredParameters(parameters, modifier_rank=0)
     return gathered  # does nothing for parameters that are not partitioned
 
 
 def parameter_count(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of all `parameters`; partitioned parameters count whole."""
+    """Return the total number of elements in `parameters`. A partitioned parameter counts with its full size."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
-    """Pass `module` to deepspeed.initialize; the process group exists."""
+    """Return the engine with `module` passed to deepspeed.initialize. The process group must exist."""
     # a copy, since DeepSpeed changes the dict, and `config` reports the original
     config = build_deepspeed_config(decode_options(spec), spec)
     engine, *_ = load_deepspeed().initialize(
@@ -62,7 +62,7 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
 
 
 class ZeroEngine:
-    """The engine; see `bench.engines.Engine`."""
+    """ZeRO engine. `bench.engines.Engine` documents its methods."""
 
     def __init__(self, engine: Any, config: dict[str, Any], spec: RunSpec) -> None:
         self._engine, self._config, self._spec = engine, config, spec
@@ -117,7 +117,8 @@ class ZeroEngine:
         return self._steps
 
     def _clip(self) -> None:
-        """Replace DeepSpeedEngine.clip_fp32_gradients, which at stage 0 computes the norm and discards it."""
+        """Clip the gradients and keep their norm. Replaces DeepSpeedEngine.clip_fp32_gradients, which discards the norm
+        at stage 0."""
         from deepspeed.runtime.utils import clip_grad_norm_
 
         parameters = self._engine.module.parameters()
@@ -135,7 +136,8 @@ class ZeroEngine:
         return int(self._engine.skipped_steps)
 
     def config(self) -> dict[str, Any]:
-        """Return DeepSpeed's config, its ZeRO section as DeepSpeed resolved it, and the optimizers that it chose."""
+        """Return DeepSpeed's config, its ZeRO section as DeepSpeed resolved it, and the class names of the optimizers
+        that DeepSpeed chose."""
         zero = self._engine._config.zero_config.model_dump(mode="json", by_alias=True, exclude_none=True)
         chosen = {"wrapper": self._engine.optimizer, "optimizer": self._engine.basic_optimizer}
         names = {role: f"{type(one).__module__}.{type(one).__qualname__}" for role, one in chosen.items()}
@@ -143,11 +145,12 @@ class ZeroEngine:
 
 
 def _forget_first_step(optimizer: Any) -> None:
-    """Undo the AdamW step with zero gradients that DeepSpeed makes at stage 0 below fp32 to allocate its state
-    (runtime/fp16/unfused_optimizer.py and fused_optimizer.py, initialize_optimizer_states).
+    """Undo DeepSpeed's AdamW step with zero gradients. At stage 0 in bf16 and fp16, DeepSpeed makes this step to
+    allocate the optimizer state (runtime/fp16/unfused_optimizer.py and fused_optimizer.py,
+    initialize_optimizer_states).
 
-    It decays the master weights and shifts the bias correction: the first real update would be 0.74 of every other
-    engine's. The allocated state stays.
+    The step decays the master weights and shifts the bias correction. If it were not undone, the first real update
+    would be 0.74 times that of every other engine. The allocated state is kept.
     """
     for state in optimizer.state.values():
         step = state["step"]

@@ -1,4 +1,4 @@
-"""Facts about DeepSpeed's ZeRO: the partition of states at each stage, its compiled ops, and its config."""
+"""Facts about the ZeRO engine: partition of states at each stage, DeepSpeed's compiled ops, and its config."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,15 @@ _QUIET: dict[str, Any] = {
     # on by default, and then synchronises the device twice in every micro-step (utils/timer.py, ThroughputTimer)
     "timers": {"throughput": {"enabled": False, "synchronized": False}},
 }
-"""Settings that keep DeepSpeed's own measuring and printing out of a timed window. A section `comms_logger` is missing
-on purpose: its presence alone turns on a log that synchronises every collective (0.19.8, comm/config.py)."""
+"""Settings that turn off DeepSpeed's own timers and printing during measurement. The section `comms_logger` is omitted
+on purpose: its presence alone enables a log that synchronises at every collective (0.19.8, comm/config.py)."""
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with those of the other ranks, which a rehearsal lacks"
 )
 
 
 def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
-    """Return DeepSpeed's config as plain types; the keys are those of its config.json."""
+    """Return DeepSpeed's config as plain types. The keys are those of its config.json."""
     optimizer = spec.optimizer
     return {
         "train_batch_size": spec.global_batch,
@@ -61,7 +61,7 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of this spec's engine."""
+    """Return the facts about this engine for a spec."""
     options = decode_options(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
@@ -82,7 +82,8 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 def find_division(stage: int, ranks: int) -> Division:
-    """Return the number of ranks among which a stage partitions each state (arXiv 1910.02054, section 5)."""
+    """Return the number of ranks that partition weights, gradients and optimizer state at a ZeRO stage (arXiv
+    1910.02054, section 5)."""
     return Division(*(ranks if stage >= first else 1 for first in (3, 2, 1)))
 
 
@@ -101,10 +102,12 @@ def _predict_step(options: Options, spec: RunSpec, model: "ModelSizes", device: 
 
 
 def _list_operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
-    """Return the ops that a run loads: their builders' names in deepspeed.ops.op_builder, without `Builder`.
+    """Return the names of DeepSpeed's compiled ops that a run loads. A name is that of the op's builder in
+    deepspeed.ops.op_builder, without `Builder`.
 
-    From DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
-    runtime/zero/partition_parameters.py. The shared-memory op is missing: `library.load_deepspeed` prevents its build.
+    Sources in DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
+    runtime/zero/partition_parameters.py. The shared-memory op is excluded, because `library.load_deepspeed` prevents
+    its build.
     """
     native, tiers = spec.optimizer.implementation == "native", (options.optimizer_tier, options.weights_tier)
     on_disk = any(tier is not None and tier.device == "nvme" for tier in tiers)

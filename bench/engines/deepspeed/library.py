@@ -1,4 +1,4 @@
-"""Import of the deepspeed package without parts that no run uses and that would slow down every start of a process."""
+"""Import of the deepspeed package without modules that no run uses and that would slow down every process start."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ _LATE = ("zero.muon.muon_optimizer", "zero.stage_1_and_2", "zero.stage3")
 
 
 def preload_deepspeed() -> Any:
-    """Import deepspeed and the modules that it imports later; return the package."""
+    """Import deepspeed, and the modules that it would import at its first use. Return the package."""
     with _without_mlflow():
         deepspeed = importlib.import_module("deepspeed")
     compiler = importlib.import_module("deepspeed.runtime.compiler")
@@ -26,7 +26,7 @@ def preload_deepspeed() -> Any:
 
 
 def load_deepspeed() -> Any:
-    """Return the package, with its communication bound to the existing process group."""
+    """Return the deepspeed package, with its communication set up on the existing process group."""
     deepspeed = preload_deepspeed()
     if not deepspeed.comm.is_initialized():
         # torch 2.13 warns in every collective that DeepSpeed calls, thousands of times per step at stage 3
@@ -40,7 +40,7 @@ def load_deepspeed() -> Any:
 
 @contextlib.contextmanager
 def _without_mlflow() -> Iterator[None]:
-    """Prevent the import of MLflow (1.3 s), which DeepSpeed's autotuner asks for; no run here uses the autotuner."""
+    """Prevent the import of MLflow (1.3 s) by DeepSpeed's autotuner, which no run uses."""
     if "mlflow" in sys.modules:
         yield
         return

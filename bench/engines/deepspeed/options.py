@@ -1,10 +1,13 @@
-"""Every option of DeepSpeed 0.19's ZeRO section, those next to it that decide speed, memory or numbers, and the rules.
+"""Options of DeepSpeed 0.19, and the check of specs for this engine. The options are the whole ZeRO section, and those
+outside it that affect speed, memory or numerical results.
 
-Names and defaults are DeepSpeed's (runtime/zero/config.py, runtime/zero/offload_config.py, runtime/zenflow/
-zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/precision_config.py), with two exceptions: deprecated
-options are excluded, and options in WRITTEN_OUT have no default, because they decide what a comparison of stages shows.
+Names and defaults are DeepSpeed's (runtime/zero/config.py, runtime/zero/offload_config.py,
+runtime/zenflow/zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/precision_config.py), with two
+exceptions. Deprecated options are excluded. Options in WRITTEN_OUT have no default, because they decide the result of a
+comparison of stages.
 
-The rules refuse before anything starts. DeepSpeed asserts most of them with every rank running, and some never.
+Specs are checked before a run starts. DeepSpeed checks most of these rules only after every rank has started, and some
+never.
 """
 
 import re
@@ -22,7 +25,7 @@ Tier = Literal["none", "cpu", "nvme"]
 
 
 class OffloadParam(Frozen):
-    """Place of stage 3's partitions of the weights."""
+    """Offload of stage 3's partitioned weights."""
 
     device: Tier = "none"
     nvme_path: str | None = None
@@ -33,7 +36,7 @@ class OffloadParam(Frozen):
 
 
 class OffloadOptimizer(Frozen):
-    """Place of the optimizer's state, where AdamW runs as well."""
+    """Offload of the optimizer's state. AdamW then runs on the CPU."""
 
     device: Tier = "none"
     nvme_path: str | None = None
@@ -48,7 +51,8 @@ class OffloadOptimizer(Frozen):
 
 
 class ZenFlow(Frozen):
-    """Update of the most important gradients on the device, and of the others later on the CPU (arXiv 2505.12242)."""
+    """ZenFlow: the device updates the parameters with the most important gradients, and the CPU updates the others
+    later (arXiv 2505.12242)."""
 
     topk_ratio: float = Field(0.1, gt=0, lt=1)
     select_strategy: Literal["auto", "step", "epoch"] = "auto"
@@ -62,7 +66,7 @@ class ZenFlow(Frozen):
 
 
 class LeafModule(Frozen):
-    """Modules that stage 3 fetches whole, without hooks on their parts."""
+    """Modules that stage 3 gathers as a whole, without hooks on their submodules."""
 
     classes: tuple[str, ...] = (
         "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
@@ -74,7 +78,7 @@ class LeafModule(Frozen):
 
 
 class Zero(Frozen):
-    """Section `zero_optimization`. Sizes are elements, not bytes."""
+    """DeepSpeed's section `zero_optimization`. Sizes are elements, not bytes."""
 
     stage: Literal[0, 1, 2, 3] = Field(
         description="partitioned among the ranks: 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too"
@@ -148,12 +152,13 @@ WRITTEN_OUT = frozenset({
     "reduce_bucket_size", "overlap_comm", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
     "stage3_max_live_parameters", "stage3_max_reuse_distance",
 })  # fmt: skip
-"""Options without a default: they must be set for a stage where they act."""
+"""Options without a default. A spec must set each of them at the stages where the option has an effect."""
 
 FITTED_TO_MODEL = ("reduce_bucket_size",)
-"""Sizes that a preset sets, in elements, and that are lowered to the parameters of a smaller model.
+"""Options of a preset that are sizes in elements. Each is lowered to the number of parameters of a smaller model.
 
-DeepSpeed allocates a bucket whole: without this, 50,000,000 elements would dominate the memory of a tiny model.
+DeepSpeed allocates the full size of a bucket. Without this limit, 50,000,000 elements would dominate the memory of a
+tiny model.
 """
 
 STAGES: dict[str, tuple[int, ...]] = {
@@ -170,11 +175,12 @@ STAGES: dict[str, tuple[int, ...]] = {
                      "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
                      "offload_param", "save_muon_momentum_buffer_in_memory"), (3,)),
 }  # fmt: skip
-"""Stages where an option acts. It is refused at any other stage: a sweep over it would repeat the same measurement."""
+"""Stages at which an option has an effect. Setting it at another stage raises an error, because a sweep over it would
+repeat the same measurement."""
 
 
 class Bf16(Frozen):
-    """Section `bf16` of a bf16 run."""
+    """DeepSpeed's section `bf16`, for runs in bf16."""
 
     immediate_grad_update: bool = Field(False, description="acts with data_types.grad_accum_dtype=fp32 at stage 1")
     check_grad_overflow: bool = Field(True, description="stages 1 and 2 wait for a flag from the device in every step")
@@ -183,13 +189,13 @@ class Bf16(Frozen):
 
 
 class Fp16(LossScale):
-    """Section `fp16` of an fp16 run."""
+    """DeepSpeed's section `fp16`, for runs in fp16."""
 
     fp16_master_weights_and_grads: bool = False
 
 
 class DataTypes(Frozen):
-    """Section `data_types`."""
+    """DeepSpeed's section `data_types`."""
 
     grad_accum_dtype: Precision | None = Field(
         None,
@@ -199,7 +205,8 @@ class DataTypes(Frozen):
 
 
 class Options(Zero):
-    """Options of conf/engine: the ZeRO section, flat, and options outside it in DeepSpeed's config."""
+    """Options of the presets in conf/engine: the fields of the ZeRO section, and options outside it in DeepSpeed's
+    config."""
 
     communication_data_type: Precision | None = Field(None, description="of gradients; None: the run's precision")
     prescale_gradients: bool = False
@@ -212,30 +219,31 @@ class Options(Zero):
 
     @property
     def optimizer_tier(self) -> OffloadOptimizer | None:
-        """Offload of the optimizer's state; None: it stays on the device."""
+        """Options for offload of the optimizer's state. None if it stays on the device."""
         tier = self.offload_optimizer
         return None if tier is None or tier.device == "none" else tier
 
     @property
     def weights_tier(self) -> OffloadParam | None:
-        """Offload of stage 3's partitions; None: they stay on the device."""
+        """Options for offload of stage 3's partitioned weights. None if they stay on the device."""
         tier = self.offload_param
         return None if tier is None or tier.device == "none" else tier
 
     @property
     def quantised(self) -> list[str]:
-        """Names of the options that quantise what is sent."""
+        """Names of the enabled options that quantise communicated values."""
         names = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
         return [name for name in names if getattr(self, name)]
 
 
 def decode_options(spec: RunSpec) -> Options:
-    """Return the options that a spec holds as plain data."""
+    """Return the spec's engine options, decoded from plain data."""
     return engines.decode_options(Options, spec)
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
-    """Raise UserError for the first broken rule. Rules about the device apply only where it is known."""
+    """Raise UserError for the first rule that the spec violates. Rules about the device are checked only if `device` is
+    given."""
     named = re.match(r"zero(\d)", spec.engine.name)
     if named and int(named[1]) != options.stage:
         rule, remedy = f"the engine is called {spec.engine.name}", f"choose engine=zero{options.stage}"

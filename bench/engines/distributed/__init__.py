@@ -1,1 +1,2 @@
-"""Code of engines that divide a model among ranks: schedules of a pipeline, partitions, slices, flat tensors."""
+"""Code for engines that divide a model among ranks: pipeline schedules, division into stages, tensor-parallel slices
+and flat tensors."""

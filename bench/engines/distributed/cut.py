@@ -1,5 +1,5 @@
-"""Partition of a model into stages of consecutive units, with the slowest stage as fast as possible; and a check that
-its matrices can be sliced."""
+"""Division of a model into stages of consecutive units (embedding, blocks, head) that makes the slowest stage as fast
+as possible. Also the check that the model's matrices can be sliced for tensor parallelism."""
 
 import itertools
 import math
@@ -12,8 +12,12 @@ from bench.core.spec import RunSpec
 
 
 def count_unit_flops(network: Stacks, tokens: Mapping[str, int]) -> list[int]:
-    """Return the matmul FLOPs of one sample's forward by unit: the embedding (0), each block in the order of forward,
-    the head. `tokens` of a sample are by kind; attention is over the full square, masked or not."""
+    """Return the matmul FLOPs of one sample's forward pass for each unit: the embedding (0), each block in the order of
+    forward, the head.
+
+    `tokens` has the number of tokens per sample by kind, such as the tokens of the encoder. Attention counts all pairs
+    of tokens, masked or not.
+    """
     flops = [0]
     for stack in network.stacks:
         own, block = tokens[stack.tokens], 0
@@ -29,9 +33,11 @@ def count_unit_flops(network: Stacks, tokens: Mapping[str, int]) -> list[int]:
 
 
 def cut_units(costs: Sequence[int], stages: int) -> list[range]:
-    """Return the units of each stage: at least one each, in their order, with the cost of the dearest stage minimal.
+    """Return the range of consecutive units for each stage. Every stage has at least one unit, and the cost of the most
+    expensive stage is minimal.
 
-    Among several such partitions it is one with nearly equal stages. Raises ValueError for more stages than units.
+    Among several such divisions, the function chooses one with nearly equal stages. Raise ValueError if there are more
+    stages than units.
     """
     if not 0 < stages <= len(costs):
         raise ValueError(f"{stages} stages of {len(costs)} units")
@@ -52,7 +58,8 @@ def cut_units(costs: Sequence[int], stages: int) -> list[range]:
 
 
 def _find_limit(before: Sequence[int], stages: int, dearest: int) -> int:
-    """Return the cost of the dearest stage in the best partition, by bisection between its bounds."""
+    """Return the smallest possible cost of the most expensive stage, found by bisection. `before` has the summed costs
+    of all units before each unit."""
     low, high = max(dearest, -(-before[-1] // stages)), before[-1]
     while low < high:
         middle, end = (low + high) // 2, 0
@@ -63,7 +70,7 @@ def _find_limit(before: Sequence[int], stages: int, dearest: int) -> int:
 
 
 def check_slices(spec: RunSpec, network: Stacks) -> None:
-    """Raise UserError if a model's matrices cannot be sliced into equal parts, one for each tensor-parallel rank."""
+    """Raise UserError if a model's matrices cannot be divided into one equal slice for each tensor-parallel rank."""
     ranks = spec.parallel.tensor
     sizes = {"tokens in its vocabulary": network.vocab}
     for part in (part for stack in network.stacks for part in stack.block):

@@ -1,8 +1,8 @@
-"""The stages of one rank as one module, and the executor of the rank's list of a schedule.
+"""Module with the pipeline stages of one rank, and the executor of the rank's actions in a schedule.
 
-The executor runs forwards and backwards by autograd, transfers by isend and irecv. A received buffer lives from its
-receive to its backward. The result of a stage is released once it is sent; only its edge keeps its graph. So memory
-follows the passes in flight, not the number of micro-batches.
+Autograd computes the passes; isend and irecv transfer their results. A receive buffer lives from its receive to the
+backward of its pass. The output of a stage is freed once it is sent; only its gradient edge keeps the autograd graph.
+Memory therefore depends on the number of passes in flight, not on the number of micro-batches.
 """
 
 import time
@@ -25,23 +25,24 @@ from bench.engines.distributed.schedule import Action, Order, PipelineSize, find
 from bench.engines.distributed.slices import TensorRanks, join_tensor_ranks
 
 Shapes = tuple[tuple[int, int, int], ...]
-"""Of the tensors between two stages: (batch, length, width), one for each stack."""
+"""Shapes of the tensors that one stage sends to the next: (batch, length, width) for each stack of layers."""
 States = list[Tensor]
-"""Tensors between two stages for one micro-batch, or their gradients; one for each stack."""
+"""Tensors that one stage sends to another for one micro-batch, or their gradients: one tensor for each stack of layers.
+"""
 
 
 class RankStages(Module):
-    """The stages of a rank by number, and their relations to other ranks.
+    """Pipeline stages of one rank, by stage number, and the parameters that they share with other stages and ranks.
 
-    `named_parameters` yields each parameter once, under its name in the whole model, also if several stages share it.
+    `named_parameters` yields each parameter once, under its name in the whole model, even if several stages share it.
     """
 
     def __init__(
         self, stages: Mapping[int, Module], shapes: Shapes, shared: Mapping[str, Sequence[int]],
         among: TensorRanks | None,
     ) -> None:  # fmt: skip
-        """`shared`: by name the parameters that several stages of the model have, and the numbers of these stages.
-        `among`: the ranks that share each matrix with this rank."""
+        """Arguments: `shared` has the name of each parameter that several stages share, and the numbers of these
+        stages. `among` are the ranks that share each matrix with this rank."""
         super().__init__()
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
@@ -55,7 +56,7 @@ class RankStages(Module):
 
     @property
     def first(self) -> Module:
-        """The first stage in the order of forward. Stages are called, the whole never is."""
+        """The rank's first stage in the order of forward. Only single stages are called, never this whole module."""
         return next(iter(self.stages.values()))
 
     def __getitem__(self, number: int) -> Module:
@@ -72,7 +73,7 @@ class RankStages(Module):
 
 
 def _replace(module: Module, old: Parameter, new: Parameter) -> None:
-    """Replace a parameter by another one everywhere in a module."""
+    """Replace a parameter by another one wherever a module uses it."""
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         if parameter is old:
             owner, _, own = name.rpartition(".")
@@ -83,7 +84,7 @@ def build_stages(
     spec: RunSpec, rank: int, family: DividedFamilyBuilder, engine: EngineBuilder, network: Stacks,
     parts: Sequence[Part],
 ) -> RankStages:  # fmt: skip
-    """Return a rank's stages, uninitialised, of a model that is divided into these parts. Collective."""
+    """Return the stages of a rank, uninitialised. `parts` are the parts of the model, one per stage. Collective."""
     among = join_tensor_ranks(spec, rank)
     sliced = {} if among is None else {"among": among}
     stages = {
@@ -96,30 +97,31 @@ def build_stages(
 
 
 class Neighbours:
-    """The other ranks of a pipeline, and the tensors on their way between them and this rank."""
+    """Communication with the other ranks of the pipeline, including the transfers in progress."""
 
     def __init__(self, find_rank: Callable[[int], int], shapes: Shapes, like: Tensor, limit: int) -> None:
-        """`find_rank` returns the rank of a stage, `like` has the type and device of sent tensors; at most `limit`
-        sends are unfinished."""
+        """Arguments: `find_rank` returns the rank of a stage. `like` has the dtype and device of sent tensors. `limit`
+        is the largest number of unfinished sends."""
         self._find_rank, self._shapes, self._like, self._limit = find_rank, shapes, like, limit
         self._coming: dict[Action, tuple[States, list[dist.Work]]] = {}
         self._leaving: deque[tuple[States, list[dist.Work]]] = deque()
         self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for another rank
 
     def receive(self, states_of: Action, source: int) -> None:
-        """Begin to receive the input of the pass `states_of` from a stage."""
+        """Start to receive the input of the pass `states_of` from stage `source`."""
         buffers = [torch.empty(shape, dtype=self._like.dtype, device=self._like.device) for shape in self._shapes]
         works = [_require(dist.irecv(buffer, self._find_rank(source))) for buffer in buffers]
         self._coming[states_of] = buffers, works
 
     def take(self, states_of: Action) -> States:
-        """Wait for the input of a pass and return it."""
+        """Wait until the input of a pass is received, and return it."""
         buffers, works = self._coming.pop(states_of)
         self._wait(works)
         return buffers
 
     def send(self, states: States, target: int) -> None:
-        """Begin to send to a stage. Wait for the oldest send beyond the limit: gloo completes sends only in a wait."""
+        """Start to send to stage `target`. If there are more unfinished sends than the limit, wait for the oldest.
+        (gloo completes a send only while the sender waits for it.)"""
         contiguous = [tensor.contiguous() for tensor in states]
         works = [_require(dist.isend(tensor, self._find_rank(target))) for tensor in contiguous]
         self._leaving.append((contiguous, works))
@@ -127,7 +129,7 @@ class Neighbours:
             self._wait(self._leaving.popleft()[1])
 
     def finish(self) -> None:
-        """Wait for all sends."""
+        """Wait until all sends are finished."""
         while self._leaving:
             self._wait(self._leaving.popleft()[1])
 
@@ -138,7 +140,7 @@ class Neighbours:
         self.waited.append((begin, self.mark()))
 
     def mark(self) -> Any:
-        """Return this moment: of the device's stream, where a GPU waits, or of the host."""
+        """Return a time mark: on a GPU an event of the device's stream, on a CPU the host's clock."""
         if not self._like.is_cuda:
             return time.perf_counter()
         event: Any = torch.cuda.Event(enable_timing=True)
@@ -146,7 +148,7 @@ class Neighbours:
         return event
 
     def read_s(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two moments; wait until the device has reached the second one."""
+        """Return the seconds between two time marks. Wait until the device has reached the second mark."""
         if not self._like.is_cuda:
             return float(end - begin)
         end.synchronize()
@@ -159,20 +161,20 @@ def _require(work: dist.Work | None) -> dist.Work:
 
 
 class PassUnderWay(NamedTuple):
-    """State that a forward leaves to its backward."""
+    """Tensors that a forward pass keeps for its backward pass."""
 
     inputs: States
     edges: list[GradientEdge]  # of its outputs
 
 
 class ScheduleExecutor:
-    """Executor of one rank's order of a schedule, step after step."""
+    """Executor of one rank's actions in a schedule, step after step."""
 
     def __init__(
         self, stages: Mapping[int, Module], order: Order, size: PipelineSize, neighbours: Neighbours,
         gathered: Mapping[int, GatheredParameters],
     ) -> None:  # fmt: skip
-        """`gathered`: the divided weights, by stage."""
+        """Argument `gathered`: weights that are partitioned among copies and gathered when needed, by stage number."""
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
         self._gathered = gathered
         self._ran: tuple[Any, Any] | None = None  # begin and end of the last step …
@@ -189,10 +191,11 @@ class ScheduleExecutor:
         self._unit: Any = None  # gradient of a loss, 0-d
 
     def run(self, micro_batches: Iterable[dict[str, Tensor]], weights: Sequence[Tensor | None] = ()) -> list[Tensor]:
-        """Make the passes of one step. Return the loss of each micro-batch, 0-d, if the last stage is here.
+        """Run the forward and backward passes of one step. Return the loss of each micro-batch, 0-d; the list is empty
+        if another rank has the last stage.
 
-        A loss is multiplied by its weight, if there are weights. Gradients of the mean loss are added to those that the
-        parameters have.
+        Each loss is multiplied by its weight if `weights` are given. Gradients of the mean loss are added to the
+        gradients that the parameters already have.
         """
         self._begin_step(micro_batches, weights)
         self._neighbours.waited.clear()
@@ -207,19 +210,19 @@ class ScheduleExecutor:
         return losses
 
     def read_times_s(self) -> tuple[float, float]:
-        """Return the seconds from the first to the last action of the last step, and the seconds of waiting for
-        neighbours that they include."""
+        """Return two times of the last step in seconds. The first is the time from its first to its last action. The
+        second is the part of it that this rank waited for neighbours."""
         read_s = self._neighbours.read_s
         return read_s(*self._ran) if self._ran else 0.0, sum(read_s(*span) for span in self._neighbours.waited)
 
     def list_passes(self) -> list[tuple[Action, float, float]]:
-        """Return the forwards and backwards of the last step in their order, each with its begin and end in seconds
-        from the step's begin. A pass begins after its waiting."""
+        """Return the forward and backward passes of the last step in execution order, with begin and end. Both are in
+        seconds after the begin of the step. A pass begins when its input has arrived."""
         read_s, start = self._neighbours.read_s, self._ran[0] if self._ran else None
         return [(action, read_s(start, begin), read_s(start, end)) for action, begin, end in self._passes]
 
     def _act(self, action: Action) -> None:
-        """Do one action."""
+        """Execute one action."""
         kind, stage, _ = action
         if kind == "forward":
             self._run_forward(action)
@@ -274,13 +277,14 @@ class ScheduleExecutor:
             self._give(action, [torch.zeros_like(one) if one.grad is None else one.grad for one in inputs])
 
     def _take(self, action: Action) -> States:
-        """Return the input of a pass, from a stage of this rank or of another rank; none at the pipeline's ends."""
+        """Return the input of a pass, which another stage of this rank or another rank has computed. The list is empty
+        at the ends of the pipeline."""
         if find_source(action, self._size) is None:
             return []
         return self._handed.pop(action) if action in self._handed else self._neighbours.take(action)
 
     def _give(self, action: Action, states: States) -> None:
-        """Keep the result of a pass for the stage that uses it."""
+        """Keep the result of a pass until the next stage uses it, or until it is sent to the rank of that stage."""
         target = find_target(action, self._size)
         assert target is not None
         if self._size.rank_of(target) == self._size.rank_of(action.stage):

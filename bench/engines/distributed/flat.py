@@ -1,8 +1,9 @@
-"""Parameters as one flat tensor, of which each data-parallel rank updates its partition in fp32.
+"""Parameters in one flat tensor. Each data-parallel rank updates its own partition of the tensor in fp32.
 
-ZeRO's stage 1 keeps weights and gradients whole: gradients are reduced and divided at once, and updated partitions are
-gathered. Its stage 3 keeps only a rank's partition, and makes a stage's weights whole while the stage computes. Nothing
-hooks into backward, so both work with every schedule.
+`WholeParameters` work as in ZeRO stage 1: weights and gradients stay whole. Gradients are reduce-scattered once per
+step, and updated partitions are gathered. `GatheredParameters` work as in ZeRO stage 3: each rank keeps only its
+partition, and a stage's weights are whole while the stage computes. Neither uses hooks in backward, so both work with
+every pipeline schedule.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +22,7 @@ from bench.engines.precision.update import build_adamw, find_clipping_factor, su
 
 
 class FlatLayout(NamedTuple):
-    """Places of parameters in one flat tensor, which is padded so that all ranks have equal partitions."""
+    """Positions of parameters in a flat tensor, which is padded so that all ranks have equal partitions."""
 
     spans: tuple[slice, ...]  # of the parameters
     own: slice  # partition of this rank
@@ -38,7 +39,8 @@ class FlatLayout(NamedTuple):
         return cls(tuple(spans), slice(rank * size // ranks, (rank + 1) * size // ranks), size)
 
     def list_own(self, chosen: Collection[int]) -> list[slice]:
-        """Return the places of this rank's share of the chosen parameters, counted from the begin of its partition."""
+        """Return the slices of this rank's partition that belong to the chosen parameters, counted from the begin of
+        the partition. `chosen` has the indices of these parameters."""
         begin = self.own.start
         cut = (
             slice(max(span.start, begin) - begin, min(span.stop, self.own.stop) - begin)
@@ -48,7 +50,7 @@ class FlatLayout(NamedTuple):
         return [span for span in cut if span.start < span.stop]
 
     def move(self, parameters: Sequence[Parameter]) -> Tensor:
-        """Return a flat tensor with the values of `parameters`, which become views of it."""
+        """Return a new flat tensor with the values of `parameters`. The parameters become views of it."""
         flat = parameters[0].detach().new_zeros(self.size)
         for parameter, span in zip(parameters, self.spans, strict=True):
             flat[span].copy_(parameter.detach().flatten())
@@ -57,30 +59,35 @@ class FlatLayout(NamedTuple):
 
 
 class DividedParameters(Protocol):
-    """Parameters of which this rank updates a partition."""
+    """Interface for parameters of which this rank updates one partition."""
 
     master: Parameter  # its partition of the weights, in fp32
     counted: list[slice]  # of that partition, the elements that count in the norm on this rank
 
     def take_gradient(self) -> Tensor:
-        """Return its partition of the gradients in fp32, their mean over the ranks with copies. Collective."""
+        """Return this rank's partition of the gradients in fp32: their mean over the ranks with copies of the
+        parameters. Collective."""
         ...
 
     def publish(self) -> None:
-        """Write the updated partition to the weights. Collective."""
+        """Write this rank's updated partition back to the weights. Collective."""
         ...
 
 
 class WholeParameters:
-    """Parameters that stay whole on each of the ranks that divide their update."""
+    """Parameters that stay whole on every rank, while each rank updates one partition (as in ZeRO stage 1)."""
 
     def __init__(
         self, parameters: Sequence[Parameter], counted: Collection[int], group: dist.ProcessGroup,
         among: TensorRanks | None = None, holders: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
-        """`group`: the ranks with copies of these parameters. `counted`: places of the parameters that count in the
-        norm on this rank; a parameter on several stages counts on one of them. `among`: the ranks that share each
-        matrix. `holders`: all ranks of one copy that share these parameters; each has the gradient of its own use."""
+        """Arguments:
+
+        `group` has the ranks with copies of these parameters. `counted` has the indices of the parameters that count in
+        the gradient norm on this rank; a parameter on several stages counts on one of them. `among` are the ranks that
+        share each matrix. `holders` are all ranks of one copy that share these parameters. Each of them has only the
+        gradient of its own use, so their gradients are summed.
+        """
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
         layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
@@ -113,14 +120,14 @@ class WholeParameters:
 
 
 class GatheredParameters:
-    """Parameters of one stage that are whole while it computes, between `gather` and `release`. Its gradients exist
-    from the first backward of a step to `reduce`."""
+    """Parameters of one stage that are whole only between `gather` and `release` (as in ZeRO stage 3). Their whole
+    gradients exist from the first backward of a step to `reduce`."""
 
     def __init__(
         self, parameters: Sequence[Parameter], counted: Collection[int], group: dist.ProcessGroup,
         among: TensorRanks | None = None,
     ) -> None:  # fmt: skip
-        """See `WholeParameters`."""
+        """See `WholeParameters` for the arguments."""
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._parameters = group, dist.get_world_size(group), list(parameters)
         self._layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
@@ -133,33 +140,33 @@ class GatheredParameters:
         self.release()
 
     def gather(self) -> None:
-        """Begin to make the weights whole. Collective."""
+        """Start the all-gather that makes the weights whole. Collective."""
         own = self.master.detach().to(self._whole.dtype)
         # the storage alone gets memory again: the tensor, and the parameters as its views, were never replaced
         self._whole.untyped_storage().resize_(self._layout.size * self._whole.itemsize)
         self._coming = dist.all_gather_into_tensor(self._whole, own, group=self._group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until the weights are whole."""
+        """Wait until the all-gather has made the weights whole."""
         if self._coming is not None:
             self._coming.wait()
             self._coming = None
 
     def release(self) -> None:
-        """Free the memory of whole weights. Graphs that saved a weight find it again after the next `gather`: the
-        storage is emptied, and the tensor stays."""
+        """Free the memory of the whole weights. Autograd graphs that saved a weight stay valid. Only the storage is
+        emptied, and the next `gather` fills the same tensor again."""
         self.wait()  # for a gather that no pass has waited for
         self._whole.untyped_storage().resize_(0)
 
     def expect_gradients(self) -> None:
-        """Allocate gradients before a backward adds to them."""
+        """Allocate whole gradients, to which backward adds. Do nothing if they exist."""
         if self._gradients is None:
             self._gradients = self._whole.new_zeros(self._layout.size)
             for parameter, span in zip(self._parameters, self._layout.spans, strict=True):
                 parameter.grad = self._gradients[span].view(parameter.shape)
 
     def reduce(self) -> None:
-        """Keep this rank's partition of the gradients' mean. Collective."""
+        """Reduce the gradients, and keep this rank's partition of their mean over copies. Collective."""
         assert self._gradients is not None, "there was a backward"
         self._unsliced.reduce()
         own = self._gradients.new_empty(self._layout.own.stop - self._layout.own.start)
@@ -174,11 +181,11 @@ class GatheredParameters:
         return gradient
 
     def publish(self) -> None:
-        """Do nothing: weights are made of the masters when they are gathered."""
+        """Do nothing: the next `gather` makes the weights from the updated master weights."""
 
 
 class DividedUpdate:
-    """AdamW on this rank's partition of all parameters, in fp32: on the weights themselves, below fp32 on a copy."""
+    """AdamW in fp32 on the master weights of this rank's partitions of all parameters."""
 
     def __init__(self, parts: Sequence[DividedParameters], optimizer: OptimizerSpec) -> None:
         self._parts = list(parts)
@@ -188,7 +195,7 @@ class DividedUpdate:
         self._steps = 0
 
     def __call__(self) -> None:
-        """Make one step from the gradients, and free them. Collective over all ranks."""
+        """Make one optimizer step from the gradients, and free them. Collective over all ranks."""
         # all gradients first: the norm is that of all parameters together
         for part in self._parts:
             part.master.grad = part.take_gradient()
@@ -205,8 +212,8 @@ class DividedUpdate:
         self._steps += 1
 
     def _compute_norms(self) -> tuple[Tensor, Tensor]:
-        """Return two global norms, 0-d, in which each parameter's share counts once: the norm for clipping, and in the
-        first steps the norm for verification."""
+        """Return two global gradient norms, 0-d: the norm for clipping, and a more exact norm for verification. Each
+        parameter counts once. After the first SUMMED_STEPS steps, both are the norm for clipping."""
         found = [
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]

@@ -1,9 +1,9 @@
-"""Functions that every engine's ranks share: weights of micro-batches, evaluation, and the files of each rank's
-random state.
+"""Functions for the ranks of all engines: weights of micro-batches, evaluation, and the files of each rank's random
+state.
 
-A loss is divided by the target tokens where the spec says so. The mean of micro-batch means depends on how samples with
-different numbers of target tokens are divided into micro-batches and ranks; the mean over all target tokens of a step
-does not.
+If the spec asks for it, the loss of a step is the mean over all its target tokens. This mean does not depend on how
+samples are divided into micro-batches and ranks. The mean of the losses of micro-batches does depend on it, if samples
+have different numbers of target tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from bench.core.spec import RunSpec
 
 
 def evaluate(module: Module, batches: Iterable[dict[str, Tensor]]) -> Tensor:
-    """Return the mean loss of `batches`, 0-d in fp32, and leave the module in training mode."""
+    """Return the mean loss of `batches` in evaluation mode, 0-d in fp32. Leave the module in training mode."""
     module.eval()
     with torch.no_grad():
         losses = [module(**batch).loss.float() for batch in batches]
@@ -30,24 +30,26 @@ def evaluate(module: Module, batches: Iterable[dict[str, Tensor]]) -> Tensor:
 
 
 class WeightedBatch(NamedTuple):
-    """A micro-batch and the factor of its mean loss; None is 1."""
+    """A micro-batch, and the factor by which its mean loss is multiplied. None means 1."""
 
     tensors: dict[str, Tensor]
     weight: Tensor | None  # 0-d
 
     def weigh(self, loss: Tensor) -> Tensor:
-        """Return the loss of this micro-batch as it counts in the mean over micro-batches and ranks."""
+        """Return the loss of this micro-batch multiplied by its weight."""
         return loss if self.weight is None else loss * self.weight
 
 
 def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator[WeightedBatch]:
-    """Yield the micro-batches of a step with their weights, whose mean over micro-batches and ranks is 1. Collective.
+    """Yield the micro-batches of a step with their weights. The mean of the weights over micro-batches and ranks is 1.
+    Collective.
 
-    A division by all target tokens needs their number before the first backward: all micro-batches are loaded at once,
-    and their numbers are added over the ranks. Otherwise each micro-batch is loaded when it is needed.
+    If the loss is the mean over all target tokens, their number is needed before the first backward. All micro-batches
+    are then loaded at once, and the numbers of target tokens are summed over the ranks. Otherwise, each micro-batch is
+    loaded when it is needed.
 
-    A micro-batch without any target token has weight 0. Its own mean would be 0 / 0, which is NaN even times 0, so it
-    gets one target. The loss of a step without any target is NaN.
+    A micro-batch without any target token has weight 0. Its own mean would be 0 / 0 = NaN, also after multiplication by
+    0. It therefore gets one target token. The loss of a step without any target token is NaN.
     """
     if not objectives.weighs_targets(spec):
         yield from (WeightedBatch(batch, None) for batch in micro_batches)
@@ -65,8 +67,8 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
 
 
 def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the number of tokens of a micro-batch that have a loss, 0-d. Where labels are also the inputs, the model
-    shifts them by one, and nothing predicts the first token of a row."""
+    """Return the number of tokens in a micro-batch that have a loss, 0-d. If the labels are also the inputs, the model
+    shifts the labels by one, and the first token of each row has no loss."""
     found = [
         (tensors["labels"][:, int("input_ids" in kind.arguments) :] != IGNORED).sum()
         for kind in kinds
@@ -76,13 +78,13 @@ def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> 
 
 
 def save_random_state(folder: Path) -> None:
-    """Write this rank's random state next to the files that ranks share."""
+    """Write this rank's random state to its own file in a checkpoint folder."""
     on_gpu = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
     torch.save({"cpu": torch.get_rng_state(), **on_gpu}, _find_own(folder))
 
 
 def load_random_state(folder: Path) -> None:
-    """Restore this rank's random state from `save_random_state`."""
+    """Restore this rank's random state from the file that `save_random_state` wrote."""
     state = torch.load(_find_own(folder))
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:

@@ -1,26 +1,26 @@
-"""Schedules of a pipeline as values: the actions of each rank in order. An engine runs them, a prediction simulates
-them.
+"""Pipeline schedules as plain data: for each rank, the list of its actions in order. An engine executes the lists;
+predictions simulate them.
 
-Stages are placed in a loop, stage s on rank s mod ranks; with one stage on each rank that is the plain placement. A
-schedule is one list of actions for each rank.
+Stage s lies on rank s mod ranks. With one stage per rank, stage s lies on rank s.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "breadth_first"]
-"""gpipe: all forwards, then all backwards (arXiv 1811.06965). 1f1b: backwards as early as possible (2006.09503).
-interleaved: the same with several stages on a rank (2104.04473). breadth_first: each stage takes all micro-batches
-before the rank's next one begins (2211.05953); on one rank that is layered gradient accumulation (2106.02679)."""
+"""Names of schedules. gpipe: all forwards, then all backwards (arXiv 1811.06965). 1f1b: each backward as early as
+possible (arXiv 2006.09503). interleaved: 1f1b with several stages per rank (arXiv 2104.04473). breadth_first: one stage
+computes all micro-batches before the next stage of the rank begins (arXiv 2211.05953). On a single rank, breadth_first
+is layered gradient accumulation (arXiv 2106.02679)."""
 
 Kind = Literal[
     "forward", "backward",
     "send_states", "receive_states", "send_gradients", "receive_gradients",
     "gather", "release", "reduce",
 ]  # fmt: skip
-"""states: results of a stage's forward for the next stage; gradients: results of its backward for the previous one.
-gather, release: a stage's weights are made whole on its rank, and divided again. reduce: its gradients are summed over
-copies, and divided."""
+"""Kinds of actions. States are the results of a stage's forward, which go to the next stage. Gradients are the results
+of its backward, which go to the previous stage. gather makes the weights of a stage whole on its rank; release frees
+the whole weights again. reduce sums the stage's gradients over copies and keeps the rank's partition."""
 
 NO_MICRO_BATCH = -1
 
@@ -38,11 +38,11 @@ class Action(NamedTuple):
 
 
 Order = tuple[Action, ...]
-"""Actions of one rank, in their order."""
+"""Actions of one rank in execution order."""
 
 
 class PipelineSize(NamedTuple):
-    """A pipeline and its micro-batches in one step."""
+    """Size of a pipeline: ranks, stages per rank, and micro-batches per step."""
 
     ranks: int
     stages_per_rank: int
@@ -53,16 +53,16 @@ class PipelineSize(NamedTuple):
         return self.ranks * self.stages_per_rank
 
     def rank_of(self, stage: int) -> int:
-        """Return the rank of a stage."""
+        """Return the rank that has a stage."""
         return stage % self.ranks
 
     def stages_of(self, rank: int) -> range:
-        """Return the stages of a rank, in the order of forward."""
+        """Return the stages that a rank has, in the order of forward."""
         return range(rank, self.stages, self.ranks)
 
 
 def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | None:
-    """Return the reason why a schedule does not exist in this size, and the remedy; None if it exists."""
+    """Return the reason why a schedule does not exist for this pipeline size, and the remedy; None if it exists."""
     ranks, stages, micro_batches = size
     if name in ("gpipe", "1f1b") and stages > 1:
         return f"it has one stage on a rank, and there are {stages}", "choose breadth_first, or interleaved"
@@ -75,12 +75,14 @@ def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | N
 
 
 def build_schedule(name: ScheduleName, size: PipelineSize) -> tuple[Order, ...]:
-    """Return every rank's passes, sends and receives; ValueError for a schedule that does not exist."""
+    """Return the passes, sends and receives of each rank. Raise ValueError if the schedule does not exist for this
+    size."""
     return add_transfers(build_computation(name, size), size)
 
 
 def build_computation(name: ScheduleName, size: PipelineSize) -> tuple[Order, ...]:
-    """Return the forwards and backwards of every rank; ValueError for a schedule that does not exist."""
+    """Return the forward and backward passes of each rank. Raise ValueError if the schedule does not exist for this
+    size."""
     if obstacle := find_obstacle(name, size):
         raise ValueError(f"{name}: {'; '.join(obstacle)}")
     return tuple(_BUILDERS[name](size, rank) for rank in range(size.ranks))
@@ -92,7 +94,8 @@ def _build_gpipe(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
-    """Backward takes stages and micro-batches from the last one: the newest activations are used and freed first."""
+    """Return the passes of a rank. Backward takes stages and micro-batches in reverse order, so that the newest
+    activations are used and freed first."""
     stages, each = size.stages_of(rank), range(size.micro_batches)
     forwards = (Action("forward", stage, micro) for stage in stages for micro in each)
     backwards = (Action("backward", stage, micro) for stage in reversed(stages) for micro in reversed(each))
@@ -100,13 +103,14 @@ def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
-    """Begin with just enough forwards for the first backward to have its gradient in time; then alternate the two."""
+    """Return the passes of a rank: first some forwards, then forwards and backwards in turn. There are just enough
+    first forwards for the first backward to have its gradient in time."""
     ranks, chunks, micro_batches = size
     total, following = micro_batches * chunks, ranks - rank - 1  # ranks after this one
 
     def locate(count: int, *, forward: bool) -> tuple[int, int]:
-        """Return stage and micro-batch of a rank's pass number `count`. Micro-batches come in groups, one for each
-        rank, and each group goes through all of the rank's stages before the next group."""
+        """Return the stage and the micro-batch of the rank's pass number `count`. Micro-batches come in groups of as
+        many as there are ranks. Each group goes through all stages of the rank before the next group does."""
         if chunks == 1:
             return rank, count
         group, place = divmod(count, ranks * chunks)
@@ -130,7 +134,7 @@ _BUILDERS: dict[ScheduleName, Callable[[PipelineSize, int], Order]] = {
 
 
 def find_source(action: Action, size: PipelineSize) -> Action | None:
-    """Return the pass of a neighbouring stage whose result a pass uses; None if it needs no other pass."""
+    """Return the pass of a neighbouring stage whose result this pass needs. Return None if it needs none."""
     if action.kind == "forward" and action.stage > 0:
         return action._replace(stage=action.stage - 1)
     if action.kind == "backward" and action.stage < size.stages - 1:
@@ -139,17 +143,17 @@ def find_source(action: Action, size: PipelineSize) -> Action | None:
 
 
 def find_target(action: Action, size: PipelineSize) -> int | None:
-    """Return the stage that uses the result of a pass; None if no stage does."""
+    """Return the stage that uses the result of a pass. Return None if no stage does."""
     stage = action.stage + (1 if action.kind == "forward" else -1)
     return stage if 0 <= stage < size.stages else None
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the computation with its sends and receives. A send follows its pass; the receive stands at the same
-    moment in the receiver's list, if every pass takes equally long.
+    """Return the computation with sends and receives added. Each send follows its pass. The receive has the same time
+    as the send in the receiver's list, if every pass takes equally long.
 
-    All lists follow one order of all actions, so two transfers come in the same order on both of their ranks: there is
-    no deadlock, even where both ends of a transfer wait for each other.
+    All lists follow one global order of actions. Two transfers therefore have the same order on both of their ranks,
+    and there is no deadlock, even if both ends of a transfer wait for each other.
     """
     lists: list[list[Action]] = [[] for _ in range(size.ranks)]
     places, done = [0] * size.ranks, set[Action | None]([None])
@@ -172,7 +176,7 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
 
 
 def _append_transfer(lists: list[list[Action]], action: Action, size: PipelineSize) -> None:
-    """Append the transfer of a pass's result to its target, if that is on another rank."""
+    """Append the send and the receive of a pass's result if its target stage is on another rank."""
     target = find_target(action, size)
     sender = size.rank_of(action.stage)
     if target is None or (receiver := size.rank_of(target)) == sender:
@@ -183,11 +187,11 @@ def _append_transfer(lists: list[list[Action]], action: Action, size: PipelineSi
 
 
 def add_gathers(order: Order, ahead: int = 1) -> Order:
-    """Return a rank's actions with those on the weights of its stages.
+    """Return the actions of a rank, with the gathers, releases and reductions of its stages added.
 
-    A stage's weights are whole while it computes, and those of the `ahead` stages that compute next are on their way.
-    A stage that comes next stays whole; all are released at the end. Gradients are reduced after a stage's last
-    backward.
+    The weights of a stage are whole while it computes. Meanwhile, the weights of the `ahead` stages that compute next
+    are gathered. Weights that are whole and needed next are not released. All weights are released at the end of the
+    step. The gradients of a stage are reduced after its last backward.
     """
     stages = [action.stage for action in order if action.computes]
     last = {action.stage: action for action in order if action.kind == "backward"}
@@ -207,7 +211,8 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
 
 
 def _list_next_stages(stages: Sequence[int], place: int, ahead: int) -> list[int]:
-    """Return the stage that computes at `place`, and the next different ones, in their order."""
+    """Return the stage that computes at position `place` of `stages`, and the `ahead` different stages that compute
+    next, in order."""
     coming: dict[int, None] = {}
     for stage in stages[place:]:
         coming[stage] = None

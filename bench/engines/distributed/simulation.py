@@ -1,8 +1,9 @@
-"""Simulation of a schedule: the end of each pass, and the states that a rank holds while it works through its list.
+"""Simulation of a pipeline schedule: the end time of each pass, and the data that a rank holds during each of its
+actions.
 
-A rank holds passes before their backward, states and gradients that wait to be used or sent, stages with whole weights,
-and stages with whole gradients. The executor's own rules apply: an input lives until the backward of its pass, and the
-result of a pass until it is sent.
+A rank holds inputs of passes until their backward, states and gradients that wait to be used or sent, stages with whole
+weights, and stages with whole gradients. Lifetimes are those of the executor: an input lives until the backward of its
+pass, and a result until it is sent.
 """
 
 from collections import deque
@@ -13,13 +14,13 @@ from bench.core.engine_costs import Counts, StageMoment
 from bench.engines.distributed.schedule import Action, Order, PipelineSize, find_source, find_target
 
 Hop = Callable[[int, int], float]
-"""Seconds of a transfer from one rank of a pipeline to another."""
+"""Function of two ranks of a pipeline, sender and receiver, that returns the seconds of a transfer between them."""
 SENDS_PER_RANK = 2
-"""Largest number of unfinished sends, for each rank of a pipeline."""
+"""Unfinished sends allowed on a rank, for each rank of its pipeline."""
 
 
 class LinkedPass(NamedTuple):
-    """A pass, and the pass that it waits for."""
+    """A pass, and the pass whose result it needs."""
 
     action: Action
     rank: int
@@ -27,7 +28,8 @@ class LinkedPass(NamedTuple):
 
 
 def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPass, ...]:
-    """Return all passes of a schedule, each after the pass that it waits for. ValueError if the schedule never ends."""
+    """Return all passes of a schedule, each after the pass whose result it needs. Raise ValueError if the schedule has
+    a deadlock."""
     places: dict[Action, int] = {}
     passes = list[LinkedPass]()
     waiting = [[action for action in order if action.computes][::-1] for order in schedule]
@@ -49,7 +51,8 @@ def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPa
 def simulate_passes(
     passes: Sequence[LinkedPass], size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[float]:
-    """Return the end of each pass in seconds, from each stage's seconds for one micro-batch."""
+    """Return the end time of each pass in seconds. `forward_s` and `backward_s` have the seconds of each stage for one
+    micro-batch."""
     ends_s, free_s, ranks = list[float](), [0.0] * size.ranks, size.ranks
     # states come from the previous rank, gradients from the next one; a stage's neighbours may be on its own rank
     coming_s = [hop((rank - 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
@@ -64,8 +67,8 @@ def simulate_passes(
 
 
 def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMoment, ...]:
-    """Return the moments of a rank's order with the largest contents: for each pass of a stage, the moments that no
-    other moment of it exceeds in everything."""
+    """Return the moments at which a rank can hold the most data. For each stage and kind of action, a moment is dropped
+    if another moment holds at least as much of every kind of data."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
     counted = {
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)
@@ -80,7 +83,7 @@ def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMome
 
 
 class _Walk:
-    """Contents of a rank from action to action."""
+    """Data that a rank holds, updated action by action."""
 
     def __init__(self, size: PipelineSize, rank: int) -> None:
         self._size, self._stages = size, size.stages_of(rank)
@@ -89,7 +92,7 @@ class _Walk:
         self._leaving = deque[Action]()
 
     def run(self, order: Order) -> Iterable[StageMoment]:
-        """Yield every pass and every reduction."""
+        """Yield the data that the rank holds at each pass and each reduction."""
         for action in order:
             kind, stage, _ = action
             if kind == "forward":
@@ -117,7 +120,7 @@ class _Walk:
                 self._leaving.popleft()
 
     def _give(self, action: Action, own: set[Action]) -> None:
-        """Keep the result of a pass for another stage of this rank, or until it is sent."""
+        """Keep the result of a pass until another stage of this rank uses it, or until it is sent."""
         target = find_target(action, self._size)
         if target is not None and target in self._stages:
             own.add(action._replace(stage=target))

@@ -1,10 +1,11 @@
-"""Tensor parallelism by plain slices: every rank keeps some rows or columns of a matrix, and partial results are added
-at the boundaries of such regions (arXiv 1909.08053). With sequence parallelism the tokens between regions are divided
-as well (arXiv 2205.05198).
+"""Tensor parallelism with plain slices: every rank keeps some rows or columns of a matrix. A region is a group of
+layers, such as attention or feed-forward, that computes partial results; they are summed at its end (arXiv 1909.08053).
+Sequence parallelism also divides the tokens between regions among the ranks (arXiv 2205.05198).
 
-A region begins with `enter` and ends with `leave`: the matrices at its begin are sliced by rows of torch's weight, and
-those at its end by columns, so that nothing is exchanged in between. In embedding and cross-entropy every
-tensor-parallel rank has some tokens of the vocabulary (section 3); no rank has the logits of all tokens.
+A region begins with `enter` and ends with `leave`. Matrices at its begin are sliced by rows of torch's weight, and
+matrices at its end by columns, so nothing is exchanged within the region. Embedding and cross-entropy divide the
+vocabulary among the tensor-parallel ranks (arXiv 1909.08053, section 3). No rank has the logits of the whole
+vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +24,11 @@ from bench.core.network import IGNORED
 from bench.core.spec import RunSpec
 
 TOKENS = 1
-"""Dimension of states, (batch, length, width), that sequence parallelism divides."""
+"""Dimension of states (batch, length, width) that sequence parallelism divides: the tokens."""
 
 
 class TensorRanks(NamedTuple):
-    """The ranks that share each matrix of a part of the model, and this rank's place among them."""
+    """Tensor-parallel ranks that share each matrix of a part of the model, and this rank's index among them."""
 
     group: dist.ProcessGroup
     ranks: int
@@ -35,27 +36,31 @@ class TensorRanks(NamedTuple):
     sequence: bool  # states outside the regions are divided by tokens
 
     def enter(self, states: Tensor) -> Tensor:
-        """Return the states at the begin of a region: of all tokens."""
+        """Return the states of all tokens at the begin of a region."""
         # forward and backward are adjoint: a gather and a reduce-scatter, or the identity and an all-reduce
         exchanges = (_gather, _sum_scattered) if self.sequence else (_keep, _sum)
         return _Boundary.apply(states, self, *exchanges)  # type: ignore[no-any-return]
 
     def leave(self, partial: Tensor) -> Tensor:
-        """Return the sum of all ranks' results of a region; with sequence parallelism, of this rank's tokens."""
+        """Return the results of a region summed over all ranks; with sequence parallelism, only those of this rank's
+        tokens."""
         exchanges = (_sum_scattered, _gather) if self.sequence else (_sum, _keep)
         return _Boundary.apply(partial, self, *exchanges)  # type: ignore[no-any-return]
 
     def keep_own_tokens(self, tokens: Tensor) -> Tensor:
-        """Return this rank's share of a tensor along its last dimension, the tokens."""
+        """Return this rank's share of a tensor whose last dimension is the tokens. Without sequence parallelism this is
+        the whole tensor."""
         return tokens.chunk(self.ranks, -1)[self.rank] if self.sequence else tokens
 
     def count_all_tokens(self, states: Tensor) -> int:
-        """Return the number of all tokens, of which these states may be a share."""
+        """Return the number of tokens on all ranks together. `states` has only this rank's tokens with sequence
+        parallelism."""
         return states.shape[TOKENS] * (self.ranks if self.sequence else 1)
 
 
 def join_tensor_ranks(spec: RunSpec, rank: int) -> TensorRanks | None:
-    """Return a rank's group; None if matrices are whole. Collective: every rank creates all groups, in one order."""
+    """Return the group of tensor-parallel ranks that contains `rank`. Return None if matrices are whole. Collective:
+    every rank creates all groups in the same order."""
     ranks = spec.parallel.tensor
     if ranks == 1:
         return None
@@ -68,7 +73,8 @@ Exchange = Callable[[Tensor, "TensorRanks"], Tensor]
 
 
 class _Boundary(torch.autograd.Function):
-    """Begin or end of a region: one exchange of the states, and another one of their gradient."""
+    """Autograd function at the begin or end of a region. It exchanges the states in forward, and their gradient in
+    backward."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, among: TensorRanks, forwards: Exchange, backwards: Exchange) -> Tensor:
@@ -82,19 +88,21 @@ class _Boundary(torch.autograd.Function):
 
 
 def _keep(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return the tensor, which every rank has."""
+    """Return the tensor without any exchange, because every rank already has it."""
     return tensor.view_as(tensor)
 
 
 def _sum(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return the sum over all ranks in a new tensor: autograd may use the given one as another gradient too."""
+    """Return the sum of `tensor` over all ranks as a new tensor. Autograd may use `tensor` as another gradient too, so
+    it is not overwritten."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=among.group)
     return total
 
 
 def _gather(states: Tensor, among: TensorRanks) -> Tensor:
-    """Return states (batch, length of all ranks, width) from (batch, length, width)."""
+    """Return the states of all ranks' tokens, (batch, length of all ranks, width), from this rank's (batch, length,
+    width)."""
     first = states.transpose(0, TOKENS).contiguous()  # collectives divide the first dimension
     gathered = first.new_empty(among.ranks * first.shape[0], *first.shape[1:])
     dist.all_gather_into_tensor(gathered, first, group=among.group)
@@ -102,7 +110,7 @@ def _gather(states: Tensor, among: TensorRanks) -> Tensor:
 
 
 def _sum_scattered(partial: Tensor, among: TensorRanks) -> Tensor:
-    """Return this rank's tokens, (batch, length / ranks, width), of the sum over all ranks."""
+    """Return the sum of `partial` over all ranks for this rank's tokens only, (batch, length / ranks, width)."""
     first = partial.transpose(0, TOKENS).contiguous()
     own = first.new_empty(first.shape[0] // among.ranks, *first.shape[1:])
     dist.reduce_scatter_tensor(own, first, group=among.group)
@@ -110,12 +118,13 @@ def _sum_scattered(partial: Tensor, among: TensorRanks) -> Tensor:
 
 
 class SummedLinear(Module):
-    """The linear layer at the end of a region. Its weight is sliced by columns; its bias is whole, and added once."""
+    """Linear layer at the end of a region. Its weight is sliced by columns. Its bias is whole, and is added once, after
+    the sum over ranks."""
 
     bias: Parameter | None
 
     def __init__(self, linear: Any, among: TensorRanks) -> None:
-        """`linear` has only this rank's columns."""
+        """`linear` must have only this rank's columns."""
         super().__init__()
         self.weight, self.bias, self.among = linear.weight, linear.bias, among
 
@@ -125,28 +134,29 @@ class SummedLinear(Module):
 
 
 class Slice(NamedTuple):
-    """A rank's part of a whole parameter."""
+    """Position of a rank's slice within a whole parameter."""
 
     dimension: int
     ranks: int
     rank: int
 
     def cut(self, whole: Tensor) -> Tensor:
-        """Return the part, a view."""
+        """Return the rank's slice of `whole`, a view."""
         return whole.chunk(self.ranks, self.dimension)[self.rank]
 
     def size_of_whole(self, part: Tensor) -> list[int]:
-        """Return the whole parameter's size."""
+        """Return the size of the whole parameter from its slice `part`."""
         size = list(part.shape)
         size[self.dimension] *= self.ranks
         return size
 
 
 def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Keep this rank's slice of every weight whose owner, the last word of a module's name, is in `dimensions`.
+    """Keep only this rank's slice of the weights of some modules. `dimensions` maps the last word of a module's name to
+    the dimension that is sliced.
 
-    A bias is sliced where its weight is sliced by rows. Weights have no memory yet; each sliced dimension is a multiple
-    of the ranks.
+    A bias is sliced only if its weight is sliced by rows. Weights must still be on the meta device, and each sliced
+    dimension must be a multiple of the number of ranks.
     """
     for name, owner in module.named_modules():
         if (dimension := dimensions.get(name.rpartition(".")[2])) is not None:
@@ -158,7 +168,7 @@ def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRank
 
 
 def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Mark the parameters that `cut_weights` has sliced with their part of the whole."""
+    """Mark each parameter that `cut_weights` has sliced with the position of its slice."""
     for name, parameter in module.named_parameters():
         *_, owner, kind = name.split(".")
         if (dimension := dimensions.get(owner)) is not None and (kind == "weight" or dimension == 0):
@@ -166,13 +176,14 @@ def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRank
 
 
 def find_slice(parameter: Tensor) -> Slice | None:
-    """Return the part of a whole that a parameter is; None: it is the whole."""
+    """Return the position of a parameter's slice. Return None if the parameter is whole."""
     return getattr(parameter, "tensor_slice", None)
 
 
 @contextmanager
 def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Context in which sliced parameters are whole, with undefined content; afterwards the slices get their part."""
+    """Return a context in which sliced parameters are whole, with undefined content. When it ends, each parameter keeps
+    only its slice of the content."""
     parts = [(parameter, part, parameter.data) for parameter in parameters if (part := find_slice(parameter))]
     for parameter, part, own in parts:
         parameter.data = own.new_empty(part.size_of_whole(own))
@@ -185,8 +196,8 @@ def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 class UnslicedGradients:
-    """Gradients of parameters that every tensor-parallel rank has whole. With sequence parallelism each rank has
-    computed them from its own tokens only."""
+    """Gradients of parameters that every tensor-parallel rank has whole. With sequence parallelism, each rank computes
+    them from its own tokens only, so they must be summed."""
 
     def __init__(self, parameters: Sequence[Parameter], among: TensorRanks | None) -> None:
         summed = among is not None and among.sequence
@@ -194,7 +205,7 @@ class UnslicedGradients:
         self._among = among
 
     def reduce(self) -> None:
-        """Add them over the ranks, in one collective."""
+        """Sum the gradients over the tensor-parallel ranks in one collective."""
         gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
         if not gradients or self._among is None:
             return
@@ -207,10 +218,10 @@ class UnslicedGradients:
 
 
 class SlicedEmbedding(Module):
-    """Embedding of which each rank has the rows of some tokens."""
+    """Embedding of which each rank has the rows of some tokens of the vocabulary."""
 
     def __init__(self, embedding: Embedding, among: TensorRanks) -> None:
-        """`embedding` has only this rank's rows."""
+        """`embedding` must have only this rank's rows."""
         super().__init__()
         self.weight, self.among = embedding.weight, among
 
@@ -221,7 +232,8 @@ class SlicedEmbedding(Module):
 
 
 class OwnTokensEmbedding(Module):
-    """A whole table, such as learned positions, in which this rank looks up only its own tokens."""
+    """Embedding table that is whole on every rank, such as learned positions. With sequence parallelism, each rank
+    looks up only its own tokens."""
 
     def __init__(self, embedding: Embedding, among: TensorRanks) -> None:
         super().__init__()
@@ -232,23 +244,25 @@ class OwnTokensEmbedding(Module):
 
 
 def compute_sliced_loss(logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:
-    """Return torch's cross-entropy in fp32, 0-d and the same on all ranks.
+    """Return torch's cross-entropy in fp32, 0-d and equal on all ranks.
 
-    `logits` are (tokens, this rank's share of the vocabulary), `labels` (tokens,). `reduction` is mean, over the labels
-    that count, or sum.
+    `logits` are (tokens, this rank's share of the vocabulary), `labels` are (tokens,). `reduction` is "mean" or "sum",
+    over the labels that are not ignored.
     """
     loss: Tensor = _SlicedCrossEntropy.apply(logits, labels, among, reduction)
     return loss
 
 
 def _find_own(tokens: Tensor, rows: int, among: TensorRanks) -> tuple[Tensor, Tensor]:
-    """Return the tokens as rows of this rank, and a mask of those that it has; other tokens get any existing row."""
+    """Return the row of each token in this rank's slice, and a mask of the tokens that the slice contains. Other tokens
+    get an arbitrary valid row."""
     own = tokens - among.rank * rows
     return own.clamp(0, rows - 1), (own >= 0) & (own < rows)
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy with two exchanges for each token: the largest logit; sum of exponentials and chosen logit."""
+    """Cross-entropy with two exchanges. The first has the largest logit of each token. The second has, for each token,
+    the sum of exponentials and the logit of the label."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:

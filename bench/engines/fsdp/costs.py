@@ -1,14 +1,17 @@
-"""Costs of FSDP2 next to a pass: memory of its states and of gathered weights, and the collectives of a step.
+"""Costs of FSDP2 in addition to those of the forward and backward passes: memory of states and gathered weights, and
+the collectives of a step.
 
-Imports no torch. Formulas follow the allocations and collectives of torch 2.13; nothing here is fitted to a
-measurement. Sources are in torch/distributed/fsdp/_fully_shard: unshard, wait_for_unshard, reshard and post_backward of
+Imports no torch. Formulas follow the allocations and collectives of torch 2.13; no value is fitted to a measurement.
+Sources are in torch/distributed/fsdp/_fully_shard: unshard, wait_for_unshard, reshard and post_backward of
 _fsdp_param_group.py, foreach_all_gather and foreach_reduce of _fsdp_collectives.py.
 
-A unit is gathered into one flat tensor and copied out of it. In forward that tensor stays until the next unit has been
-copied out; in backward the next unit is gathered ahead. The input of a reduction stays until the next reduction.
+An FSDP unit is a block of layers, or all parameters outside blocks. A unit is gathered into one flat tensor and then
+copied out of it. In forward, the flat tensor stays until the next unit has been copied out. In backward, the next unit
+is gathered ahead. The input of a reduction stays until the next reduction.
 
-Every unit is gathered for forward, a block that was divided again also for backward. Its gradients are scattered when
-its backward ends; those of parameters outside blocks last. Tests compare calls and bytes with those counted over gloo.
+Every unit is gathered for forward. A block that was resharded is gathered again for backward. The gradients of a block
+are reduce-scattered when its backward ends; those of parameters outside blocks are last. Tests compare numbers of calls
+and bytes with those counted over gloo.
 """
 
 import functools
@@ -35,13 +38,13 @@ from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
 
 OUTSIDE = -1
-"""Number of the block of a segment that is in no block."""
+"""Block index of a segment that is in no block."""
 NORM_BYTES = 4
 """Bytes of the squared gradient norm in fp32."""
 
 
 class Sizes(NamedTuple):
-    """Elements of the units, padded so that every rank has the same number of rows of each parameter."""
+    """Elements of the FSDP units, padded so that every rank has the same number of rows of each parameter."""
 
     root: int  # of parameters outside blocks
     blocks: Array  # (blocks,), in the order of forward
@@ -83,27 +86,27 @@ class FsdpRun(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """Elements of all units."""
+        """Elements of all FSDP units, padding included."""
         return self.sizes.root + int(self.sizes.blocks.sum())
 
     @property
     def partition(self) -> int:
-        """Elements on one rank."""
+        """Elements of one rank's partition, padding included."""
         return self.padded // self.ranks
 
     @property
     def offloaded(self) -> bool:
-        """True if all states lie in the host's memory, and the device is not the host."""
+        """True if all states are offloaded to host memory. False on a CPU, where device and host share their memory."""
         return self.options.offload and self.device == "cuda"
 
     @property
     def accumulates_whole(self) -> bool:
-        """True if earlier micro-steps leave gradients that are not divided."""
+        """True if earlier micro-steps leave gradients whole on each rank, not partitioned."""
         return self.spec.accumulation > 1 and not self.options.reduce_every_micro_step
 
 
 def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearsed: bool = False) -> FsdpRun:
-    """Return the values of `spec`. Rehearsed collectives need no memory of their own."""
+    """Return the values for `spec`. With `rehearsed`, collectives run on a fake process group and need no memory."""
     options = decode_options(spec)
     ranks, width = shard_ranks(options, spec), WIDTH[spec.precision]
     reduced, gloo = WIDTH[options.reduce_dtype or spec.precision], device == "cpu" and not rehearsed and ranks > 1
@@ -112,12 +115,13 @@ def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearse
 
 
 class FsdpMemory(NamedTuple):
-    """FSDP2's part of a rank's memory: an `EngineMemory`."""
+    """FSDP2's share of a rank's memory. Implements `EngineMemory`."""
 
     run: FsdpRun
 
     def _count_states(self) -> Terms:
-        """Return the bytes between steps: fp32 weights and two moments, 12 bytes per parameter of the partition."""
+        """Return the bytes of states between steps: 12 bytes per parameter of the partition, for fp32 weights and two
+        moments."""
         return {"weights": FULL * self.run.partition, "optimizer moments": 2 * FULL * self.run.partition}
 
     def resident(self) -> Terms:
@@ -127,8 +131,9 @@ class FsdpMemory(NamedTuple):
         return 0
 
     def initialisation(self, thrown_away: int) -> Terms:
-        """A tensor is made whole to be drawn. The largest one, the head, comes when the partitions of the others are
-        there. Then all partitions are cast to fp32 one after the other."""
+        """Return the peak of initialisation. A tensor is whole while its values are drawn. The largest tensor, the
+        head, is drawn when the partitions of all others exist. Afterwards all partitions are cast to fp32, one after
+        the other."""
         run, largest = self.run, self.run.model.largest
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
@@ -169,7 +174,7 @@ class FsdpMemory(NamedTuple):
         return SegmentBytes(_count_own_gradients(run, work) + _count_other_gradients(run), buckets, gathered)
 
     def after_backward(self) -> int:
-        """The gradients of parameters outside blocks are reduced at the end."""
+        """Return the bytes of the last reduction: the gradients of parameters outside blocks."""
         return int(_reduce(self.run, np.array(self.run.sizes.root)))
 
     def update(self) -> Terms:
@@ -186,7 +191,8 @@ class FsdpMemory(NamedTuple):
 
 
 def _keep(run: FsdpRun) -> Array:
-    """Return the bytes that earlier blocks keep from forward to backward, (segments,): all of each, or a share."""
+    """Return the bytes of weights that earlier blocks keep from forward to backward, (segments,). Depending on
+    reshard_after_forward, a block keeps all of its weights, a share of them or none."""
     again = run.options.reshard_after_forward
     share = 0 if again is True else 1 if again is False else again
     kept = np.concatenate([[0], np.cumsum(run.width * run.sizes.blocks // max(share, 1) * (share > 0))])
@@ -195,13 +201,14 @@ def _keep(run: FsdpRun) -> Array:
 
 
 def _cast(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of a rank's partition cast below fp32, from which a unit is gathered."""
+    """Return the bytes of a rank's partition after the cast below fp32. A unit is gathered from this cast copy."""
     return run.width * elements // run.ranks * (run.width < FULL and run.ranks > 1)
 
 
 def _count_earlier_gradients(run: FsdpRun) -> int:
-    """Return the bytes of gradients that earlier micro-steps leave, whole or divided. Copies average them in the last
-    micro-step, so until then several copies hold them in the type of the reduction."""
+    """Return the bytes of gradients that earlier micro-steps leave, whole or partitioned. With several copies of the
+    model, gradients are averaged over copies only in the last micro-step. Until then they have the dtype of the
+    reduction."""
     if run.spec.accumulation == 1:
         return 0
     if run.accumulates_whole:
@@ -212,8 +219,8 @@ def _count_earlier_gradients(run: FsdpRun) -> int:
 
 
 def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
-    """Return the bytes of gradients that are not reduced yet, (segments,): of this segment's block so far, and of
-    parameters outside blocks."""
+    """Return the bytes of gradients that are not reduced yet, (segments,). They are the gradients so far of the
+    segment's block, and of parameters outside blocks."""
     outside = np.where(run.sizes.of == OUTSIDE, work.parameters, 0)
     fresh = np.cumsum(outside[::-1])[::-1]
     for block in range(len(run.sizes.blocks)):
@@ -226,7 +233,8 @@ def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
 
 
 def _count_other_gradients(run: FsdpRun) -> Array:
-    """Return the bytes of gradients that this micro-step has reduced, or that earlier ones left, (segments,)."""
+    """Return the bytes of two kinds of gradients, (segments,): those that this micro-step has already reduced, and
+    those that earlier micro-steps left."""
     until, parts = run.sizes.until, run.sizes.blocks // run.ranks
     done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # of blocks whose backward is over
     left = done * (not run.offloaded)
@@ -241,8 +249,8 @@ def _count_other_gradients(run: FsdpRun) -> Array:
 
 
 def _reduce(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of a reduction next to its gradients: its input, into which they are copied before they are
-    freed; gloo's copy of the input; the output, and the output in fp32."""
+    """Return the bytes of a reduction in addition to its gradients. They are its input (a copy of the gradients, which
+    are then freed), gloo's copy of the input, the output, and the output in fp32."""
     copied = run.reduced * elements
     output = run.reduced + (FULL if run.reduced < FULL else 0)
     gone = (run.reduced if run.accumulates_whole else run.width) * elements
@@ -251,7 +259,8 @@ def _reduce(run: FsdpRun, elements: Array) -> Array:
 
 
 def predict_step(spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep:
-    """Return FSDP2's additions to a step; UserError for options whose time is not predicted."""
+    """Return FSDP2's costs of an optimizer step: updated elements and transfers. Raise UserError for options whose time
+    is not predicted."""
     run = build_fsdp_run(spec, model, device)
     if run.offloaded:
         rule = "transfers between device and host, and AdamW on the host, are not predicted"
@@ -260,10 +269,11 @@ def predict_step(spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep
 
 
 def _list_transfers(run: FsdpRun) -> list[Transfer]:
-    """Return the collectives of one rank in an optimizer step; none if the rank is alone. On a CPU nothing overlaps.
+    """Return the collectives of one rank in an optimizer step; empty for a single rank. On a CPU, no collective
+    overlaps with computation.
 
-    Gradients are scattered among the ranks of a copy. Each rank then sums its part over the copies: all ranks of a node
-    at once, each over the links between all nodes.
+    Gradients are reduce-scattered among the ranks of a copy. Each rank then all-reduces its share over the copies. All
+    ranks of a node do this at the same time, over the links between all nodes.
     """
     if run.ranks == 1:
         return []

@@ -1,11 +1,14 @@
-"""torch's FSDP2: fully_shard on every block of layers, and on the model for parameters outside blocks.
+"""Engine for torch's FSDP2. fully_shard is applied to each block of layers, and to the model for the parameters outside
+blocks.
 
-Weights are kept in fp32 and divided: with AdamW's two moments 12 bytes per parameter among the ranks that share a copy.
-Below fp32 they are cast where they are gathered, and gradients come back in fp32. Embedding, head and last norms are
-gathered once per micro-step and stay whole until its backward ends, because both passes begin or end with them.
+Weights are kept in fp32 and partitioned among the ranks that share a copy. With AdamW's two moments they take 12 bytes
+per parameter. In bf16, weights are cast before they are gathered, and gradients are returned in fp32. Embedding, head
+and last norms are gathered once per micro-step and stay whole until its backward ends, because both passes begin or end
+with them.
 
-fully_shard divides a model that exists. Before that, while the model is built and its weights are drawn, each parameter
-lies on the meta device, and a `Shard` holds this rank's rows of it: no rank ever holds more than one whole tensor.
+fully_shard partitions a model that already exists. While the model is built and its weights are drawn, each parameter
+is on the meta device, and a `Shard` holds this rank's rows of it. No rank therefore holds more than one whole tensor at
+any time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,27 +47,27 @@ from bench.engines.precision.update import (
 __all__ = ["FullyShardedEngine", "build", "construction", "parameter_count", "whole"]
 
 REPLICATE, SHARD = "replicate", "shard"
-"""Dimensions of the mesh: copies of the model, and the ranks of one copy."""
+"""Names of the mesh's dimensions: copies of the model, and the ranks that share one copy."""
 _HERE = "_zeroscale_shard"
-"""Attribute of a parameter on the meta device that holds its `Shard`."""
+"""Name of the attribute of a parameter on the meta device that holds its `Shard`."""
 
 
 @dataclass
 class Shard:
-    """This rank's part of a parameter: its chunk of rows, as torch.chunk divides them; None before it was drawn."""
+    """This rank's rows of a parameter, divided as by torch.chunk. `data` is None before the values are drawn."""
 
     mesh: DeviceMesh
     data: Tensor | None = None
 
     def keep(self, whole: Tensor) -> None:
-        """Keep this rank's rows of a whole tensor."""
+        """Store this rank's rows of a whole tensor."""
         chunks = whole.chunk(self.mesh[SHARD].size())
         rank = self.mesh.get_local_rank(SHARD)
         # torch.chunk returns fewer chunks than ranks where rows are few: the last ranks have none
         self.data = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
 
     def gather_into(self, whole: Tensor) -> None:
-        """Fill a whole tensor with the rows of all ranks; do nothing before the first drawing. Collective."""
+        """Fill the tensor `whole` with the rows of all ranks. Do nothing before the values are drawn. Collective."""
         if self.data is None:
             return
         ranks = self.mesh[SHARD].size()
@@ -78,8 +81,8 @@ class Shard:
 
 @contextmanager
 def construction(spec: RunSpec) -> Iterator[None]:
-    """Build modules on this rank's device and in the run's precision; a parameter's memory is freed as soon as its
-    module has registered it. Collective; the process group exists."""
+    """Return a context that builds modules on this rank's device and in the run's precision. The memory of each
+    parameter is freed as soon as its module has registered it. Collective; the process group must exist."""
     ranks = shard_ranks(decode_options(spec), spec)
     with on_device(spec.precision):
         device = torch.empty(()).device.type
@@ -104,8 +107,8 @@ def construction(spec: RunSpec) -> Iterator[None]:
 
 @contextmanager
 def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Return a context in which the `parameters` of a model that is not yet built into its engine are whole on every
-    rank; rank 0's changes to them stay. Collective."""
+    """Return a context in which `parameters` are whole on every rank. Rank 0's changes to them are kept. Only for a
+    model that is not yet passed to `build`. Collective."""
     # tensors are swapped, not replaced: modules keep their parameter objects, by which tied ones are recognised
     held = [(parameter, _get_shard(parameter)) for parameter in parameters]
     places = []
@@ -127,7 +130,7 @@ def _get_shard(parameter: Parameter) -> Shard:
 
 
 class ShardedUpdate:
-    """AdamW step of `parameters` from their gradients, which FSDP has reduced and divided in the same way."""
+    """AdamW update of `parameters`, whose gradients FSDP has already reduced and partitioned like the parameters."""
 
     def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:
         self._parameters = list(parameters)
@@ -139,7 +142,7 @@ class ShardedUpdate:
         self.steps = 0  # so far, over all attempts at a training
 
     def __call__(self) -> None:
-        """Make one step. Collective."""
+        """Make one optimizer step. Collective."""
         gradients: list[Tensor] = [one.grad.to_local() for one in self._parameters if isinstance(one.grad, DTensor)]
         norm = self._add_over_ranks(torch.nn.utils.get_total_norm(gradients).square()).sqrt()
         # before clipping, which scales the gradients in place
@@ -152,7 +155,8 @@ class ShardedUpdate:
         self.steps += 1
 
     def _add_over_ranks(self, square: Tensor) -> Tensor:
-        """Return the sum of all ranks' squares by one call; DTensor's own norm makes one call for every parameter."""
+        """Return the sum of `square` over all ranks with one collective. DTensor's own norm makes one call for every
+        parameter."""
         parameter = self._parameters[0]
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
@@ -162,12 +166,12 @@ class ShardedUpdate:
 
 
 def build(module: Module, spec: RunSpec) -> "FullyShardedEngine":
-    """Divide `module` by fully_shard, and give each rank the rows that its `Shard` holds."""
+    """Return the engine with `module` partitioned by fully_shard. Each rank gets the rows that its `Shard` holds."""
     return FullyShardedEngine(module, spec, decode_options(spec))
 
 
 class FullyShardedEngine:
-    """The engine; see `bench.engines.Engine`."""
+    """FSDP2 engine. `bench.engines.Engine` documents its methods."""
 
     def __init__(self, module: Module, spec: RunSpec, options: Options) -> None:
         self._spec, self._options = spec, options
@@ -222,14 +226,15 @@ class FullyShardedEngine:
         return 0  # without a loss scale no step is skipped
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments of fully_shard, the division of ranks, and the optimizer."""
+        """Return the arguments of fully_shard, the numbers of ranks per copy and of copies, and the optimizer's
+        settings."""
         ranks = shard_ranks(self._options, self._spec)
         given = self._options.model_dump(mode="json") | {"shard_ranks": ranks, "copies": self._copies}
         return {"fsdp": given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}
 
 
 def _divide(module: Module, spec: RunSpec, options: Options) -> Module:
-    """Return `module` under fully_shard with its weights in fp32."""
+    """Apply fully_shard to `module`, convert its weights to fp32, and return it."""
     kept = _replace_by_meta(module)
     mesh = _get_shard(next(iter(kept.values()))).mesh
     precision, offload = MixedPrecisionPolicy(), OffloadPolicy()
@@ -250,8 +255,8 @@ def _divide(module: Module, spec: RunSpec, options: Options) -> Module:
 
 
 def _list_blocks(module: Module) -> Iterator[Module]:
-    """Yield the modules that are gathered together: the elements of the outermost ModuleLists, which are the blocks of
-    layers in every family."""
+    """Yield the modules that FSDP gathers as one unit. They are the elements of the outermost ModuleLists, which are
+    the blocks of layers in every model family."""
     for child in module.children():
         if isinstance(child, ModuleList):
             yield from (block for block in child if next(block.parameters(), None) is not None)
@@ -260,7 +265,7 @@ def _list_blocks(module: Module) -> Iterator[Module]:
 
 
 def _replace_by_meta(module: Module) -> dict[str, Parameter]:
-    """Replace each parameter by an fp32 parameter without memory; return the replaced parameters by name."""
+    """Replace each parameter by an fp32 parameter on the meta device. Return the replaced parameters by name."""
     kept = dict(module.named_parameters(remove_duplicate=False))
     empty: dict[Parameter, Parameter] = {}
     for name, parameter in kept.items():
@@ -272,7 +277,7 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Give each parameter of a divided module this rank's rows in fp32. FSDP initialises lazily and uses them."""
+    """Fill each partitioned parameter with this rank's rows in fp32. FSDP initialises lazily, and then uses them."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

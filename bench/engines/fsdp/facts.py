@@ -1,4 +1,4 @@
-"""Facts about FSDP2: states that it divides, the ranks that share them, and its optional members."""
+"""Facts about the FSDP2 engine: the states that it partitions, the ranks that share them, and its optional methods."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of this spec's engine. Between steps it holds 12 bytes per parameter, fp32 weights and two
-    moments. ZeRO holds 14 to 16: weights below fp32, fp32 masters, moments, and at stage 3 gradients."""
+    """Return the facts about this engine for a spec.
+
+    Between steps FSDP2 holds 12 bytes per parameter: fp32 weights and two moments. ZeRO in bf16 or fp16 holds 14 to 16
+    bytes: low-precision weights, fp32 master weights, two moments, and at stage 3 gradients.
+    """
     options, ranks = decode_options(spec), shard_ranks(decode_options(spec), spec)
     again = options.reshard_after_forward
     kept = "" if again is True else ", weights kept" + (f" among {again}" if again else "") + " for backward"

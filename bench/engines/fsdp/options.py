@@ -1,4 +1,4 @@
-"""Options of FSDP2, its division of the ranks, and its rules."""
+"""Options of FSDP2, the number of ranks that share a copy, and the check of specs for this engine."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from bench.engines.precision import check_unscaled
 
 
 class Options(Frozen):
-    """Options of torch.distributed.fsdp.fully_shard; an option that decides speed or memory has no default."""
+    """Options of torch.distributed.fsdp.fully_shard. Options that decide speed or memory have no default."""
 
     reshard_after_forward: StrictBool | Positive = Field(
         description="of a block's weights: true, they are gathered again for backward; false, they stay whole until "
@@ -37,7 +37,7 @@ class Options(Frozen):
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
-    """Raise UserError for a spec that this engine cannot run."""
+    """Raise UserError if this engine cannot run the spec."""
     check_unscaled(spec)
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
         raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
@@ -54,7 +54,7 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
 
 
 def shard_ranks(options: Options, spec: RunSpec) -> int:
-    """Return the number of ranks that share one copy of all states."""
+    """Return the number of ranks that share one copy of weights, gradients and optimizer state."""
     if options.shard_ranks is None:
         return spec.data_parallel
     if options.shard_ranks == "node":
@@ -63,5 +63,5 @@ def shard_ranks(options: Options, spec: RunSpec) -> int:
 
 
 def decode_options(spec: RunSpec) -> Options:
-    """Return the options that a spec holds as plain data."""
+    """Return the spec's engine options, decoded from plain data."""
     return engines.decode_options(Options, spec)

@@ -1,7 +1,8 @@
-"""Costs of a pipeline next to its passes, rank by rank: memory of `bench.engines.distributed.flat`, transfers between
-copies, and the schedule's simulation.
+"""Costs of a pipeline in addition to those of its forward and backward passes: memory of flat tensors
+(`bench.engines.distributed.flat`), transfers between copies, and simulated schedules. They are computed for each place
+in the pipeline; ranks with copies or slices of the same stages have the same place.
 
-Imports no torch. Formulas follow the allocations of flat tensors and AdamW; nothing here is fitted to a measurement.
+Imports no torch. Formulas follow the allocations of flat tensors and AdamW; no value is fitted to a measurement.
 """
 
 import functools
@@ -41,15 +42,19 @@ PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 NORM_BYTES = 4
 """Bytes of the squared gradient norm in fp32."""
 SETTLED, REPEATED = 3, 3
-"""Numbers of groups of micro-batches; a group has one micro-batch for each rank. A schedule repeats after SETTLED
-groups, and the mean time of REPEATED more groups stands for each later one. In 300 random schedules steps were exact
-with equal stages, and within 1 % of the whole schedule with one stage up to three times as slow as another."""
+"""Numbers of groups of micro-batches that are simulated. A group has one micro-batch for each rank. After SETTLED
+groups, a schedule repeats itself. Each later group is assumed to take the mean time of the next REPEATED groups.
+
+In 300 random schedules, step times were exact if all stages were equal. If one stage was up to three times as slow as
+another, they were within 1 % of a simulation of the whole schedule.
+"""
 FILLED = 3
-"""Groups after which no rank keeps more, in schedules whose backwards begin as early as possible."""
+"""Number of groups of micro-batches after which no rank keeps more activations. Holds for schedules whose backwards
+begin as early as possible."""
 
 
 class PipelineRun(NamedTuple):
-    """Values of a pipeline's run that decide its costs next to its passes. A key in caches: it must stay hashable."""
+    """Values that decide the costs of a pipeline run. Instances are keys of caches, so they must be hashable."""
 
     schedule: ScheduleName
     size: PipelineSize
@@ -66,7 +71,8 @@ class PipelineRun(NamedTuple):
 
 
 class FlatTensors(NamedTuple):
-    """Parameters of the ranks in one place: elements of the flat tensors, padded for equal partitions of the copies."""
+    """Elements of the flat tensors on a rank at one place in the pipeline, padded so that all copies have equal
+    partitions."""
 
     kept: tuple[int, ...]  # whole on every copy: of this place alone, then of each set of places that share parameters
     gathered: tuple[int, ...]  # by stage; 0 where nothing of it is divided
@@ -74,15 +80,15 @@ class FlatTensors(NamedTuple):
 
     @property
     def own(self) -> list[int]:
-        """Elements that one rank updates, by tensor."""
+        """Elements that one rank updates, for each of its flat tensors."""
         return [size // self.copies for size in (*self.gathered, *self.kept) if size]
 
 
 def predict_pipeline(
     spec: RunSpec, network: Stacks, parts: tuple[Part, ...], device: Device, rehearsed: bool
 ) -> PipelineCosts:
-    """Return the costs of every place of a pipeline whose stages are these parts. Rehearsed collectives need no memory
-    of their own."""
+    """Return the costs of every place in a pipeline whose stages are `parts`. If `rehearsed` is true, collectives run
+    on a fake process group and need no memory."""
     options, copies = decode_options(spec), spec.data_parallel
     run = PipelineRun(
         schedule=options.schedule,
@@ -152,7 +158,7 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
     """Return the flat tensors of a place. Parameters that several stages of the model share are not gathered with any
-    stage; those that several places share are in a tensor of their own."""
+    stage. Each set of places that share parameters has a flat tensor of its own for them."""
     tensor, shared = run.tensor, _list_shared(network, parts)
     alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
     gathered = [0] * len(stages)
@@ -169,7 +175,8 @@ def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: S
 def _count_by_places(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
 ) -> dict[tuple[int, ...], int]:
-    """Return the elements that a place shares with others, by the places that have them, sorted."""
+    """Return the number of parameter elements that a place shares with other places. The keys are the sorted places
+    that share them."""
     found: dict[tuple[int, ...], int] = {}
     for elements, holders in _list_shared(network, parts):
         places = tuple(sorted({stage % run.size.ranks for stage in holders}))
@@ -179,8 +186,8 @@ def _count_by_places(
 
 
 def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[int]]]:
-    """Return the elements of each parameter that several stages share, and these stages: a tied embedding, and tables
-    of position biases."""
+    """Return the number of elements, and the sharing stages, of each parameter that several stages share. Such
+    parameters are a tied embedding and tables of position biases."""
     last, layers = len(parts) - 1, [stack.layers for stack in network.stacks]
     found = [(network.table, {0, last})] if network.tied else []
     for place, stack in enumerate(network.stacks):
@@ -194,8 +201,9 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
 
 
 def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the peak of building. Each parameter is drawn, a sliced one whole for that moment. Then, stage by stage, a
-    flat tensor is made next to the parameters that move into it; a divided one is copied into masters."""
+    """Return the peak of building the stages. Each parameter is drawn, and a sliced parameter is whole while it is
+    drawn. Then, stage by stage, the parameters move to a new flat tensor. A flat tensor that is partitioned among
+    copies is also copied to master weights."""
     width = run.width
     largest = max(size.elements for size in list_tensors(network))
     built = width * (sum(flat.gathered) + sum(flat.kept))
@@ -213,10 +221,10 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
 
 
 def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the peak of the optimizer's step. AdamW works on this rank's partition in fp32.
+    """Return the peak of the optimizer's step. AdamW updates this rank's partition in fp32.
 
-    Gradients that are kept whole are reduced first; when that ends, the partition exists in both widths. Weights are
-    published after the step. gloo does both on a copy.
+    Gradients that are kept whole are reduced first. When the reduction ends, the partition exists in the run's
+    precision and in fp32. After the step, updated weights are gathered. In both collectives, gloo works on a copy.
     """
     width, alone = run.width, flat.copies == 1
     taken = FULL * sum(flat.gathered) // flat.copies
@@ -238,8 +246,8 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
 
 
 def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transfer]:
-    """Return the gathers of weights that copies divide, and the reductions of their gradients, for which the rank
-    waits. On a CPU nothing overlaps."""
+    """Return the gathers of weights that are partitioned among copies, and the reductions of their gradients. The rank
+    waits for each reduction. On a CPU, no collective overlaps with computation."""
     if run.ahead is None:
         return []
     width, found = run.width, list[Transfer]()
@@ -256,8 +264,8 @@ def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transf
 def _list_gathered(
     schedule: ScheduleName, size: PipelineSize, ahead: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the stages that are gathered before the rank's first backward, and those gathered after it, in their
-    order, by place among the rank's stages."""
+    """Return the stages that are gathered before the rank's first backward, and those gathered after it, in order. A
+    stage is given by its index among the rank's stages."""
     found: tuple[list[int], list[int]] = ([], [])
     late = False
     for action in build_orders(schedule, size, ahead)[rank]:
@@ -270,8 +278,9 @@ def _list_gathered(
 def _list_sums(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int], flat: FlatTensors
 ) -> list[Transfer]:
-    """Return the sums of gradients over ranks that share parameters: over places of the pipeline, each of the partition
-    that a copy updates; and over tensor-parallel ranks, which with sequence parallelism have different tokens."""
+    """Return the all-reduces of gradients over ranks that share parameters. One kind is over places in the pipeline,
+    for the partition that a copy updates. The other kind is over tensor-parallel ranks, which have different tokens
+    with sequence parallelism."""
     apart, tensor, found = run.copies * run.tensor, run.tensor, list[Transfer]()
     at_once = min(apart, run.devices_per_node)
     for size, places in zip(flat.kept[1:], _count_by_places(run, network, parts, stages), strict=True):
@@ -291,8 +300,8 @@ def _list_sums(
 
 
 def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
-    """Return the transfers after the last pass: the norm over all ranks, gradients that every copy has whole, and the
-    updated weights."""
+    """Return the transfers after the last pass: the gradient norm over all ranks, the reduction of gradients that every
+    copy keeps whole, and the gather of updated weights."""
     kept = [run.width * size for size in flat.kept if size]
     found = [Transfer("all_reduce", "update", NORM_BYTES, 1, 1, False, run.world_size)]
     if flat.copies > 1 and kept:
@@ -303,8 +312,9 @@ def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
 def _build(
     run: PipelineRun, kind: CollectiveKind, when: StepPass, sizes: Sequence[int], overlaps: bool = False, alone: int = 0
 ) -> Transfer:
-    """Return collectives of these bytes over the copies of a place: every `parallel.tensor`-th of neighbouring ranks.
-    The ranks of its other slices communicate at the same time."""
+    """Return a transfer with one collective for each of `sizes` (bytes), over the copies of a place. The copies are
+    every `parallel.tensor`-th of neighbouring ranks. The ranks with the other slices of the place communicate at the
+    same time."""
     copies, tensor = run.copies, run.tensor
     nodes = min(copies, -(-copies * tensor // run.devices_per_node))
     at_once = min(tensor, run.devices_per_node)
@@ -322,8 +332,9 @@ def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
 def simulate_ends(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> tuple[float, ...]:
-    """Return the end of the last pass by place. A long schedule is simulated with two numbers of micro-batches; each
-    further group takes as long as a group between them."""
+    """Return the end of the last pass at each place, in seconds. A long schedule is simulated with two smaller numbers
+    of micro-batches. Each further group of micro-batches is assumed to take as long as a group between these two
+    numbers."""
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)
@@ -345,7 +356,7 @@ def simulate_ends(
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[SimulatedPass]:
-    """Return the time of each pass of a schedule. The passes of one place are in their order."""
+    """Return the begin and end of each pass in a simulated schedule. The passes of one place are in execution order."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)
     found = []
@@ -359,9 +370,9 @@ def list_passes(
 
 @functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it
 def build_orders(schedule: ScheduleName, size: PipelineSize, ahead: int | None) -> tuple[Order, ...]:
-    """Return every rank's actions in a step; UserError for a schedule that does not exist.
+    """Return every rank's actions in a step. Raise UserError if the schedule does not exist for this size.
 
-    `ahead`: stages whose weights are gathered ahead; None if none are divided.
+    `ahead` is the number of stages whose weights are gathered in advance. It is None if weights are not partitioned.
     """
     if obstacle := find_obstacle(schedule, size):
         raise UserError(f"engine.schedule={schedule}", *obstacle)

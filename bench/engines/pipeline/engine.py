@@ -1,9 +1,8 @@
-"""A pipeline: each rank has some stages of the model and runs its list of a schedule.
+"""Engine for a pipeline: each rank has some stages of the model and executes its list of actions in a schedule.
 
-States and gradients go from rank to rank. Tensor-parallel ranks have a slice of each of a stage's matrices.
-Data-parallel copies of a stage divide AdamW's states as ZeRO's stage 1 does, or gradients and weights too, as its stage
-3 does. Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master
-weights.
+States and gradients are sent from rank to rank. Tensor-parallel ranks each have a slice of every matrix of a stage.
+Data-parallel copies of a stage partition AdamW's states (as ZeRO stage 1), or gradients and weights too (as ZeRO stage
+3). Weights and gradients have the run's precision. In bf16, norm, clipping and AdamW use fp32 and master weights.
 """
 
 from collections.abc import Iterable
@@ -32,13 +31,13 @@ __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"
 
 
 def build(module: Module, spec: RunSpec) -> "PipelineEngine":
-    """Return the engine of this rank's stages; the process group exists. Collective."""
+    """Return the engine for this rank's stages. The process group must exist. Collective."""
     assert isinstance(module, RankStages)
     return PipelineEngine(module, spec)
 
 
 class PipelineEngine:
-    """The engine; see `bench.engines.Engine`."""
+    """Pipeline engine. `bench.engines.Engine` documents its methods."""
 
     def __init__(self, stages: RankStages, spec: RunSpec) -> None:
         self._spec, self._options, size = spec, decode_options(spec), size_of(spec)
@@ -58,7 +57,8 @@ class PipelineEngine:
         self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
 
     def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
-        """Divide the update among copies, as the options say; return the gathered parameters by stage."""
+        """Partition the update among copies, as the options say. Return the parameters that are gathered when needed,
+        by stage."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
         # zero3 gathers stage by stage; parameters that several stages share belong to none of them, and stay whole
@@ -81,7 +81,8 @@ class PipelineEngine:
         return gathered
 
     def _make_data_group(self) -> dist.ProcessGroup:
-        """Return the ranks with copies of this rank's stages. Every rank creates all groups, in the same order."""
+        """Return the group of the ranks with copies of this rank's stages. Every rank creates all groups in the same
+        order."""
         parallel, groups = self._spec.parallel, dict[LayoutPosition, dist.ProcessGroup]()
         for pipeline in range(parallel.pipeline):
             for tensor in range(parallel.tensor):
@@ -90,13 +91,13 @@ class PipelineEngine:
         return groups[self._here._replace(data=0)]
 
     def _list_holders(self, stages: RankStages, name: str) -> tuple[int, ...]:
-        """Return the places in the pipeline that share a parameter; none if it is in one place."""
+        """Return the places in the pipeline that share a parameter; empty if only one place has it."""
         holders = sorted({stage % self._spec.parallel.pipeline for stage in stages.shared.get(name, ())})
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Return the ranks of this copy and slice that share parameters, by their places in the pipeline. Every rank
-        creates all groups, in the same order."""
+        """Return the groups of ranks that share parameters within this copy and slice, by their places in the pipeline.
+        Every rank creates all groups in the same order."""
         found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice
@@ -108,7 +109,8 @@ class PipelineEngine:
         return found
 
     def _is_counted(self, stages: RankStages, name: str, parameter: Parameter) -> bool:
-        """Return True if a parameter counts in the norm on this rank: the first rank that shares it counts it."""
+        """Return True if this rank counts the parameter in the global gradient norm. Only the first rank that shares
+        the parameter counts it."""
         holders = self._list_holders(stages, name)
         first = not holders or holders[0] == self._here.pipeline
         return first and (find_slice(parameter) is not None or self._here.tensor == 0)
@@ -119,8 +121,8 @@ class PipelineEngine:
         return torch.stack(losses).mean() if losses else None
 
     def run_passes(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
-        """Make the passes of a step, without the update. Return the loss of each micro-batch, 0-d, if the last stage is
-        here. Gradients are added to those that the parameters have."""
+        """Run the passes of a step without the update. Return the loss of each micro-batch, 0-d; the list is empty if
+        another rank has the last stage. Gradients are added to the gradients that the parameters already have."""
         if not objectives.weighs_targets(self._spec):
             return self._executor.run(micro_batches)  # each is loaded when a pass needs it
         # Before the first pass: ranks would wait for each other's number of targets in the middle of the schedule.
@@ -128,8 +130,8 @@ class PipelineEngine:
         return self._executor.run([one.tensors for one in weighed], [one.weight for one in weighed])
 
     def idle_s(self) -> float:
-        """Return the waiting for neighbours, and the time from this rank's last pass to the last pass of all ranks:
-        both ends of the bubble."""
+        """Return the seconds that this rank waited for neighbours, plus the difference in seconds between the longest
+        step of all ranks and its own. The two are both ends of the pipeline bubble."""
         own_s, waited_s = self._executor.read_times_s()
         if self._spec.parallel.pipeline == 1:
             return 0.0
@@ -153,6 +155,6 @@ class PipelineEngine:
         return 0  # without a loss scale no step is skipped
 
     def config(self) -> dict[str, Any]:
-        """Return the options and the optimizer."""
+        """Return the engine's options, the precision and the optimizer's settings."""
         given = self._options.model_dump(mode="json")
         return {**given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}

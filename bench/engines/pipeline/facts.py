@@ -1,4 +1,4 @@
-"""Facts about a pipeline: its stages, their places, and the ranks that have a loss."""
+"""Facts about the pipeline engine: its layouts, its division into stages, and the ranks that compute a loss."""
 
 import functools
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +17,7 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of this spec's engine."""
+    """Return the facts about this engine for a spec."""
     last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank with the last stages
     return EngineFacts(
         label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
@@ -40,7 +40,8 @@ def _predict_pipeline(spec: RunSpec, network: Stacks, device: Device, rehearsed:
 
 
 def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
-    """Return all parts of the model by stage; UserError for more stages than units."""
+    """Return the part of the model for each stage. Raise UserError if there are more stages than units (embedding,
+    blocks, head)."""
     check_slices(spec, network)
     stages, units = size_of(spec).stages, 2 + sum(stack.layers for stack in network.stacks)
     if stages > units:

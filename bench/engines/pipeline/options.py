@@ -1,4 +1,4 @@
-"""Options of a pipeline, and its rules."""
+"""Options of the pipeline engine, and the check of specs for it."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from bench.engines.precision import check_unscaled
 
 
 class Options(Frozen):
-    """Order of the passes of a step, partition of the model, and sharding among copies."""
+    """Schedule of the passes in a step, division of the model into stages, and sharding of states among copies."""
 
     schedule: ScheduleName = Field(
         description="gpipe: all forwards, then all backwards; 1f1b: backwards as early as possible; interleaved: "
@@ -38,11 +38,11 @@ _FIRST: dict[ScheduleName, str] = {
     "interleaved": "parallel.pipeline=2 parallel.stages_per_rank=2 batch.accumulation=8",
     "breadth_first": "parallel.stages_per_rank=2 batch.accumulation=8, and parallel.pipeline=2 if ranks share a copy",
 }
-"""Keys for a first run of a schedule, all at once, that two ranks can run."""
+"""Settings for a first run of each schedule on two ranks. All settings of a schedule are needed."""
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
-    """Raise UserError for a spec that this engine cannot run."""
+    """Raise UserError if this engine cannot run the spec."""
     engine = f"engine {spec.engine.name}"
     if size_of(spec).stages == spec.parallel.tensor == 1:
         rule = f"{engine} divides the layers among stages, and there is one"
@@ -68,10 +68,10 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
 
 
 def size_of(spec: RunSpec) -> PipelineSize:
-    """Return the pipeline of a spec, and its micro-batches in a step."""
+    """Return the size of a spec's pipeline: ranks, stages per rank, and micro-batches per step."""
     return PipelineSize(spec.parallel.pipeline, spec.parallel.stages_per_rank, spec.accumulation)
 
 
 def decode_options(spec: RunSpec) -> Options:
-    """Return the options that a spec holds as plain data."""
+    """Return the spec's engine options, decoded from plain data."""
     return engines.decode_options(Options, spec)

@@ -1,6 +1,7 @@
-"""Parts of the optimizer that engines share, without torch: loss scaling for fp16, rules, bytes of AdamW's temporaries.
+"""Optimizer code that engines share, without importing torch: loss scaling for fp16, checks of specs, and the memory of
+AdamW's temporaries.
 
-A loss scale lifts small gradients into fp16's range; a step that overflowed is skipped.
+A loss scale lifts small gradients into fp16's range. A step with an overflow is skipped.
 """
 
 from collections.abc import Sequence
@@ -12,14 +13,16 @@ from bench.core.network import EqualTensors
 from bench.core.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
 
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules): a large parameter then
-needs no second whole copy in fp32, which would raise the peak of memory."""
+"""Number of elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules). A large
+parameter then needs no second whole copy in fp32, which would raise the peak of memory."""
 SCARCE = 2
-"""Largest number of equal tensors that are not neighbours: embedding and head, the position biases of two stacks."""
+"""Largest number of equally large tensors that are not neighbours in the optimizer's list. Examples are embedding and
+head, or the position biases of two stacks."""
 
 
 class LossScale(Frozen):
-    """DeepSpeed's section `fp16`, its names and defaults (runtime/precision_config.py); every engine follows it."""
+    """Options of loss scaling, with the names and defaults of DeepSpeed's section `fp16` (runtime/precision_config.py).
+    All engines with a loss scale use them."""
 
     loss_scale: float = Field(0.0, ge=0, description="a fixed scale; 0: dynamic")
     initial_scale_power: int = Field(16, ge=0, description="the dynamic scale starts at 2 to this power")
@@ -30,7 +33,7 @@ class LossScale(Frozen):
 
 
 class DynamicScale:
-    """Loss scale of one run, step by step, as DeepSpeed's DynamicLossScaler moves it (runtime/fp16/loss_scaler.py)."""
+    """Loss scale of one run, updated step by step as in DeepSpeed's DynamicLossScaler (runtime/fp16/loss_scaler.py)."""
 
     def __init__(self, options: LossScale) -> None:
         self._options = options
@@ -40,15 +43,16 @@ class DynamicScale:
         self._step, self._last_overflow = 0, -1
 
     def state(self) -> tuple[float, int, int, int]:
-        """Return the state for `load_state`."""
+        """Return the values that `load_state` restores."""
         return self.value, self._hysteresis, self._step, self._last_overflow
 
     def load_state(self, state: tuple[float, int, int, int]) -> None:
-        """Continue from the state of another scale."""
+        """Restore the values that `state` returned."""
         self.value, self._hysteresis, self._step, self._last_overflow = state
 
     def update(self, *, overflow: bool) -> None:
-        """Record the end of a step. A scale at its minimum stays there; DeepSpeed's ZeRO stages raise instead."""
+        """Update the scale after a step. A scale at its minimum stays there; DeepSpeed's ZeRO stages raise an error
+        instead."""
         if not self._dynamic:
             return
         if overflow:
@@ -67,14 +71,14 @@ class DynamicScale:
 
 
 def check_optimizer(spec: RunSpec) -> None:
-    """Raise UserError for an optimizer that an engine without its own optimizer lacks."""
+    """Raise UserError if the spec asks for an engine's own optimizer. For engines that have none."""
     if spec.optimizer.implementation == "native":
         rule = f"engine {spec.engine.name} has no optimizer of its own"
         raise UserError("optimizer.implementation=native", rule, "use torch or fused")
 
 
 def check_unscaled(spec: RunSpec) -> None:
-    """Raise UserError for a spec beyond an engine that trains with torch's AdamW and has no loss scale."""
+    """Raise UserError if the spec needs an engine's own optimizer or a loss scale. For engines that have neither."""
     check_optimizer(spec)
     if spec.precision == "fp16":
         rule = f"engine {spec.engine.name} has no loss scale"
@@ -82,10 +86,10 @@ def check_unscaled(spec: RunSpec) -> None:
 
 
 def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
-    """Return the bytes of AdamW's temporaries in torch 2.13.
+    """Return the bytes of the temporaries of torch 2.13's AdamW for tensors of these sizes.
 
     On a GPU torch's AdamW computes all square roots at once. On a CPU it computes one tensor's root and quotient while
-    those of the previous tensor are still allocated. Fused kernels have no temporaries.
+    those of the previous tensor are still allocated. Other implementations have no temporaries.
     """
     if optimizer.implementation != "torch":
         return 0

@@ -1,7 +1,7 @@
-"""Construction of models in a run's precision, and AdamW after backward, as ZeRO does it.
+"""Construction of models in a run's precision, and AdamW after backward, computed as in ZeRO.
 
-Norm, clipping and update are in fp32, below fp32 on master weights. `construction`, `whole` and `parameter_count` are
-the plug-in functions of engines whose ranks hold parameters whole.
+Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. `construction`, `whole` and
+`parameter_count` are the plug-in functions for engines whose ranks hold whole parameters.
 """
 
 import os
@@ -18,23 +18,24 @@ from bench.core.spec import OptimizerSpec, Precision, RunSpec
 from bench.engines.precision import DynamicScale, LossScale
 
 _CHUNK = 2**16
-"""Elements that are converted at a time: torch would make a copy of the whole tensor in fp64."""
+"""Number of elements that are converted to fp64 at a time. torch would copy the whole tensor in fp64."""
 
 SMALLEST = 1e-6
-"""Added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
+"""Value that is added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
-    """Return the type of weights and activations."""
+    """Return the dtype of weights and activations for a precision."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
 
 
 @contextmanager
 def on_device(precision: Precision) -> Iterator[None]:
-    """Build modules on this rank's device and in `precision` from the start, as deepspeed.zero.Init does.
+    """Return a context that builds modules on this rank's device and in `precision` from the start, as
+    deepspeed.zero.Init does.
 
-    A generator draws other numbers on a GPU than on a CPU, so engines start from the same weights only if each of them
-    initialises on the device. No fp32 copy raises the peak of memory.
+    A random generator draws different numbers on a GPU than on a CPU. Engines therefore start from the same weights
+    only if each of them initialises on the device. The peak of memory has no fp32 copy of the model.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(precision))
@@ -54,37 +55,39 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
 
 
 def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
-    """Return a context that does nothing: a rank holds each of its parameters whole."""
+    """Return a context that does nothing, because every rank already holds each parameter whole."""
     return nullcontext()
 
 
 def parameter_count(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of all `parameters`."""
+    """Return the total number of elements in `parameters`."""
     return sum(parameter.numel() for parameter in parameters)
 
 
 def build_adamw(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.AdamW:
-    """Return torch's AdamW with the settings of a spec; `more` are further arguments."""
+    """Return torch's AdamW with the settings of a spec. `more` has further arguments."""
     settings = optimizer.model_dump(include={"lr", "betas", "eps", "weight_decay"})
     return torch.optim.AdamW(parameters, fused=optimizer.implementation == "fused" or None, **settings, **more)
 
 
 def describe_adamw(spec: RunSpec) -> dict[str, Any]:
-    """Return torch's AdamW, as an engine's `config` records it."""
+    """Return the type and settings of torch's AdamW, for an engine's `config`."""
     return {"type": "torch.optim.AdamW", **spec.optimizer.model_dump(mode="json")}
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Use another learning rate in all parameter groups, from the next step on."""
+    """Set the learning rate of all parameter groups, from the next step on."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the sum of all squares in fp64, 0-d, on the device of the gradients; on the host if there are none.
+    """Return the sum of the squares of all gradients in fp64, 0-d. It is on the device of the gradients, or on the host
+    if there are none.
 
-    For verification, in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor with errors
-    that grow with its size: the norm of 2^27 elements is 1.4 % too small. Clipping uses torch's norm, in every step.
+    Used for verification in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor with
+    errors that grow with its size. For example, the norm of 2^27 elements is 1.4 % too small. Clipping uses torch's
+    norm in every step.
     """
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
@@ -95,12 +98,13 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
-    """Return the factor, 0-d and at most 1, that brings gradients of this norm within the limit."""
+    """Return the clipping factor, 0-d and at most 1: gradients with this norm, multiplied by it, have a norm of at most
+    `limit`."""
     return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 
 class Update:
-    """AdamW step of `parameters` from their gradients, which are the same on every rank."""
+    """AdamW update of `parameters` from gradients that are the same on every rank."""
 
     def __init__(
         self, parameters: Sequence[Parameter], precision: Precision, optimizer: OptimizerSpec, loss_scale: LossScale
@@ -117,21 +121,21 @@ class Update:
 
     @property
     def loss_scale(self) -> float:
-        """Factor of every loss before backward."""
+        """Factor by which every loss is multiplied before backward."""
         return self._scale.value if self._scale else 1.0
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use another learning rate from the next step on."""
+        """Set the learning rate from the next step on."""
         set_learning_rate(self._optimizer, rate)
 
     def state(self) -> dict[str, Any]:
-        """Return everything that the next update depends on, master weights included, for `load_state`."""
+        """Return everything that the next update depends on, including master weights. `load_state` restores it."""
         scale = self._scale.state() if self._scale else None
         return {"masters": self._masters, "optimizer": self._optimizer.state_dict(), "scale": scale,
                 "skipped": self.skipped}  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`, and write the parameters from their master weights."""
+        """Restore the values that `state` returned, and write the parameters from their master weights."""
         with torch.no_grad():
             torch._foreach_copy_(self._masters, state["masters"])
         self._publish()
@@ -141,7 +145,7 @@ class Update:
         self.skipped = state["skipped"]
 
     def __call__(self) -> None:
-        """Make one step. Only fp16 waits for the device: the host decides whether to skip the step."""
+        """Make one optimizer step. The host waits for the device in fp16 only, to decide whether to skip the step."""
         # fp32 copies of all gradients at once: norm and clipping need all of them
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):

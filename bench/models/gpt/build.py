@@ -1,4 +1,4 @@
-"""A decoder-only model in torch, and its weights."""
+"""Construction of decoder-only models in torch, and initialisation of their weights."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,11 +19,12 @@ from bench.models.gpt.shape import Shape
 from bench.models.modules import SkippedInitialisation, draw, materialise
 
 DEVIATION = 0.02
-"""Standard deviation of every matrix and embedding: `initializer_range` of transformers' GPT-2 and Llama."""
+"""Standard deviation of the initial values of every matrix and embedding: `initializer_range` of GPT-2 and Llama in
+transformers."""
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
-    """Return the uninitialised model, built inside `construction`."""
+    """Return the uninitialised model, built inside the context `construction`."""
     with construction or nullcontext(), SkippedInitialisation():
         model = CausalLanguageModel(Shape.model_validate(spec.model.shape), spec.model, **_list_settings(spec))
     if spec.model.compile == "blocks":
@@ -35,7 +36,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> nn.Module:
-    """Return a part of the uninitialised model; see `bench.core.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model. See `bench.core.plugins.DividedFamilyBuilder`."""
     shape = Shape.model_validate(spec.model.shape)
     made = materialise(lambda: DecoderPart(shape, spec.model, part, among, **_list_settings(spec)), construction)
     made.finish(spec.model.loss_chunk_tokens)
@@ -50,16 +51,16 @@ def _list_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """Return the parameters that several parts share, and these parts: an embedding that is also the head."""
+    """Return the names of parameters that several parts share, and the indices of these parts. The only such parameter
+    is an embedding that is also the head."""
     tied = not Shape.model_validate(spec.model.shape).separate_head
     return {EMBEDDING: [0, len(parts) - 1]} if tied and len(parts) > 1 else {}
 
 
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
-    """Set every weight of `module` from (spec.seed, parameter name): biases are 0 and norms 1, as in transformers.
-
-    GPT-2 draws the last matrix of a sub-layer smaller by 1 / √(sub-layers). Every rank draws the same.
-    """
+    """Set every weight of `module` to values that depend only on spec.seed and the parameter's name. Biases are 0 and
+    scales of norms 1, as in transformers. In GPT-2, the last matrix of each sub-layer has a standard deviation smaller
+    by 1 / √(number of sub-layers). Every rank draws the same values."""
     shape = Shape.model_validate(spec.model.shape)
     residual = DEVIATION * (2 * shape.layers) ** -0.5 if shape.scaled_residuals else DEVIATION
     for name, parameter in module.named_parameters():  # shared parameters appear once

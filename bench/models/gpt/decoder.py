@@ -1,7 +1,7 @@
-"""The decoder in torch, by traits.
+"""Decoder-only model in torch. Fields of `Shape` choose among its architectures.
 
-Modules have the names of transformers' Llama, so that its weights fit name by name; modules that Llama lacks have the
-names of OPT and Phi-3.
+Modules have the names that they have in transformers' Llama, so its weights can be loaded by name. Modules that Llama
+lacks have the names that they have in OPT and Phi-3.
 """
 
 import math
@@ -20,8 +20,12 @@ from bench.models.modules.chunked_loss import ChunkedHead
 
 
 def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of every position: (length, d_head), or (batch, 1, length, d_head) for positions by
-    sample. Angles are computed in fp32 in every precision of the model: bf16 cannot tell positions above 256 apart."""
+    """Return the cosines and sines of rotary embeddings for every position: (length, d_head). If each sample has its
+    own positions, the shape is (batch, 1, length, d_head).
+
+    Angles are computed in fp32 whatever the model's precision, because bf16 does not distinguish all positions above
+    256.
+    """
     assert shape.rotary_base is not None
     even = torch.arange(0, shape.d_head, 2, dtype=torch.float32, device=places.device)
     frequencies = 1.0 / shape.rotary_base ** (even / shape.d_head)  # (d_head / 2,)
@@ -41,10 +45,11 @@ def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Return the frequencies of Llama 3.1, (d_head / 2,).
+    """Return the rotary frequencies of Llama 3.1, (d_head / 2,).
 
-    Dimensions with fewer than `low_freq_factor` turns within the texts of the first training are slowed down, those
-    with more than `high_freq_factor` turns stay, and frequencies between are interpolated.
+    Turns are the rotations of a dimension over the context length of the original pre-training. Dimensions with fewer
+    than `low_freq_factor` turns are slowed down by `factor`. Those with more than `high_freq_factor` turns are
+    unchanged. Frequencies in between are interpolated.
     """
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -53,13 +58,14 @@ def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 class Output(NamedTuple):
-    """Result of a forward pass, as engines read it."""
+    """Output of a forward pass. Engines read `loss`, 0-d."""
 
     loss: Tensor
 
 
 class WideRmsNorm(nn.Module):
-    """Llama's norm: everything except the product with its scale is computed in fp32."""
+    """Llama's RMS norm. Only the product with the scale is computed in the model's precision; the rest is computed in
+    fp32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -73,10 +79,10 @@ class WideRmsNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal attention over a sample's own tokens.
+    """Causal self-attention.
 
-    The rows of a fused matrix go head by head, each with its query, key and value: the heads of a tensor-parallel rank
-    are then consecutive rows.
+    The rows of a fused matrix are ordered by head: query, key and value of the first head, then those of the second.
+    The heads of a tensor-parallel rank are therefore consecutive rows.
     """
 
     def __init__(self, shape: Shape, model: ModelSpec) -> None:
@@ -103,7 +109,7 @@ class SelfAttention(nn.Module):
         return attended
 
     def projected(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (batch, heads, length, d_head) each."""
+        """Return queries, keys and values, each (batch, heads, length, d_head)."""
         if self.fused:
             # (batch, length, 3 × heads × d_head) becomes three of (batch, length, heads, d_head)
             query, key, value = self.qkv_proj(states).unflatten(-1, (self.heads, 3, self.d_head)).unbind(-2)
@@ -115,7 +121,8 @@ class SelfAttention(nn.Module):
         return query, key, value
 
     def written_out(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Return attention by products and a softmax; `mask`, (length, length) or broadcast, is added to the scores."""
+        """Return attention computed by explicit matrix products and a softmax. `mask`, broadcast to (batch, heads,
+        length, length), is added to the scores."""
         key, value = self.repeated(key), self.repeated(value)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.d_head**-0.5  # (batch, heads, length, length)
         scores = scores if mask is None else scores + mask
@@ -123,10 +130,10 @@ class SelfAttention(nn.Module):
         return torch.matmul(weights, value)
 
     def by_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Return attention by torch's kernel; `mask` is true where a token is seen.
+        """Return attention computed by torch's scaled_dot_product_attention. `mask` is true where a token may attend.
 
-        GPU kernels with grouped heads support neither a mask nor fp32. In those cases keys and values are repeated:
-        otherwise torch would choose a kernel that holds all scores in memory.
+        On a GPU, kernels with grouped heads support neither a mask nor fp32. Keys and values are then repeated for each
+        head. Otherwise torch would choose a kernel that stores all scores.
         """
         takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
         if self.groups > 1 and not takes_groups:
@@ -137,12 +144,13 @@ class SelfAttention(nn.Module):
         )
 
     def repeated(self, of_groups: Tensor) -> Tensor:
-        """Return keys or values, (batch, heads, length, d_head), once for each head that shares them."""
+        """Return keys or values, (batch, heads, length, d_head), with each group's tensor repeated for all heads that
+        share it."""
         return of_groups if self.groups == 1 else of_groups.repeat_interleave(self.groups, dim=1)
 
 
 class FeedForward(nn.Module):
-    """Two matrices with an activation between them, or three in the gated form."""
+    """MLP with two matrices and an activation between them. The gated form has a third matrix."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -171,7 +179,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each with a norm before it and a residual sum after it."""
+    """Transformer layer: attention and an MLP, each with a norm before it and a residual connection around it."""
 
     def __init__(self, shape: Shape, model: ModelSpec) -> None:
         super().__init__()
@@ -186,7 +194,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The stack of layers between the embedding and the last norm."""
+    """Decoder from the embedding to the last norm, without the head."""
 
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool) -> None:
         super().__init__()
@@ -200,23 +208,23 @@ class Decoder(nn.Module):
         self.norm = _norm(shape)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Return the last states, (batch, length, width), of tokens (batch, length).
+        """Return the states after the last norm, (batch, length, width), for the tokens `input_ids`, (batch, length).
 
-        `position_ids`, (batch, length), restart at 0 with each document of a sample: a token then sees only its own
-        document.
+        `position_ids`, (batch, length), restart at 0 at each document of a sample. If they are given, a token attends
+        only to tokens of its own document.
         """
         states = self.run_layers(self.embed(input_ids, position_ids), position_ids)
         return self.norm(states)  # type: ignore[no-any-return]
 
     def embed(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
-        """Return the states before the first layer, (batch, length, width)."""
+        """Return the states before the first layer, (batch, length, width), from tokens and learned positions."""
         states = self.embed_tokens(input_ids)
         if self.shape.rotary_base is None:
             states = states + self.embed_positions(_find_places(input_ids.shape[1], input_ids, position_ids))
         return F.dropout(states, self.dropout, self.training)
 
     def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
-        """Return the states after the last of `layers`."""
+        """Return the states after the last of this module's `layers`, (batch, length, width)."""
         # masks and rotations are for all tokens: attention sees them all, also with sequence parallelism
         tokens = states.shape[1] if self.among is None else self.among.count_all_tokens(states)
         rotation, mask = None, self.mask(tokens, position_ids, states)
@@ -230,7 +238,8 @@ class Decoder(nn.Module):
         return states
 
     def mask(self, tokens: int, position_ids: Tensor | None, states: Tensor) -> Tensor | None:
-        """Return the mask, (length, length) or (batch, 1, length, length); None: the kernel's causality suffices."""
+        """Return the attention mask, (length, length) or (batch, 1, length, length). Return None if the kernel's own
+        causal mask is enough."""
         if position_ids is None and not self.eager:
             return None
         seen = torch.ones(tokens, tokens, dtype=torch.bool, device=states.device).tril()
@@ -243,7 +252,7 @@ class Decoder(nn.Module):
 
 
 class CausalLanguageModel(nn.Module):
-    """The decoder with its head and its loss: each label is predicted from the tokens before it."""
+    """Decoder with its head and next-token loss."""
 
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool, reduction: str) -> None:
         super().__init__()
@@ -261,20 +270,21 @@ class CausalLanguageModel(nn.Module):
         return Output(self.loss(self.model(input_ids, position_ids), labels))
 
     def loss(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, 0-d, of the last states."""
+        """Return the next-token loss, 0-d, from the states after the last norm."""
         following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]  # each state predicts the next token
         if isinstance(self.lm_head, ChunkedHead):
             return self.lm_head(states, following)  # type: ignore[no-any-return]
         return self.compute_loss(states, following)
 
     def compute_loss(self, states: Tensor, following: Tensor) -> Tensor:
-        """Return the loss of states, from the label that follows each of them."""
+        """Return the loss, 0-d, from the states and the label that follows each of them."""
         logits = self.lm_head(states).float().flatten(0, 1)  # (batch × length, vocabulary)
         return F.cross_entropy(logits, following.flatten(), reduction=self.reduction, ignore_index=IGNORED)
 
 
 def _find_places(tokens: int, like: Tensor, position_ids: Tensor | None) -> Tensor:
-    """Return the given positions, or else (length,) positions from 0 on the device of `like`."""
+    """Return `position_ids` if they are given. Otherwise return the positions 0, 1, …, (length,), on the device of
+    `like`."""
     return torch.arange(tokens, device=like.device) if position_ids is None else position_ids
 
 

@@ -1,6 +1,5 @@
-"""A part of a decoder-only model: for a pipeline, in which one tensor of states goes from part to part, and for one of
-several tensor-parallel ranks, among which heads, feed-forward widths and vocabulary are divided.
-"""
+"""Part of a decoder-only model, for a pipeline or for tensor parallelism. In a pipeline, one tensor of states is sent
+from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them."""
 
 from typing import Any
 
@@ -25,12 +24,14 @@ DIMENSIONS = {
     "qkv_proj": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1,
     "embed_tokens": 0, "lm_head": 0,
 }  # fmt: skip
-"""Sliced dimension of each weight, by the module that owns it. Norms and learned positions are whole."""
+"""Dimension in which the weights of a module are sliced, by the module's name. Norms and learned positions stay whole.
+"""
 EMBEDDING = "model.embed_tokens.weight"
 
 
 def slice_part(part: nn.Module, among: TensorRanks) -> None:
-    """Keep this rank's slices of a part without memory, and add the exchanges at both ends of its sub-layers."""
+    """Keep only this rank's slices of a part on the meta device. Add the exchanges between ranks at the begin and end
+    of its sub-layers."""
     cut_weights(part, DIMENSIONS, among)
 
     def enter(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -55,7 +56,8 @@ def slice_part(part: nn.Module, among: TensorRanks) -> None:
 
 
 class DecoderPart(CausalLanguageModel):
-    """Some units of a decoder-only model. With a tied head, the last part has the embedding as well."""
+    """Consecutive units (embedding, blocks, head) of a decoder-only model. If the head is tied to the embedding, the
+    last part also has the embedding."""
 
     def __init__(
         self, shape: Shape, model: ModelSpec, part: Part, among: TensorRanks | None, *, checkpointing: bool,
@@ -81,7 +83,7 @@ class DecoderPart(CausalLanguageModel):
             slice_part(self, among)
 
     def finish(self, loss_chunk_tokens: int | None) -> None:
-        """Tie the head, and add its loss, after the parameters got their memory."""
+        """Tie the head and add the chunked loss. Call it after the parameters have left the meta device."""
         if not self.part.last:
             return
         assert isinstance(self.lm_head, nn.Linear)

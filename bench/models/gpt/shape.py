@@ -1,4 +1,4 @@
-"""Sizes and traits of a decoder-only model, and its network."""
+"""Sizes and other properties of a decoder-only model, and the description of its layers for predictions."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -25,7 +25,7 @@ LLAMA = {
     "positions": "max_position_embeddings",
 }
 GPT2_POSITIONS, LLAMA_POSITIONS = 1024, 2048
-"""Defaults of transformers' config classes."""
+"""Default numbers of positions in transformers' config classes."""
 USUAL: dict[str, dict[str, Any]] = {
     "gpt2": {
         "scale_attn_weights": True,
@@ -35,17 +35,18 @@ USUAL: dict[str, dict[str, Any]] = {
     },
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
 }
-"""Values of a config.json that the models built here have, by model type."""
+"""Values in a config.json that this family requires, by model type."""
 _GENERAL = "choose model.family=hugging_face"
 Layers = Annotated[int, Field(gt=0, le=10_000)]
-"""The limit is far above any trained model: predictions go through layers one by one."""
+"""Number of layers. The limit is far above any trained model; it bounds the time of predictions, which loop over
+layers."""
 
 
 def from_hugging_face(config: dict[str, Any]) -> "Shape":
-    """Return the Shape of a Hugging Face config.json of model_type gpt2 or llama; raise UserError for any other model
-    type, and for a trait that is not built here.
+    """Return the Shape of a Hugging Face config.json of model_type gpt2 or llama. Raise UserError for other model
+    types, and for properties that this family does not support.
 
-    Only sizes are read: dropout and precision belong to the spec, and weights are always random.
+    Only sizes and the architecture are read. Dropout and precision come from the spec, and weights are always random.
     """
     kind = models.check_model_type(config, MODEL_TYPES)
     for name, usual in USUAL[kind].items():
@@ -95,8 +96,8 @@ def _read_llama(config: Config) -> dict[str, Any]:
 
 
 class RotaryScaling(Frozen):
-    """Slower rotation of the dimensions that turn slowly, for texts longer than those of the first training, as in
-    Llama 3.1 (`rope_type=llama3` in transformers)."""
+    """Scaling of rotary embeddings as in Llama 3.1 (`rope_type=llama3` in transformers). It slows down the slowly
+    rotating dimensions, for contexts longer than in the original pre-training."""
 
     factor: float = Field(gt=1)
     low_freq_factor: float = Field(gt=0)
@@ -112,7 +113,7 @@ class RotaryScaling(Frozen):
 
 
 class Shape(Frozen):
-    """The sizes and traits of a decoder-only model. Defaults are those of GPT-2."""
+    """Sizes and other properties of a decoder-only model. Defaults are those of GPT-2."""
 
     width: Positive = Field(description="elements of a token's state")
     layers: Layers
@@ -135,7 +136,7 @@ class Shape(Frozen):
 
     @property
     def d_head(self) -> int:
-        """Elements of a query, key or value."""
+        """Elements of one head's query, key or value."""
         return self.head_width or self.width // self.heads
 
     @model_validator(mode="after")
@@ -156,7 +157,7 @@ class Shape(Frozen):
 
 
 def check(shape: Shape, spec: RunSpec) -> None:
-    """Raise UserError for a spec that `build` cannot build."""
+    """Raise UserError if `build` cannot build the model of a spec."""
     tokens = spec.sequence["tokens"]
     if tokens > shape.positions:
         rule = f"the model has {shape.positions} positions"
@@ -170,17 +171,17 @@ def check(shape: Shape, spec: RunSpec) -> None:
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:
-    """Return the kinds of tokens in a sample."""
+    """Return the kinds of tokens in a sample: decoder-only models have one."""
     return ("tokens",)
 
 
 def vocabulary(shape: Shape) -> int:
-    """Return the number of tokens that the model knows."""
+    """Return the number of tokens in the vocabulary."""
     return shape.vocab
 
 
 def stacks(shape: Shape) -> Stacks:
-    """Return the network, module by module as `build` makes it."""
+    """Return the description of the layers, module by module as `build` creates them."""
     attention = Attention(
         shape.heads,
         shape.d_head,

@@ -1,4 +1,5 @@
-"""Any architecture that transformers trains as a language model, by its config.json: measured, not predicted."""
+"""Family of all architectures that transformers trains as language models, each given by its config.json. Their runs
+can be measured, but not predicted."""
 
 from bench.models.hugging_face.shape import (
     MODEL_TYPES,

@@ -1,4 +1,4 @@
-"""Models as transformers builds them from a config, with weights that follow only from the seed and their names."""
+"""Models as transformers builds them from a config. Their weights depend only on the seed and the names of modules."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,8 @@ from bench.models.hugging_face.shape import Shape
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> Module:
-    """Return the uninitialised model, built inside `construction`. ValueError for a config unknown to transformers."""
+    """Return the uninitialised model, built inside the context `construction`. Raise ValueError for a config that
+    transformers does not know."""
     shape = Shape.model_validate(spec.model.shape)
     config = _build_config(shape, spec.model)
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
@@ -39,11 +40,12 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 
 
 def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
-    """Set every weight from (spec.seed, name of its module), as transformers initialises that architecture.
+    """Set every weight with transformers' own rules. Values depend only on spec.seed and the module's name.
 
-    A module is drawn together with its leaves, because its rule may set their weights again, as GPT-2's does with
-    residual projections. Weights are drawn in the run's precision, on their device, the same on every rank. Raises
-    ValueError for a parameter that transformers does not initialise.
+    A module is initialised together with its leaves (child modules without children), because its rule may set their
+    weights again. For example, GPT-2's rule does so for residual projections. Weights are drawn in the run's precision,
+    on their device, and are the same on every rank. Raise ValueError for a parameter that transformers does not
+    initialise.
     """
     drawn: dict[Parameter, str] = {}
     for parameter in module.parameters():
@@ -72,13 +74,13 @@ def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> Non
 
 
 def _mark_kept(parameter: Parameter, keeps: bool) -> None:
-    """Mark a parameter for transformers' rules, which leave marked parameters unchanged."""
+    """Set transformers' own flag for parameters that its initialisation leaves unchanged."""
     parameter._is_hf_initialized = keeps  # type: ignore[attr-defined]
 
 
 def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
-    """Yield each module that contains others, the deepest first: the model whose rules initialise it, and the module
-    with its leaves by name."""
+    """Yield each module that has children, the deepest first, as a group: the PreTrainedModel whose rules initialise
+    the module, and the module with its leaves by name."""
     models: dict[str, Any] = {}
     groups: list[tuple[Any, dict[str, Module]]] = []
     for name, parent in module.named_modules():  # a parent comes before its children
@@ -94,7 +96,8 @@ def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
 
 
 def _build_config(shape: Shape, model: ModelSpec) -> Any:
-    """Return the config; ValueError for a model type, or a key, that is unknown to transformers."""
+    """Return the transformers config of a model. Raise ValueError for a model type or a key that transformers does not
+    know."""
     values = shape.model_dump(exclude={"model_type"})
     config = AutoConfig.for_model(shape.model_type, **values)
     known = {*AutoConfig.for_model(shape.model_type).to_dict(), *config.attribute_map}

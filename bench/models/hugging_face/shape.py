@@ -1,4 +1,5 @@
-"""The sizes of an architecture of transformers: values of its config. Defaults are those of the config class."""
+"""Sizes of any transformers architecture: the values of its config. Missing values have the defaults of the config
+class."""
 
 from typing import Any
 
@@ -13,11 +14,11 @@ MODEL_TYPES: tuple[str, ...] = ()
 _NO_SIZES = frozenset(
     {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version", "use_cache"}
 )
-"""Keys of a config.json without effect on a network with random weights."""
+"""Keys of a config.json that do not affect a network with random weights."""
 
 
 class Shape(Frozen):
-    """A config of transformers: its `model_type`, and the values of that config class."""
+    """Config of transformers: its `model_type`, and any values of the config class."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
@@ -27,9 +28,9 @@ class Shape(Frozen):
 
 
 def from_hugging_face(config: dict[str, Any]) -> Shape:
-    """Return the Shape of a Hugging Face config.json; raise UserError for one without a model type or vocabulary.
+    """Return the Shape of a Hugging Face config.json. Raise UserError if it has no model type or no vocabulary.
 
-    Dropout and precision belong to the spec, and weights are always random, so their keys are ignored.
+    Dropout and precision come from the spec, and weights are always random, so the keys for them are ignored.
     """
     missing = [key for key in ("model_type", "vocab_size") if not isinstance(config, dict) or not config.get(key)]
     if missing:
@@ -40,7 +41,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
 
 
 def check(shape: Shape, spec: RunSpec) -> None:
-    """Raise UserError for options of this project that transformers lacks."""
+    """Raise UserError for options of a spec that transformers' models do not support."""
     model, family = spec.model, f"family {spec.model.family}"
     ours = {
         f"model.loss_chunk_tokens={model.loss_chunk_tokens}": model.loss_chunk_tokens is not None,
@@ -63,15 +64,15 @@ def check(shape: Shape, spec: RunSpec) -> None:
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:
-    """Return the kinds of tokens in a sample."""
+    """Return the kinds of tokens in a sample: encoder and decoder, or one kind for a decoder-only model."""
     return ("encoder", "decoder") if shape.is_encoder_decoder else ("tokens",)
 
 
 def vocabulary(shape: Shape) -> int:
-    """Return the number of tokens that the model knows."""
+    """Return the number of tokens in the vocabulary."""
     return shape.vocab_size
 
 
 def stacks(shape: Shape) -> Stacks | None:
-    """Return None: the network of a config is known only once transformers has built it."""
+    """Return None: the layers of a config are known only after transformers has built the model."""
     return None

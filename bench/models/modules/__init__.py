@@ -1,7 +1,7 @@
-"""Code that several families share, with torch; not a family.
+"""Torch code that several families share. This folder is not a family.
 
-Weights follow from a seed, the same on every rank and in every engine. Parts of a model are built without memory, taken
-out of the whole, and only then given memory.
+Weights depend only on a seed; they are the same on every rank and in every engine. To build a part of a model, the
+whole model is created on the meta device, other parts are removed, and only then memory is allocated.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,8 @@ AnyModule = TypeVar("AnyModule", bound=Module)
 
 
 class SkippedInitialisation(TorchFunctionMode):
-    """Disables torch.nn.init: a family overwrites all weights, and for the largest models it would take minutes."""
+    """Mode in which torch.nn.init does nothing. Families set all weights themselves, and torch's initialisation would
+    take minutes for the largest models."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -28,8 +29,8 @@ class SkippedInitialisation(TorchFunctionMode):
 
 
 def draw(parameter: torch.nn.Parameter, deviation: float, seed: int) -> None:
-    """Fill one whole parameter with normal numbers. They are drawn in fp32 on its device and rounded to its type, so
-    bf16 weights are the rounded fp32 weights."""
+    """Fill one whole parameter with normally distributed values of mean 0. They are drawn in fp32 on the parameter's
+    device and rounded to its dtype. Weights in bf16 are therefore the rounded fp32 weights."""
     generator = torch.Generator(parameter.device).manual_seed(seed)
     for piece in parameter.view(-1).split(DRAWN_AT_ONCE):
         drawn = torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
@@ -37,8 +38,8 @@ def draw(parameter: torch.nn.Parameter, deviation: float, seed: int) -> None:
 
 
 def materialise(make: Callable[[], AnyModule], construction: AbstractContextManager[Any] | None) -> AnyModule:
-    """Return the module of `make`, with memory where `construction` places it. Modules that `make` drops never have
-    memory. Tied parameters are separate afterwards."""
+    """Return the module that `make` creates on the meta device, with memory allocated where `construction` places it.
+    Modules that `make` drops are never allocated. Tied parameters become separate parameters."""
     with construction or nullcontext(), SkippedInitialisation():
         # the context decides the device; inside it the module itself is built on the meta device
         place = torch.empty(()).device
@@ -49,7 +50,7 @@ def materialise(make: Callable[[], AnyModule], construction: AbstractContextMana
 
 
 class NumberedBlocks(Module):
-    """Some blocks of a stack under their numbers in it; iteration yields them in their order."""
+    """Some blocks of a stack, each under its number in the whole stack. Iteration yields them in order."""
 
     def __init__(self, blocks: Iterable[Module], numbers: range) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""Head and cross-entropy together, some rows at a time, so that the logits of a large vocabulary never exist at once.
+"""Head and cross-entropy computed together, a chunk of rows (tokens) at a time. All logits of a large vocabulary
+therefore never exist at once.
 
-Gradients are computed with the loss, while a chunk's logits exist (as Liger Kernel does, arXiv 2410.10989), so nothing
-is computed twice: three matmuls per row, as with the plain head. From forward to backward, the gradients of the head's
-matrix and of its input stay, instead of logits and log-probabilities.
+Forward also computes the gradients of each chunk while its logits exist, as Liger Kernel does (arXiv 2410.10989).
+Nothing is computed twice: there are three matmuls per row, as with a plain head. From forward to backward, only the
+gradients of the head's matrix and of its input are kept, not logits or log-probabilities.
 """
 
 from typing import Any
@@ -12,28 +13,29 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100
-"""Label without a loss, in torch and transformers."""
+"""Label of tokens without a loss, in torch and transformers."""
 
 
 class ChunkedHead(torch.nn.Module):
-    """The head of a language model whose forward takes labels and returns the mean loss of those that count."""
+    """Head of a language model that takes labels and returns the mean loss over labels that are not ignored."""
 
     def __init__(self, head: torch.nn.Linear, rows: int) -> None:
-        """`rows` is the number of tokens whose logits exist at once. The weight is that of `head`, also if it is
-        partitioned or shared."""
+        """Arguments: `rows` is the number of tokens whose logits exist at once. The weight is that of `head`, even if
+        it is partitioned or shared."""
         super().__init__()
         self.weight = head.weight
         self.rows = rows
 
     def forward(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss in fp32, 0-d, from states (…, width) and labels (…)."""
+        """Return the loss, 0-d in fp32, from states (…, width) and labels (…)."""
         loss: Tensor = _ChunkedCrossEntropy.apply(states.flatten(0, -2), self.weight, labels.flatten(), self.rows)
         return loss
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of `states` (n, width) times `weight` (vocabulary, width), for `labels` (n). Softmax and loss
-    are computed in fp32; matmuls, and the sum of the weight's gradient over chunks, in the type of the states."""
+    """Mean cross-entropy of the logits of `states` (n, width) and `weight` (vocabulary, width), for `labels` (n,).
+    Softmax and loss are computed in fp32. Matmuls have the dtype of the states, as has the sum of the weight's gradient
+    over chunks."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:

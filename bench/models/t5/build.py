@@ -1,4 +1,4 @@
-"""T5 as transformers builds it, its faster variants, and its weights."""
+"""Construction of T5 models by transformers, faster variants of them, and initialisation of their weights."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +20,7 @@ from bench.models.t5.shape import NAMES, Shape
 
 
 class ChunkedLoss:
-    """A T5 or umT5 only for training: its head, a ChunkedHead, computes the loss, and there are no logits."""
+    """T5 or umT5 for training only. Its head is a ChunkedHead, which computes the loss without returning logits."""
 
     config: Any
     encoder: Any
@@ -45,11 +45,11 @@ class ChunkedLoss:
 
 
 class WithChunkedLoss(ChunkedLoss, T5ForConditionalGeneration):  # type: ignore[misc]
-    """A T5 with a chunked loss."""
+    """T5 with a chunked loss."""
 
 
 class Umt5WithChunkedLoss(ChunkedLoss, UMT5ForConditionalGeneration):  # type: ignore[misc]
-    """A umT5 with a chunked loss."""
+    """umT5 with a chunked loss."""
 
 
 KINDS: dict[tuple[bool, bool], Any] = {
@@ -58,17 +58,16 @@ KINDS: dict[tuple[bool, bool], Any] = {
     (True, False): UMT5ForConditionalGeneration,
     (True, True): Umt5WithChunkedLoss,
 }
-"""Classes to build, by two questions: a position bias in every layer? a chunked loss?"""
+"""Class to build. The key is (position biases in every layer, chunked loss)."""
 
 
 _FLEX = "flex_attention_with_position_bias"
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
-    """Return an uninitialised T5ForConditionalGeneration, or UMT5's, in fp32, built inside `construction`.
-
-    `construction` decides the place of the weights: an engine's context, or `torch.device("meta")`.
-    """
+    """Return an uninitialised T5ForConditionalGeneration or UMT5ForConditionalGeneration, built inside the context
+    `construction`. The context decides the device and dtype of the weights: that of an engine, or
+    `torch.device("meta")`. Without a context they are in fp32."""
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():
@@ -89,7 +88,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> torch.nn.Module:
-    """Return a part of the uninitialised model; see `bench.core.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model. See `bench.core.plugins.DividedFamilyBuilder`."""
     shape = Shape.model_validate(spec.model.shape)
 
     def make() -> T5Part:
@@ -106,15 +105,15 @@ def build_part(
 
 
 def _enable_checkpointing(model: Any) -> None:
-    """Recompute every block in backward."""
+    """Enable activation checkpointing: every block is recomputed in backward."""
     # the second name is older, and deprecated where the first exists
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
 
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """Return the parameters that several parts share, and these parts: tables of position biases that all blocks of a
-    stack use, and an embedding that is also the head."""
+    """Return the names of parameters that several parts share, and the indices of these parts. Such parameters are
+    tables of position biases that all blocks of a stack use, and an embedding that is also the head."""
     shape = Shape.model_validate(spec.model.shape)
     layers = shape.encoder_layers, shape.decoder_layers
     shared = {} if shape.separate_head else {EMBEDDING: [0, len(parts) - 1]}
@@ -141,10 +140,12 @@ def _build_config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
 
 
 def _register_flex_attention() -> str:
-    """Register an attention by torch's flex_attention, which adds the position bias inside its kernel; return its name.
+    """Register an attention function that uses torch's flex_attention and adds the position bias inside its kernel.
+    Return its name.
 
-    transformers has such an attention too, but indexes the bias, which is equal for all samples, by the number of the
-    sample (5.23, integrations/flex_attention.py, score_mod): from the second sample on that is past its end.
+    transformers has a flex attention too. It indexes the bias by the number of the sample, although the bias is the
+    same for all samples (5.23, integrations/flex_attention.py, score_mod). From the second sample on, this index is out
+    of range.
     """
     # imported only for models that use it
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -173,10 +174,8 @@ def _register_flex_attention() -> str:
 
 
 def initialise(module: torch.nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
-    """Set every weight of `module` from (spec.seed, parameter name), with T5's own standard deviations.
-
-    Every rank draws the same. Raises ValueError for a parameter that no rule covers.
-    """
+    """Set every weight of `module` to values that depend only on spec.seed and the parameter's name. Standard
+    deviations are T5's own. Every rank draws the same values. Raise ValueError for a parameter that no rule covers."""
     deviations = _list_standard_deviations(Shape.model_validate(spec.model.shape))
     for name, parameter in module.named_parameters():  # shared parameters appear once
         owner = name.split(".")[-2]
@@ -191,10 +190,9 @@ def initialise(module: torch.nn.Module, spec: RunSpec, whole: Whole = nullcontex
 
 
 def _list_standard_deviations(shape: Shape) -> dict[str, float | None]:
-    """Return the standard deviation of a weight by the module that owns it; None for a scale, which starts at one.
-
-    From Mesh TensorFlow's T5, as in transformers' `T5PreTrainedModel._init_weights`.
-    """
+    """Return the standard deviation of a weight's initial values, by the module that owns it. Return None for the scale
+    of a norm, which starts at one. The values are those of Mesh TensorFlow's T5, as in transformers'
+    `T5PreTrainedModel._init_weights`."""
     from_model, from_inner, from_ff = shape.d_model**-0.5, shape.d_inner**-0.5, shape.d_ff**-0.5
     return {
         "shared": 1.0,

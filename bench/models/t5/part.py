@@ -1,8 +1,9 @@
-"""A part of a T5: for a pipeline, in which the states of encoder and decoder go from part to part, and for one of
-several tensor-parallel ranks, among which heads, feed-forward widths and vocabulary are divided.
+"""Part of a T5 model, for a pipeline or for tensor parallelism. In a pipeline, the states of encoder and decoder are
+sent from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them.
 
-The first part embeds the tokens of both stacks, so there is one embedding. Encoder states go on through the decoder's
-parts, and autograd sums their gradients on the way back. The stacks are transformers' own, with some of their blocks.
+The first part embeds the tokens of both encoder and decoder, so only it needs the embedding for inputs. Encoder states
+pass through all parts of the decoder, and autograd sums their gradients on the way back. The stacks are transformers'
+own, reduced to some of their blocks.
 """
 
 from typing import Any
@@ -26,19 +27,20 @@ DIMENSIONS = {
     "q": 0, "k": 0, "v": 0, "o": 1, "relative_attention_bias": 1, "wi": 0, "wi_0": 0, "wi_1": 0, "wo": 1,
     "shared": 0, "lm_head": 0,
 }  # fmt: skip
-"""Sliced dimension of each weight, by the module that owns it. Norms are whole."""
+"""Dimension in which the weights of a module are sliced, by the module's name. Norms stay whole."""
 OTHER_STATES = "key_value_states", "encoder_hidden_states"
-"""Argument names, in T5's attention and in umT5's, of the states that replace its own as keys and values."""
+"""Names of the argument with the states that cross-attention uses for keys and values: in T5, and in umT5."""
 EMBEDDING = "shared.weight"
 STACKS = "encoder", "decoder"
 BIAS_TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-"""Parameter of each stack that all its blocks share."""
+"""Name, within a stack, of the table of position biases that all blocks of the stack share."""
 START, PADDING = 0, 0
-"""Tokens before a decoder's first token, and in place of an ignored label."""
+"""Ids of two tokens: the token before a decoder's first token, and the token that replaces an ignored label."""
 
 
 def slice_part(part: nn.Module, among: TensorRanks) -> None:
-    """Keep this rank's slices of a part without memory, and add the exchanges at both ends of its sub-layers."""
+    """Keep only this rank's slices of a part on the meta device. Add the exchanges between ranks at the begin and end
+    of its sub-layers."""
     cut_weights(part, DIMENSIONS, among)
 
     def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
@@ -65,11 +67,12 @@ def slice_part(part: nn.Module, among: TensorRanks) -> None:
 
 
 class T5Part(nn.Module):
-    """Some units of a T5. With a tied head, the last part has the embedding as well."""
+    """Consecutive units (embedding, blocks, head) of a T5. If the head is tied to the embedding, the last part also has
+    the embedding."""
 
     def __init__(self, whole: Any, part: Part, shape: Shape, among: TensorRanks | None) -> None:
-        """`whole` is a T5ForConditionalGeneration, or UMT5's, without memory; `among` are the ranks that share each
-        matrix with this rank."""
+        """Arguments: `whole` is a T5ForConditionalGeneration or UMT5ForConditionalGeneration on the meta device.
+        `among` are the ranks that share each matrix with this rank."""
         super().__init__()
         self.part, self.tied, self.among = part, not shape.separate_head, among
         self.scale = shape.d_model**-0.5 if self.tied else None  # of the head's input
@@ -87,7 +90,7 @@ class T5Part(nn.Module):
             slice_part(self, among)
 
     def finish(self, loss_chunk_tokens: int | None) -> None:
-        """Tie the head, and add its loss, after the parameters got their memory."""
+        """Tie the head and add the chunked loss. Call it after the parameters have left the meta device."""
         if not self.part.last:
             return
         assert isinstance(self.lm_head, nn.Linear)
@@ -119,14 +122,16 @@ class T5Part(nn.Module):
         return self._compute_loss(decoded, labels) if self.part.last else (encoded, decoded)
 
     def _embed(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states of encoder and decoder. The decoder's input is the token before each label."""
+        """Return the embedded inputs of encoder and decoder, each (batch, length, width). The decoder's input is the
+        token before each label."""
         # (batch, length): labels shifted by one, as T5's `_shift_right`
         before = torch.full_like(labels, START)
         before[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, PADDING)
         return self.shared(input_ids), self.shared(before)
 
     def _compute_loss(self, decoded: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, 0-d: in the run's precision, as transformers computes it, or by the head in chunks."""
+        """Return the loss, 0-d. It is computed in the run's precision as in transformers, or in fp32 by a chunked head
+        or sliced logits."""
         # a tied head scales its input, as in the first T5
         decoded = decoded if self.scale is None else decoded * self.scale
         if isinstance(self.lm_head, ChunkedHead):
@@ -139,8 +144,8 @@ class T5Part(nn.Module):
 
 
 def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:
-    """Return the stack with some of its blocks. The table of position biases stays under the name of block 0, even if
-    nothing else of block 0 is here."""
+    """Return the stack reduced to some of its blocks. The table of position biases keeps its name in block 0, even if
+    the rest of block 0 is in another part."""
     table = None if shape.bias_per_layer else stack.block[0].layer[0].SelfAttention.relative_attention_bias
     kept = NumberedBlocks(stack.block, blocks)
     if table is not None and blocks.start > 0:

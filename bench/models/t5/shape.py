@@ -1,4 +1,4 @@
-"""Sizes of a T5, and its network."""
+"""Sizes of a T5 model, and the description of its layers for predictions."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
@@ -12,11 +12,12 @@ from bench.core.spec import Frozen, Positive, RunSpec
 
 Activation = Literal["relu", "gelu_new", "silu"]
 Layers = Annotated[int, Field(gt=0, le=10_000)]
-"""The limit is far above any trained model: predictions go through layers one by one."""
+"""Number of layers. The limit is far above any trained model; it bounds the time of predictions, which loop over
+layers."""
 
 
 class Shape(Frozen):
-    """The sizes of a T5. `heads` × `d_kv` may differ from `d_model`."""
+    """Sizes of a T5 model. `heads` × `d_kv` may differ from `d_model`."""
 
     d_model: Positive
     d_kv: Positive = Field(description="per head")
@@ -34,7 +35,7 @@ class Shape(Frozen):
 
     @property
     def d_inner(self) -> int:
-        """Width of queries, keys and values over all heads."""
+        """Width of the queries, keys or values of all heads together."""
         return self.heads * self.d_kv
 
     @model_validator(mode="after")
@@ -66,9 +67,10 @@ NAMES = {  # ours: transformers'
 
 
 def from_hugging_face(config: dict[str, Any]) -> Shape:
-    """Return the Shape of a Hugging Face config.json of model_type t5, mt5 or umt5; raise UserError for any other.
+    """Return the Shape of a Hugging Face config.json of model_type t5, mt5 or umt5. Raise UserError for other model
+    types.
 
-    Only sizes are read: dropout and precision belong to the spec, and weights are always random.
+    Only sizes and the architecture are read. Dropout and precision come from the spec, and weights are always random.
     """
     kind = models.check_model_type(config, MODEL_TYPES)
     fields = Shape.model_fields
@@ -93,7 +95,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
 
 
 def check(shape: Shape, spec: RunSpec) -> None:
-    """Raise UserError for an objective whose loss is not a mean: transformers' T5 computes no other loss."""
+    """Raise UserError if the objective's loss is not a mean over tokens. transformers' T5 computes no other loss."""
     reduction = objectives.load(spec.objective).REDUCTION
     if reduction != "mean":
         rule = f"its loss is a {reduction} over tokens, and a T5's is their mean"
@@ -101,17 +103,18 @@ def check(shape: Shape, spec: RunSpec) -> None:
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:
-    """Return the kinds of tokens in a sample."""
+    """Return the kinds of tokens in a sample: encoder and decoder."""
     return "encoder", "decoder"
 
 
 def vocabulary(shape: Shape) -> int:
-    """Return the number of tokens that the model knows."""
+    """Return the number of tokens in the vocabulary."""
     return shape.vocab
 
 
 def stacks(shape: Shape) -> Stacks:
-    """Return the network: an encoder, and a decoder that attends to its output, as transformers builds them."""
+    """Return the description of the layers, as transformers builds them: an encoder, and a decoder with cross-attention
+    to the encoder's output."""
     per_layer = shape.bias_per_layer
     own = Attention(shape.heads, shape.d_kv, position_bias=shape.relative_attention_buckets, bias_per_layer=per_layer)
     cross = Attention(shape.heads, shape.d_kv, over="encoder", zero_bias=True, bias_per_layer=per_layer)

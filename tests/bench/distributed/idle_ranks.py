@@ -1,5 +1,7 @@
-"""Ranks of a pipeline whose passes sleep: `python idle_ranks.py OUT SCHEDULE RANKS STAGES MICRO`. They are forked, meet
-in a file next to OUT, and each writes OUT-<rank>.json: seconds from first to last action, and the waiting part of them.
+"""Script with the ranks of a pipeline whose passes only sleep: `python idle_ranks.py OUT SCHEDULE RANKS STAGES MICRO`.
+
+The ranks are forked and connect through a file next to OUT. Each writes OUT-<rank>.json with two times in seconds: from
+its first to its last action, and the part of it spent waiting for neighbours.
 """
 
 import json

@@ -1,5 +1,7 @@
-"""Two ranks that compute the same with our code and with torch's: `python oracle_ranks.py OUT`. They are forked, meet
-in a file next to OUT, and each writes OUT-<rank>.pt: both results, by name of the comparison.
+"""Script with two ranks that make the same computations with our code and with torch's: `python oracle_ranks.py OUT`.
+
+The ranks are forked and connect through a file next to OUT. Each writes OUT-<rank>.pt with both results, by name of the
+comparison.
 """
 
 import os
@@ -39,10 +41,10 @@ RANKS, MICRO_BATCHES, SAMPLES, TOKENS, WIDTH, INNER, VOCABULARY = 2, 4, 3, 6, 8,
 SCHEDULES: dict[ScheduleName, tuple[Any, int]] = {
     "gpipe": (ScheduleGPipe, 1), "1f1b": (Schedule1F1B, 1), "interleaved": (ScheduleInterleaved1F1B, 2),
 }  # fmt: skip
-"""torch's schedules, and the number of stages on each rank."""
+"""torch's class and the number of stages per rank, for each schedule."""
 REDUCTIONS = ("mean", "sum")
 Both = dict[str, tuple[Tensor, Tensor]]
-"""Results by name, ours and torch's."""
+"""Pairs of results, ours and torch's, by name of the tensor."""
 
 
 def main() -> None:
@@ -89,7 +91,7 @@ class Layer(nn.Module):
 
 
 class Stage(nn.Module):
-    """A layer in the form in which our executor calls stages."""
+    """Layer with the interface by which our executor calls stages."""
 
     def __init__(self, layer: Layer, *, last: bool) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class Stage(nn.Module):
 
 
 def run_schedule(name: ScheduleName, rank: int) -> Both:
-    """Return losses of micro-batches and gradients of this rank's stages."""
+    """Return the losses of micro-batches and the gradients of this rank's stages, ours and torch's."""
     kind, stages = SCHEDULES[name]
     size = PipelineSize(RANKS, stages, MICRO_BATCHES)
     torch.manual_seed(1)
@@ -125,7 +127,7 @@ def run_schedule(name: ScheduleName, rank: int) -> Both:
 
 
 def take_gradients(layers: dict[int, Layer]) -> dict[str, Tensor]:
-    """Return the gradients and remove them."""
+    """Return copies of the layers' gradients by name, and clear the gradients."""
     taken = {
         f"{stage}.{name}": parameter.grad.clone()
         for stage, layer in layers.items()
@@ -147,7 +149,8 @@ class FeedForward(nn.Module):
 
 
 def run_region(among: TensorRanks, mesh: DeviceMesh) -> Both:
-    """Compare a feed-forward layer: its first matrix sliced by rows, its second one by columns, its last bias whole."""
+    """Compare a feed-forward layer with sliced matrices. The first matrix is sliced by rows, the second by columns, and
+    the second bias is whole."""
     torch.manual_seed(2)
     whole, states, upstream = FeedForward(), *torch.randn(2, SAMPLES, TOKENS, WIDTH)
     states, upstream = (tensor.transpose(1, 2) for tensor in (states, upstream))  # `keep_own_tokens` cuts the last
@@ -212,7 +215,8 @@ def run_backward(run: Callable[[Tensor], Tensor], states: Tensor, upstream: Tens
 
 
 def list_gradients(module: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's part of each parameter's gradient; the sum for parameters that all ranks have whole."""
+    """Return this rank's share of each parameter's gradient. For parameters that all ranks hold whole, return the sum
+    over the ranks."""
     return {name: take_own(parameter.grad, parameter) for name, parameter in module.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""Partitions of a model into stages: no partition has a cheaper dearest stage."""
+"""Division of a model into stages: no other division has a cheaper most expensive stage."""
 
 import itertools
 import json
@@ -73,7 +73,8 @@ def test_all_units_together_have_the_flops_of_the_model(name: str) -> None:
 def test_cutting_by_flops_beats_as_many_blocks_on_each_rank(
     name: str, ranks: int, even: float, by_flops: float
 ) -> None:
-    """Slowest stage over the mean. At 1024/256 tokens a block of mT5's encoder costs twice a block of its decoder."""
+    """The values are the cost of the slowest stage divided by the mean cost. With 1024 encoder and 256 decoder tokens,
+    an encoder block of mT5 costs twice as much as a decoder block."""
     costs = count_unit_flops(network_of(name), SAMPLES)
     blocks = len(costs) - 2
     bounds = [0, *(1 + blocks * rank // ranks for rank in range(1, ranks)), len(costs)]

@@ -1,4 +1,5 @@
-"""Idle time measured by real ranks, compared with the simulated bubble. Passes sleep, so they need no core."""
+"""Idle time measured on real ranks equals the simulated pipeline bubble. Passes only sleep, so ranks do not compete for
+cores."""
 
 import json
 import os
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timed, pytest.mark.timeout(120)
 def test_measured_idle_time_is_the_simulated_bubble(
     tmp_path: Path, name: ScheduleName, size: PipelineSize, bubble: float
 ) -> None:
-    """The bubble is (p - 1) / (v m + p - 1) of a step. One part of it is waiting for neighbours; the other part lies
-    between a rank's last pass and the last pass of all ranks."""
+    """The bubble is (p - 1) / (v m + p - 1) of a step, with p ranks, v stages per rank and m micro-batches. It has two
+    parts: waiting for neighbours, and the time from a rank's last pass to the last pass of all ranks."""
     script = Path(__file__).with_name("idle_ranks.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "seen"), name, *map(str, size)],

@@ -1,4 +1,4 @@
-"""Squares of gradients are summed as in exact arithmetic."""
+"""`sum_squares` sums the squares of gradients without rounding errors that matter."""
 
 import math
 
@@ -10,7 +10,8 @@ from bench.engines.precision.update import sum_squares
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_tensor_is_summed_where_torch_is_off(dtype: torch.dtype) -> None:
-    """Equal elements make the sum known. With one thread torch 2.13 is 1.1 % off for 2^25 fp32 elements."""
+    """All elements are equal, so the exact sum is known. torch 2.13 with one thread has an error of 1.1 % for 2^25 fp32
+    elements."""
     elements, value = 2**25, 2.0**-10 * (1 + 2.0**-7)
     gradient = torch.full((elements,), value, dtype=dtype)
     assert math.sqrt(sum_squares([gradient]).item()) == pytest.approx(value * math.sqrt(elements), rel=1e-12)

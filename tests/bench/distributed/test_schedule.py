@@ -1,4 +1,5 @@
-"""Schedules compared with torch's and with closed forms, and followed to their end with every transfer waited for."""
+"""Pipeline schedules compared with torch's schedules and with closed forms. They are also executed with blocking
+transfers to show that no deadlock occurs."""
 
 import itertools
 from collections import Counter
@@ -30,16 +31,16 @@ CASES = [
     if find_obstacle(name, size) is None
 ]
 FULL = [(name, size) for name, size in CASES if size.ranks > 1 and size.micro_batches % size.ranks == 0]
-"""Cases with enough micro-batches for all ranks."""
+"""Cases with several ranks whose number of micro-batches is a multiple of the ranks."""
 
 
 def simulate(name: ScheduleName, size: PipelineSize, hop_s: float = 0.0) -> SimulatedStep:
-    """Simulate stages of 1 s forward and 2 s backward."""
+    """Simulate a schedule with stages that take 1 s for forward and 2 s for backward."""
     return simulate_schedule(build_schedule(name, size), size, [1.0] * size.stages, [2.0] * size.stages, hop_s)
 
 
 def bubble(step: SimulatedStep) -> float:
-    """Return idle over busy seconds of a rank: all ranks are equally busy."""
+    """Return idle seconds divided by busy seconds of rank 0. All ranks are equally busy."""
     return (step.total_s - step.busy_s[0]) / step.busy_s[0]
 
 
@@ -48,7 +49,7 @@ def bubble(step: SimulatedStep) -> float:
 
 @pytest.fixture(scope="module")
 def pipelining() -> Any:
-    """torch's schedules, in a process group in which only this rank exists."""
+    """torch's module of pipeline schedules, in a fake process group of one rank."""
     import torch.distributed as dist
     from torch.distributed.pipelining import schedules
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -63,7 +64,7 @@ def order_of_torch(pipelining: Any, name: str, size: PipelineSize) -> list[list[
     from torch.distributed.pipelining import PipelineStage
 
     class Stage(PipelineStage):
-        """A stage on the first of several ranks, although the group has one rank."""
+        """Stage on the first of several ranks, although the process group has only one rank."""
 
         def __init__(self, index: int) -> None:
             layer, device = torch.nn.Linear(1, 1), torch.device("cpu")
@@ -111,7 +112,7 @@ def test_the_first_rank_of_1f1b_computes_in_the_order_of_torch(pipelining: Any, 
 
 
 def test_1f1b_as_its_paper_draws_it() -> None:
-    """arXiv 2006.09503, figure 3, with four workers; here with four micro-batches."""
+    """The order is that of figure 3 in arXiv 2006.09503 for four workers, here with four micro-batches."""
 
     def read(text: str, rank: int) -> list[Action]:
         kinds = {"F": "forward", "B": "backward"}
@@ -140,8 +141,8 @@ def test_no_rank_waits_in_vain_even_where_both_ends_of_a_transfer_wait() -> None
 
 
 def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None:
-    """Go through all lists. A send ends only while the other rank is at its receive, and a pass needs its input to have
-    arrived. This is stricter than any library."""
+    """Execute all lists of actions with blocking transfers. A send completes only when the other rank has reached its
+    receive, and a pass needs its input. This is stricter than any communication library."""
     left, here = [list(order[::-1]) for order in schedule], set[Action]()
     while any(left):
         moved = False
@@ -164,7 +165,7 @@ def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None
 
 
 def counterpart(action: Action) -> Action:
-    """Return the other end of a transfer."""
+    """Return the receive that matches a send, or the send that matches a receive."""
     direction, what = action.kind.split("_")
     other = f"{'receive' if direction == 'send' else 'send'}_{what}"
     towards_the_end = action.kind in ("send_states", "receive_gradients")
@@ -176,7 +177,7 @@ def peer_of(action: Action, size: PipelineSize) -> int:
 
 
 def list_transfers(order: Order, other: int, size: PipelineSize) -> list[Action]:
-    """Return the transfers of a rank to and from another rank."""
+    """Return the sends and receives in `order` that are to or from the rank `other`."""
     return [action for action in order if not action.computes and peer_of(action, size) == other]
 
 
@@ -236,7 +237,8 @@ def test_a_schedule_that_is_not_there_is_refused(name: ScheduleName, size: Pipel
 
 
 def test_the_bubble_is_that_of_the_closed_form() -> None:
-    """(P − 1) / (v·m): arXiv 2104.04473, section 2.2, and 2211.05953."""
+    """The bubble relative to busy time is (P − 1) / (v·m), with P ranks, v stages per rank and m micro-batches (arXiv
+    2104.04473, section 2.2, and 2211.05953)."""
     for name, size in FULL:
         assert bubble(simulate(name, size)) == pytest.approx(
             (size.ranks - 1) / (size.stages_per_rank * size.micro_batches)
@@ -273,7 +275,7 @@ def test_what_1f1b_keeps_does_not_grow_with_micro_batches() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "breadth_first"])
 def test_a_receive_is_posted_only_for_what_soon_is_used(name: ScheduleName) -> None:
-    """Few received buffers are unused at a time, with any number of micro-batches."""
+    """At most 4 receive buffers wait for their use at any time, for any number of micro-batches."""
     size = PipelineSize(4, 1, 64)
     for order in build_schedule(name, size):
         posted = most = 0
@@ -359,7 +361,8 @@ def test_gradients_of_a_stage_are_reduced_once_behind_its_last_backward(name: Sc
 
 
 def test_layered_accumulation_gathers_by_stage_and_not_by_micro_batch() -> None:
-    """Twelve blocks with embedding and head, eight micro-batches: depth-first accumulation would gather 200 times."""
+    """A rank with twelve stages gathers weights 22 times, with 8 and with 64 micro-batches. With depth-first
+    accumulation, 8 micro-batches would need about 200 gathers."""
     few, many = (
         sum(action.kind == "gather" for action in add_gathers(build_schedule("breadth_first", size)[0]))
         for size in (PipelineSize(1, 12, 8), PipelineSize(1, 12, 64))

@@ -1,4 +1,5 @@
-"""The loss of a step divided by its target tokens equals that of all its samples at once, however they are divided."""
+"""The loss of a step divided by its number of target tokens does not depend on the division of samples into
+micro-batches."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -23,7 +24,7 @@ OPTIONS = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "static_graph":
 
 @pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
-    """Make this process a group of one rank."""
+    """Create a process group that contains only this process."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -43,7 +44,8 @@ def spec(micro: int, **more: Any) -> RunSpec:
 def micro_batches(
     of: RunSpec, step: int, *, padded: bool = True, without: Sequence[int] = ()
 ) -> list[dict[str, torch.Tensor]]:
-    """Return samples with 1 to 6 target tokens, those in `without` with none, the same for every micro-batch size."""
+    """Return samples with 1 to 6 target tokens; samples whose index is in `without` have none. The samples are the same
+    for every micro-batch size."""
     generator = torch.Generator().manual_seed(step)
     inputs, labels = (torch.randint(2, 128, (SAMPLES, length), generator=generator) for length in (12, 6))
     for sample in range(SAMPLES if padded else 0):
@@ -54,7 +56,7 @@ def micro_batches(
 
 
 def train(of: RunSpec, **samples: Any) -> list[float]:
-    """Return losses and gradient norms of three steps."""
+    """Return the loss and the gradient norm of each of three steps, in turn."""
     module = t5.build(of)
     t5.initialise(module, of)
     engine, found = build_ddp(module, of), list[float]()
@@ -76,7 +78,8 @@ def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
 
 @pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
 def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, int]) -> None:
-    """In one micro-batch torch's own mean ignores such samples; the mean of a single one is 0 / 0."""
+    """In a large micro-batch, torch's mean ignores samples without targets. In a micro-batch of one such sample, the
+    mean would be 0 / 0."""
     model = {**spec(1).model.model_dump(mode="json", by_alias=True), **chunked}
     whole = train(spec(SAMPLES), without=(0, 2, 3, 7))
     for micro in (1, 2):
@@ -84,7 +87,7 @@ def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, i
 
 
 def test_weights_are_those_worked_out_by_hand() -> None:
-    """Of 4 targets the first of three micro-batches has 3, the second none, the third 1."""
+    """Three micro-batches have 3, 0 and 1 of the 4 target tokens. Their weights are 3 · 3 / 4, 0 and 3 · 1 / 4."""
     first, second, third = (torch.full((1, 6), -100) for _ in range(3))
     first[0, :3], third[0, 1] = 5, 7
     batches = [{"labels": labels} for labels in (first, second, third)]

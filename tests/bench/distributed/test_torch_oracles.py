@@ -1,4 +1,5 @@
-"""Our executor compared with torch's schedules, and our slices with DTensor: the same numbers on two real ranks."""
+"""Our executor compared with torch's pipeline schedules, and our slices compared with DTensor: results on two real
+ranks are equal up to rounding."""
 
 import os
 import subprocess

@@ -1,5 +1,7 @@
-"""One rank that trains jobs, saves each and continues, or resumes a saved job from its checkpoint: `python
-checkpoint_ranks.py JOBS OUT`, with torchrun's variables set. The checkpoints lie next to JOBS.
+"""Script with one rank that trains jobs: `python checkpoint_ranks.py JOBS OUT`, with torchrun's variables set.
+
+If a job has no checkpoint, the rank trains it, saves a checkpoint and continues. Otherwise it resumes the job from its
+checkpoint. The checkpoints lie next to the folder of JOBS.
 """
 
 import json
@@ -16,7 +18,7 @@ from bench import engines, models
 from bench.core.spec import RunSpec
 
 STEPS = 3
-"""Steps before the checkpoint, and after it."""
+"""Number of steps before the checkpoint, and of steps after it."""
 
 
 def main() -> None:

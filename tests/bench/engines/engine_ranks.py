@@ -1,8 +1,10 @@
-"""One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set.
+"""Script with one rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables
+set.
 
-The ranks meet in a file next to OUT, since a free port may be taken until they use it. JOBS is a JSON object from label
-to RunSpec. OUT-<rank>.json gets the observations of each job; for a label that begins with MEMORY, its bytes. With
-PRETENDED set, the rank's collectives are those of a rehearsal, and there is no other rank.
+JOBS is a JSON object from label to RunSpec. OUT-<rank>.json gets the observations of each job; if the label begins with
+MEMORY, it gets the job's memory in bytes. The ranks connect through a file next to OUT, because a free port may be
+taken before they use it. If PRETENDED is set, this is the only rank, and its collectives run on a fake process group as
+in a rehearsal.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ STEPS = 4
 MEMORY = "memory: "
 CPU = torch.device("cpu")
 FROZEN = "frozen"
-"""Name of a model of which only the decoder is trained."""
+"""Name of a model of which only the decoder and the head are trained."""
 
 
 def main() -> None:
@@ -91,7 +93,8 @@ def train(spec: RunSpec) -> dict[str, Any]:
 
 
 def list_measuring(engine: Any) -> list[str]:
-    """Return the settings by which DeepSpeed itself would measure or print during the steps."""
+    """Return the names of DeepSpeed's own measurements and prints that are enabled during the steps; the list should be
+    empty."""
     from deepspeed.comm.comm import comms_logger
 
     parts = {
@@ -103,7 +106,8 @@ def list_measuring(engine: Any) -> list[str]:
 
 
 def take_memory(spec: RunSpec) -> dict[str, int]:
-    """Return the live tensor bytes at the peak of building, between two steps, and at the peak of the third step."""
+    """Return the bytes of live tensors: at the peak of building the engine, between the second and third step, and at
+    the peak of the third step."""
     gc.collect()
     before = memory.read_live_bytes(CPU)
     memory.reset_peak(CPU)
@@ -124,7 +128,7 @@ def take_memory(spec: RunSpec) -> dict[str, int]:
 
 
 def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return a copy of every parameter by its name."""
+    """Return a whole copy of every parameter, by name."""
     copies = {}
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):  # built into FSDP, which shows what it has divided as such
@@ -136,7 +140,8 @@ def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[
 
 
 def micro_batches(spec: RunSpec, step: int) -> list[dict[str, Tensor]]:
-    """Return random tokens that differ by rank, step and micro-step, and are the same for every engine."""
+    """Return the micro-batches of a step with random tokens. They differ by rank, step and micro-step, and are the same
+    for every engine."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + int(os.environ["RANK"]))

@@ -1,5 +1,7 @@
-"""Ranks forked from one process that has done their imports: `python forked_ranks.py SCRIPT JOBS OUT RANK...`, with
-torchrun's variables set except those of a rank. The exit code is 1 if a rank failed.
+"""Script that forks ranks from one process, which has already imported their modules: `python forked_ranks.py SCRIPT
+JOBS OUT RANK...`.
+
+torchrun's variables must be set, except those of a single rank. The exit code is 1 if a rank failed.
 """
 
 import gc

@@ -1,7 +1,7 @@
-"""Ranks that train jobs, most in a pipeline: `python pipeline_ranks.py JOBS OUT`.
+"""Script whose ranks train jobs, most of them in a pipeline: `python pipeline_ranks.py JOBS OUT`.
 
-The ranks of a job's spec are forked once everything is imported, and meet in files next to OUT. JOBS is a JSON object
-from label to RunSpec. OUT-<rank>.pt gets a rank's observations by label, weights by name included.
+JOBS is a JSON object from label to RunSpec. The ranks of each spec are forked after all imports, and connect through
+files next to OUT. OUT-<world size>-<rank>.pt gets the observations of a rank by label, including its weights by name.
 """
 
 import contextlib
@@ -27,9 +27,10 @@ from bench.measure.collectives import CollectiveCounter
 
 STEPS = 5
 EVALUATED, HELD_OUT = (0, 3), 99
-"""Steps before which an engine evaluates, if it can, and the step whose micro-batches it evaluates."""
+"""EVALUATED has the steps before which an engine evaluates, if it can. HELD_OUT is the step number whose micro-batches
+it evaluates."""
 WITHOUT_TARGETS = {(0, 1, 0), (1, 1, 2), (0, 3, 3)}
-"""Data-parallel rank, step and micro-step of the micro-batches without any target token, in padded data."""
+"""Micro-batches of padded data that have no target token: data-parallel rank, step and micro-step."""
 
 
 def main() -> None:
@@ -66,7 +67,8 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
 
 
 def train(spec: RunSpec, rank: int) -> dict[str, Any]:
-    """Train. If the engine evaluates, train once more without evaluations, and list the differences."""
+    """Return the observations of a training. If the engine evaluates, train once more without evaluations, and list the
+    results that differ."""
     seen = train_once(spec, rank, evaluates="evaluate" in engines.facts(spec).members)
     seen["changed"] = []
     if seen["evaluations"]:
@@ -112,7 +114,7 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
 
 
 def build_module(spec: RunSpec, rank: int) -> Any:
-    """Return this rank's stages, or the whole model of an engine that does not divide it."""
+    """Return this rank's stages; for an engine that does not divide the model, return the whole model."""
     backend, cut = engines.load_builder(spec.engine.backend), engines.facts(spec).cut
     if cut is None:
         return models.load_builder(spec.model.family).build(spec, backend.construction(spec))
@@ -121,7 +123,7 @@ def build_module(spec: RunSpec, rank: int) -> Any:
 
 
 def read_weights(engine: PipelineEngine, module: Any) -> dict[str, Tensor]:
-    """Return the weights of this rank's stages."""
+    """Return copies of the whole weights of this rank's stages, by name."""
     for gathered in engine.gathered.values():
         gathered.gather()
         gathered.wait()
@@ -136,7 +138,8 @@ def copy_weights(module: Any) -> dict[str, Tensor]:
 
 
 def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]]:
-    """Return random tokens by data-parallel rank, step and micro-step; some labels and inputs are ignored."""
+    """Return the micro-batches of a step with random tokens, which depend on data-parallel rank, step and micro-step.
+    Some labels are ignored, and some inputs are masked."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + data)

@@ -1,4 +1,4 @@
-"""Runs of pipeline_ranks.py, and the same training in one process."""
+"""Functions that run pipeline_ranks.py, and that make the same training in one process."""
 
 import json
 import os
@@ -17,11 +17,12 @@ from bench.engines.distributed.slices import Slice
 from bench.engines.precision.update import on_device
 
 Ranks = list[dict[str, Any]]
-"""Observations of each rank of a job."""
+"""Observations of a job, one dict per rank."""
 
 
 def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
-    """Train jobs by label, each on the ranks of its spec; RuntimeError with their output if a rank fails."""
+    """Train each job on the ranks of its spec, and return the observations by label. Raise RuntimeError with the output
+    of the ranks if a rank fails."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in jobs.items()}
     (folder / "jobs.json").write_text(json.dumps(plain))
     script = Path(__file__).with_name("pipeline_ranks.py")
@@ -38,8 +39,8 @@ def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
 
 
 def train_alone(job: RunSpec) -> dict[str, Any]:
-    """Return the observations of one process with the whole model and all samples: plain torch, AdamW in fp32. Dropout
-    for the samples of each rank is drawn from that rank's seed."""
+    """Return the observations of a training in one process, which has the whole model and all samples. It uses plain
+    torch and AdamW in fp32. Dropout for each rank's samples is drawn from that rank's seed."""
     family = models.load_builder(job.model.family)
     module = family.build(job, on_device(job.precision))
     family.initialise(module, job)
@@ -84,7 +85,7 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
 
 
 def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[float]:
-    """Return the loss of each held-out micro-batch of a rank."""
+    """Return the loss of each held-out micro-batch of a data-parallel rank."""
     module.eval()
     with torch.no_grad():
         losses = [float(module(**batch).loss) for batch in micro_batches(job, HELD_OUT, data)]
@@ -93,7 +94,8 @@ def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[flo
 
 
 def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:
-    """Return the weight of each micro-batch's mean loss in that of the step: equal, or by its target tokens."""
+    """Return the weight of each micro-batch's mean loss in the loss of the step. The weights are equal, or proportional
+    to the numbers of target tokens."""
     if not objectives.weighs_targets(job):
         return [1 / len(batches)] * len(batches)
     first = int("decoder" not in job.sequence)  # nothing predicts the first token of a decoder-only model
@@ -103,20 +105,20 @@ def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float
 
 
 def average_losses(ranks: Ranks) -> list[float]:
-    """Return the mean over the ranks that have a loss, by step."""
+    """Return the loss of each step, averaged over the ranks that have a loss."""
     with_loss = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
     return [sum(step) / len(step) for step in zip(*with_loss, strict=True)]
 
 
 def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
-    """Return a rank's part of a whole parameter."""
+    """Return a rank's slice of a whole parameter; the whole parameter if it is not sliced."""
     part = rank["slices"].get(name)
     return Slice(*part).cut(whole) if part else whole
 
 
 def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
-    """Return the parameters whose first weights differ, on some rank, from those of one process in any bit, or that no
-    rank has."""
+    """Return the names of two kinds of parameters: those whose initial weights on some rank are not bitwise equal to
+    those of one process, and those that no rank has."""
     met = {name for rank in ranks for name in rank["begun"]}
     otherwise = {
         name
@@ -128,7 +130,8 @@ def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
 
 
 def list_held_unequal(ranks: Ranks) -> list[str]:
-    """Return the parameters that several ranks hold, whole or as one slice, and that differ in any bit at the end."""
+    """Return the names of parameters that several ranks hold (whole, or the same slice) and whose final values are not
+    bitwise equal."""
     held: dict[Any, list[Tensor]] = {}
     for rank in ranks:
         for name, weight in rank["weights"].items():
@@ -137,7 +140,8 @@ def list_held_unequal(ranks: Ranks) -> list[str]:
 
 
 class Differences(NamedTuple):
-    """Relative deviations of a run from the same training in one process; of a weight, to its largest element."""
+    """Largest relative deviations of a run from the same training in one process. Deviations of a weight are relative
+    to its largest element."""
 
     losses: float
     norms: float
@@ -147,7 +151,8 @@ class Differences(NamedTuple):
 
 
 def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
-    """Return the largest deviations of losses, norms and weights, and the values that differ in any bit."""
+    """Return the deviations of a run from the same training in one process, and the names of values that should be
+    bitwise equal and are not."""
     alone = train_alone(job)
     losses = max(abs(here / there - 1) for here, there in zip(average_losses(ranks), alone["losses"], strict=True))
     norms = max(

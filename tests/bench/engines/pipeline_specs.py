@@ -1,4 +1,4 @@
-"""Tiny models in a pipeline, for tests that run them and tests that only build them."""
+"""Specs of tiny models in a pipeline. Some tests run them, others only build the models."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ def spec(
     model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
     by_tokens: bool = False, sharding: str = "zero1", preset: str = "pipeline", **fields: Any,
 ) -> RunSpec:  # fmt: skip
-    """Return a tiny model in a pipeline, or whole in another engine, with effective clipping, weight decay and
-    accumulation."""
+    """Return the spec of a tiny model in a pipeline, or of the whole model with another engine preset. Clipping, weight
+    decay and accumulation all have an effect."""
     shape = SHAPES[model]
     encodes = "encoder_layers" in shape
     options = {"name": preset, "backend": preset, "schedule": schedule, "sharding": sharding}
@@ -56,14 +56,14 @@ def spec(
 
 
 def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
-    """Return a spec with padded data, so that the number of target tokens varies."""
+    """Return the spec with padded data, whose micro-batches have different numbers of target tokens."""
     data = {"name": "text", "source": "text", "options": {"packing": False}}
     plain = job.model_dump(mode="json", by_alias=True)
     return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})
 
 
 def drop(job: RunSpec) -> RunSpec:
-    """Return a spec whose model has dropout."""
+    """Return the spec with dropout in its model."""
     return job.model_copy(update={"model": job.model.model_copy(update={"dropout": 0.1})})
 
 

@@ -1,8 +1,9 @@
-"""One rank after another of pipelines, alone in this process, with rehearsed collectives: `python rehearsed_memory.py
-JOBS`.
+"""Script that rehearses ranks of pipelines one after another, each alone in this process, and measures their memory:
+`python rehearsed_memory.py JOBS`.
 
-JOBS is a JSON object from label to RunSpec. The output is an object from label to the bytes of the first rank in each
-place: at the peak of its initialisation, at the peak of a step, and between steps.
+JOBS is a JSON object from label to RunSpec. The output is a JSON object from label to the bytes of the first rank in
+each place of the pipeline. Each rank has three values: at the peak of its initialisation, at the peak of a step, and
+between steps.
 """
 
 import gc

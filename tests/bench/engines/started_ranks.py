@@ -1,4 +1,4 @@
-"""Ranks of a script that meet over gloo and write their observations."""
+"""Function that starts the ranks of a script and returns their observations. The ranks communicate over gloo."""
 
 import json
 import os
@@ -12,8 +12,8 @@ Seen = list[dict[str, Any]]
 
 
 def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pretended: int | None = None) -> Seen:
-    """Run a script of this folder with JOBS and OUT on `ranks` ranks, or on only one of them, rehearsed with
-    `pretended` others. Return the content of each OUT-<rank>.json."""
+    """Run a script of this folder with JOBS and OUT on `ranks` ranks, and return the content of each OUT-<rank>.json.
+    If `pretended` is the index of a rank, run only this rank, as a rehearsal without the others."""
     present = range(ranks) if pretended is None else [pretended]
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))

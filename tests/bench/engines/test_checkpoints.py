@@ -1,4 +1,4 @@
-"""Every engine that writes checkpoints resumes from them to the bit."""
+"""Every engine that writes checkpoints resumes from them with bitwise equal results."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def test_a_fresh_process_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
-    """Dropout is drawn anew in every step, so the random state matters."""
+    """Dropout is drawn in every step, so results are equal only if the random state is restored."""
     first = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "first")
     second = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "second")
     for saved, loaded in zip(first, second, strict=True):

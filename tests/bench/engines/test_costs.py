@@ -1,6 +1,5 @@
-"""Costs that engines predict: they agree with the division of states, any engine's are used, and missing ones are
-reported.
-"""
+"""Costs that engines predict. They agree with the engine's partition of states, engines of other packages are predicted
+too, and missing predictions are reported."""
 
 import re
 from pathlib import Path
@@ -38,7 +37,7 @@ ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
 
 @pytest.fixture
 def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
-    """Return the words that choose the engine."""
+    """Return the command-line words that choose the engine `toy`."""
     install("zeroscale.engine", "toy = their_engine", SILENT)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
@@ -56,7 +55,8 @@ def toy_spec() -> RunSpec:
 
 @pytest.mark.parametrize("name", ["ddp", "zero0", "zero1", "zero2", "zero3"])
 def test_states_are_divided_among_as_many_ranks_as_the_engine_says(name: str) -> None:
-    """mt5_base in bf16: 2 bytes per weight, 4 of its master copy, 8 of AdamW's moments; 8 ranks."""
+    """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. There are
+    8 ranks."""
     spec, parameters = asked(f"engine={name}"), 582_401_280
     divided, held = engines.facts(spec).division, predict_engine_memory(spec, "cuda").resident()
     assert divided

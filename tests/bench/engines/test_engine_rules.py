@@ -1,4 +1,4 @@
-"""A spec that an engine cannot run is refused before it starts."""
+"""A spec that an engine cannot run raises an error before any rank starts."""
 
 import subprocess
 import sys
@@ -129,7 +129,7 @@ def test_planning_with_an_engine_loads_no_torch() -> None:
 
 
 class Tells:
-    """An engine that reports its idle time, and has no other member."""
+    """Engine with `idle_s` as its only method."""
 
     def idle_s(self) -> float:
         return 0.0

@@ -1,4 +1,5 @@
-"""Every engine trains the same model: real processes over gloo, one pair of processes for all engines."""
+"""All engines give the same training. Real ranks communicate over gloo; two processes run all jobs of an engine
+library."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_lay
 
 
 def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """Return the preset `engine` on a tiny T5, with effective clipping, weight decay and accumulation."""
+    """Return the engine preset `engine` with a tiny T5, as plain data. Clipping, weight decay and accumulation all have
+    an effect."""
     options = yaml.safe_load((CONF / f"{engine}.yaml").read_text()) | SMALL.get(engine, {}) | (more or {})
     plain = {
         "model": {"name": "test", "shape": SHAPE},
@@ -56,7 +58,7 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "zero_fo
 CHUNKED = {"model": {"name": "test", "shape": SHAPE, "loss_chunk_tokens": 5}}  # of 12 tokens in a micro-step
 UNCLIPPED = {"optimizer": {"gradient_clipping": 0, "implementation": "fused"}}
 LEFT_OUT = "ddp", "zero1", "zero3", "fsdp"
-"""Engines that train a model of which a part is frozen."""
+"""Engines that are tested with a model whose encoder is frozen."""
 JOBS = {
     **{f"{name} {precision}": spec(name, precision) for precision in ("fp32", "bf16") for name in SMALL},
     "zero1 without overlap": spec("zero1", more={"overlap_comm": False}),
@@ -79,8 +81,8 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank of every job. FSDP2 has processes of its own: one that had run DeepSpeed before ended
-    in glibc's "double free" once, and no run of a user has both."""
+    """Observations of each rank, by job. FSDP2 runs in processes of its own: after DeepSpeed in the same process, it
+    once ended in glibc's "double free". Runs of users never have both."""
     fsdp = {label: job for label, job in JOBS.items() if label.startswith("fsdp")}
     rest = {label: job for label, job in JOBS.items() if label not in fsdp}
     first, second = (

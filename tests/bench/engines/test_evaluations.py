@@ -1,6 +1,5 @@
-"""Dropout is drawn from each rank's seed. An evaluation between steps has none, draws nothing and changes nothing: real
-ranks over gloo compared with one process.
-"""
+"""Dropout is drawn from each rank's seed. Evaluations between steps have no dropout, draw no random numbers and change
+nothing. Real ranks over gloo are compared with one process."""
 
 from pathlib import Path
 

@@ -1,6 +1,5 @@
-"""FSDP2 on four ranks: hybrid shards and neighbours train as ddp does. Their transfers and memory are as predicted, and
-a rehearsed rank holds the same.
-"""
+"""FSDP2 on four ranks. With hybrid shards or resharding among neighbours, it trains like DDP. Its transfers and memory
+are as predicted, and a rehearsed rank has the same memory."""
 
 from typing import Any
 
@@ -42,7 +41,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
-    """Return calls and payload bytes of a step by kind."""
+    """Return the predicted number of calls and payload bytes of a step, by kind of collective."""
     found: dict[str, tuple[int, int]] = {}
     for transfer in predict_engine_step(spec, "cpu").transfers:
         calls, payload = found.get(transfer.kind, (0, 0))
@@ -53,13 +52,13 @@ def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank of every job."""
+    """Observations of each rank, by job."""
     return start_ranks("engine_ranks.py", JOBS | HELD, RANKS, tmp_path_factory.mktemp("four"))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Bytes of one rank in a rehearsal."""
+    """Memory of one rehearsed rank in bytes, by job."""
     return start_ranks("engine_ranks.py", HELD, RANKS, tmp_path_factory.mktemp("alone"), REHEARSED)[0]
 
 
@@ -91,7 +90,8 @@ def test_collectives_are_those_that_are_predicted(seen: Seen, label: str) -> Non
 
 
 def test_every_block_is_gathered_twice_in_a_micro_step_and_the_rest_once(seen: Seen) -> None:
-    """By hand: two micro-steps, two blocks in each stack, fp32. A token has 32 numbers, heads 8 × 4, MLPs 64."""
+    """Hand calculation for two micro-steps, two blocks in each stack and fp32. States have width 32, attention has 4
+    heads of width 8, and the MLP has an inner width of 64."""
     attention, mlp, table = 4 * 32 * 32 + 32, 3 * 32 * 64 + 32, 128 * 32
     blocks = 2 * (attention + mlp) + 2 * (2 * attention + mlp) + 2 * 32 * 4  # the position bias of each stack
     outside = 2 * table + 2 * 32
@@ -124,8 +124,8 @@ def test_predicted_memory_is_that_of_both(seen: Seen, alone: dict[str, Any], lab
 
 
 def test_at_rest_there_are_twelve_bytes_per_parameter(seen: Seen) -> None:
-    """fp32 weights and two moments, divided among all ranks, or among the ranks of a node, at any precision of the run.
-    """
+    """The 12 bytes are fp32 weights and two moments, whatever the run's precision. They are partitioned among all
+    ranks, or with hybrid shards among the ranks of a node."""
     layer, mlp = 4 * 64 * 64 + 64, 3 * 64 * 128 + 64
     parameters = 2 * 2000 * 64 + 3 * (layer + mlp) + 3 * (2 * layer + mlp) + 2 * 32 * 4 + 2 * 64
     for label, ranks in (("fp32", 4), ("kept", 4), ("hybrid", 2)):

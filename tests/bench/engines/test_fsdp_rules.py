@@ -1,4 +1,4 @@
-"""A spec that FSDP2 cannot run is refused before it starts; its facts."""
+"""A spec that FSDP2 cannot run raises an error before it starts. Also facts about FSDP2 and its predicted costs."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def asked(*words: str) -> RunSpec:
 
 
 def test_mt5_base_at_rest_is_twelve_bytes_per_parameter_divided_among_a_node() -> None:
-    """582,401,280 parameters; 8 ranks divide all rows."""
+    """The model has 582,401,280 parameters. The rows of all its parameters are divisible by 8 ranks."""
     for name, ranks in (("fsdp", 16), ("fsdp_hybrid", 8)):
         run = asked(f"engine={name}", "nodes=2", "devices_per_node=8")
         held = predict_engine_memory(run, "cuda").resident()

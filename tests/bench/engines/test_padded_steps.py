@@ -1,6 +1,5 @@
-"""A step of padded samples trains as one process whose loss is a mean over all target tokens: real ranks over gloo,
-with a different number of target tokens in every micro-batch.
-"""
+"""With padded samples, a step trains like one process whose loss is the mean over all target tokens. Ranks are real and
+communicate over gloo. Every micro-batch has a different number of target tokens."""
 
 from collections import Counter
 from pathlib import Path
@@ -40,8 +39,8 @@ ALL = {
 
 
 def check(jobs: dict[str, RunSpec], seen: dict[str, Ranks]) -> None:
-    """Compare losses, norms and weights with one process, and compare the collectives of a whole model with the
-    prediction."""
+    """Compare losses, norms and weights with those of one process. With DDP, also compare the collectives with the
+    predicted ones."""
     for label, job in jobs.items():
         near = 1e-6 if job.parallel.tensor == 1 else 1e-5
         losses, norms, weights, _, unequal = compare_to_one_process(job, seen[label])

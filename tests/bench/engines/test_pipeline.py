@@ -1,5 +1,5 @@
-"""A pipeline trains the same model as one process: real ranks over gloo, both families, every schedule, one and two
-copies."""
+"""A pipeline trains the same model as one process. Real ranks over gloo run both families, every schedule, and one or
+more copies."""
 
 import functools
 from collections import Counter
@@ -80,7 +80,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @functools.cache
 def alone(label: str) -> dict[str, Any]:
-    """Observations of one process."""
+    """Return the observations of the same training in one process."""
     return train_alone(JOBS[label])
 
 
@@ -125,7 +125,7 @@ def test_the_last_part_alone_has_a_loss_and_ranks_tell_how_long_they_waited(seen
 
 
 def list_holders(job: RunSpec, name: str) -> tuple[int, ...]:
-    """Return the places of a pipeline that share a parameter; none if it is in one place."""
+    """Return the places in the pipeline that share a parameter; empty if only one place has it."""
     stages = models.load_builder(job.model.family).find_shared(job, parts_of(job)).get(name, ())
     places = sorted({stage % job.parallel.pipeline for stage in stages})
     return tuple(places) if len(places) > 1 else ()
@@ -160,7 +160,8 @@ SLICED = [label for label, job in JOBS.items() if job.parallel.tensor == job.wor
 def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradients_reduced_once(
     seen: Seen, label: str
 ) -> None:
-    """Exceptions: stages at the turn stay whole, and parameters that several stages share are never divided."""
+    """There are two exceptions. Stages at the turn from forward to backward stay whole. Parameters that several stages
+    share are never partitioned."""
     job, ranks = JOBS[label], seen[label]
     family = models.load_divided_builder(job.model.family)
     shared, parts = family.find_shared(job, parts_of(job)), parts_of(job)
@@ -182,8 +183,9 @@ def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradien
 
 @pytest.mark.parametrize("label", SLICED)
 def test_what_sliced_sub_layers_exchange_is_what_the_closed_form_says(seen: Seen, label: str) -> None:
-    """A sub-layer sums its output and the gradient of its input, as embedding and head do; attention over another stack
-    sums one gradient more. With sequence parallelism each sum is a reduce-scatter and an all-gather."""
+    """Each sub-layer, the embedding and the head sum their output and the gradient of their input over ranks.
+    Cross-attention also sums the gradient of the encoder states. With sequence parallelism, each sum is a
+    reduce-scatter and an all-gather."""
     job, width = JOBS[label], 2 if JOBS[label].precision == "bf16" else 4
     shape, lengths = job.model.shape, list(job.sequence.values())
     if job.model.family == "t5":

@@ -1,4 +1,4 @@
-"""Predicted memory of a pipeline's ranks, compared with values by hand and with ranks that were run."""
+"""Predicted memory of a pipeline's ranks, compared with hand calculations and with rehearsed ranks."""
 
 import itertools
 import json
@@ -63,8 +63,9 @@ def test_states_of_a_slice_are_those_of_a_share_of_all_matrices_and_of_whole_nor
 
 
 def test_copies_divide_the_optimizer_or_everything() -> None:
-    """bf16: weights, gradients, and 12 bytes of master weights and moments. zero3: only 12 bytes of a share, except for
-    a table of position biases that several stages share."""
+    """In bf16, zero1 keeps weights and gradients (4 bytes per parameter) whole, and partitions 12 bytes of master
+    weights and moments. zero3 keeps only its share of 12 bytes. The exception is a table of position biases that
+    several stages share."""
     states = {
         sharding: [
             place.resident
@@ -81,7 +82,7 @@ def test_copies_divide_the_optimizer_or_everything() -> None:
 
 
 def test_gathered_weights_are_those_of_two_stages_and_gradients_those_of_one() -> None:
-    """Layered gradient accumulation: one stage computes while the weights of the next one are on their way."""
+    """In layered gradient accumulation, one stage computes while the weights of the next stage are gathered."""
     job = spec("gpt", "breadth_first", 1, 4, 2, sharding="zero3", precision="bf16")
     network = models.get_network(job.model)
     sizes = [count_part_elements(network, [part]) for part in parts_of(job)]
@@ -123,7 +124,8 @@ RUN = {
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_ranks_hold_what_is_predicted() -> None:
-    """Between steps and while building to the byte, except for AdamW's step counts; at a step's peak within 5 %."""
+    """Memory between steps equals the prediction, except for AdamW's step counts. While building, it is within 1 %; at
+    a step's peak, within 5 %."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in RUN.items()}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("rehearsed_memory.py")), json.dumps(plain)],

@@ -1,4 +1,5 @@
-"""Facts about a pipeline without running one: its parts make up the model, and a refusal is one line."""
+"""Facts about a pipeline that need no run: its parts make up the whole model, and an invalid spec raises a one-line
+error."""
 
 from typing import Any
 
@@ -96,8 +97,8 @@ def test_slices_that_would_not_be_equal_are_refused(model: str, ranks: int, rule
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_slices_of_every_rank_are_the_whole_model(model: str, by_tokens: bool) -> None:
-    """Built as each of two ranks, divided in three: names are the model's, slices fit together, numbers are as
-    announced."""
+    """The model has three stages, each built for both of two tensor-parallel ranks. Parameters have the whole model's
+    names, their slices fit together, and their number of elements is as predicted."""
     job = spec(model, "1f1b", 3, tensor=2, by_tokens=by_tokens)
     family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
     assert network

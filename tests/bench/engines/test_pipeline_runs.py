@@ -1,4 +1,4 @@
-"""Pipelines as a user runs them: the record, its rehearsal, and the answer to a wrong first command."""
+"""Pipelines as a user runs them: the record, its rehearsal, and the error message for an incomplete first command."""
 
 import json
 import os
@@ -41,7 +41,7 @@ fork_server.preload("cpu")
 for rank, words in json.loads(sys.argv[1]):
     rehearse(compose.compose_request(compose.parse_single(words)).spec, rank, Path(sys.argv[2]) / str(rank))
 """
-"""Rehearsals, each in a process forked from one that has already imported torch."""
+"""Program that makes rehearsals, each in a process forked from one that has already imported torch."""
 
 
 def start(*words: str) -> str:
@@ -59,8 +59,9 @@ def find_one(folder: Path) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real pipeline of four ranks and the reference, both in one allocation, so that its ranks need not import again.
-    Also rehearsals of all its ranks and of one rank of a thousand."""
+    """Folder with the records of a pipeline on four real ranks and of its DDP reference. Both run in one allocation, so
+    that ranks import modules only once. The folder also has rehearsals of all four ranks, and of one rank of a pipeline
+    with 1,024 ranks."""
     made = tmp_path_factory.mktemp("pipelines")
     points = [requested(*words, quick=QUICK) for words in (LAYOUT, ("engine=ddp", "batch.global=16"))]
     allocation = Allocation(made / "real" / "adhoc", points)
@@ -114,7 +115,8 @@ def test_every_rank_tells_how_long_it_was_idle_and_the_answer_says_it(real: RunR
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_a_record_says_when_each_pass_of_a_step_was_made(real: RunRecord) -> None:
-    """Of the first rank in each place: its passes are in the order of its schedule, one after the other."""
+    """Passes are recorded for the first rank in each place of the pipeline. They are in the order of the schedule and
+    do not overlap."""
     observed = real.observations
     assert observed and observed.passes
     orders = build_computation("breadth_first", PipelineSize(2, 2, 4))

@@ -1,4 +1,4 @@
-"""Loss scaling, and the place and type in which models are built."""
+"""Loss scaling, and the dtype in which models are built."""
 
 import random
 from typing import Any

@@ -12,11 +12,11 @@ from bench.predict.workload import predict_engine_step
 
 RUNS = Path("results/measured/two_cores.zip")
 PADDING = 5e-5
-"""A partition is rounded up to whole elements per rank, and at stage 3 every tensor is."""
+"""Relative tolerance for bytes. Partitions are padded to whole elements per rank; at stage 3 every tensor is padded."""
 
 
 def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
-    """Return calls and payload bytes of a step by kind."""
+    """Return the predicted number of calls and payload bytes of a step, by kind of collective."""
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
     for transfer in predict_engine_step(spec, "cpu").transfers:
@@ -26,7 +26,7 @@ def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
 
 
 def counted() -> dict[str, RunRecord]:
-    """One recorded run of each configuration with several ranks."""
+    """Return one recorded run for each configuration with several ranks, by configuration."""
     found = {}
     for file in store.find_records([RUNS]):
         record = store.read_record(file)

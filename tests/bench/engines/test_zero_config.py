@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration dictionary from a spec, without torch."""
+"""DeepSpeed's configuration as built from a spec, without torch."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ PRESETS = sorted(path.stem for path in CONF.glob("*.yaml"))
 
 
 def preset(name: str, **fields: Any) -> RunSpec:
-    """Return a run of conf/engine/<name>.yaml, with its options normalised as the configuration does."""
+    """Return a spec with the preset conf/engine/<name>.yaml. Its options are normalised as when a user's configuration
+    is read."""
     plain = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     assert plain.pop("name") == name
     backend = plain.pop("backend")
@@ -43,7 +44,7 @@ def test_there_is_a_preset_for_ddp_and_every_stage() -> None:
 
 _LOOPED = {"parallel": {"pipeline": 2, "stages_per_rank": 2}, "batch": {"micro": 1, "accumulation": 4}}
 PLACED = {"pipeline": {"parallel": {"pipeline": 2}}, "interleaved": _LOOPED, "modular": _LOOPED, "lga": _LOOPED}
-"""Further fields that presets of a pipeline need."""
+"""Additional fields of the spec that pipeline presets need."""
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -1,6 +1,8 @@
-"""Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements.
-Backward has one stop more than there are weights: the first module, which forward never enters and which has no weight
-here.
+"""Replay of DeepSpeed's stage 3 coordinator, compared with a hand calculation for three tensors of 10, 20 and 30
+elements.
+
+Backward has one stop more than there are weights. This stop is the first module, which forward never enters and which
+has no weight here.
 """
 
 from bench.core.engine_costs import ModelSizes

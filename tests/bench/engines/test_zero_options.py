@@ -1,4 +1,5 @@
-"""Our options are DeepSpeed's: an upgrade of DeepSpeed that adds, renames or changes one fails here."""
+"""Our options are the same as DeepSpeed's. If a new version of DeepSpeed adds, renames or changes an option, these
+tests fail."""
 
 import typing
 from types import UnionType
@@ -28,7 +29,7 @@ each = pytest.mark.parametrize(("mine", "theirs", "left_out"), PAIRS, ids=lambda
 
 
 def fields(model: Any, left_out: set[str]) -> dict[str, Any]:
-    """Return DeepSpeed's fields by their name in a config.json, without deprecated ones."""
+    """Return the fields of a config class by their names in a config.json, without deprecated fields."""
     return {
         field.alias or name: field
         for name, field in model.model_fields.items()
@@ -37,7 +38,7 @@ def fields(model: Any, left_out: set[str]) -> dict[str, Any]:
 
 
 def plain(default: Any) -> Any:
-    """Return a default as JSON represents it."""
+    """Return a default value as JSON represents it."""
     if isinstance(default, BaseModel):
         default = default.model_dump(mode="json")
     if isinstance(default, dict):
@@ -48,7 +49,8 @@ def plain(default: Any) -> Any:
 
 
 def kinds(annotation: Any) -> set[str]:
-    """Return the plain types that an annotation allows: sections are dicts, enumerations the type of their values."""
+    """Return the names of the plain types that an annotation allows. A section counts as dict, and an enumeration as
+    the type of its values."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return {type(value).__name__ for value in typing.get_args(annotation)}

@@ -1,4 +1,5 @@
-"""The family, the objective and the source on the pages of docs/extend, compared with torch and transformers."""
+"""The example plug-ins on the pages of docs/extend (a family, an objective and a data source), compared with torch and
+transformers."""
 
 import importlib
 import sys
@@ -28,7 +29,7 @@ ADDED = ((models, "decoder"), (objectives, "continuation"), (data, "counting"))
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make the added plug-ins importable."""
+    """Make the example plug-ins importable."""
     root = tmp_path_factory.mktemp("pages")
     write(root, "family", "objective", "data")
     with pytest.MonkeyPatch.context() as patch:
@@ -46,12 +47,12 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def gpt(inside: None) -> Any:
-    """The builder of the page's family."""
+    """Builder of the example family."""
     return importlib.import_module("bench.models.decoder.build")
 
 
 def small(**more: Any) -> RunSpec:
-    """Return a spec of a model in which no two sizes are equal."""
+    """Return a spec whose model has no two equal sizes."""
     return RunSpec.model_validate({
         "model": {"name": "small", "family": "decoder", "shape": SIZES}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "objective": "causal_lm", "sequence": {"tokens": TOKENS},
@@ -102,8 +103,8 @@ def test_its_evaluation_drops_nothing_and_draws_nothing(gpt: Any) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing: bool) -> None:
-    """With eager attention: a fused kernel recomputes its scores in backward, which model FLOPs do not count, and torch
-    does not count the CPU's kernel at all."""
+    """Model FLOPs equal those that torch counts, with eager attention. A fused kernel recomputes its scores in
+    backward, which model FLOPs exclude, and torch does not count the CPU's kernel at all."""
     spec = small(activation_checkpointing=checkpointing)
     model, described = gpt.build(spec), models.build_network(spec.model)
     gpt.initialise(model, spec)

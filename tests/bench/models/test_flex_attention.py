@@ -1,4 +1,5 @@
-"""flex_attention computes T5's attention. Here it runs uncompiled, since its kernels need a GPU to train."""
+"""flex_attention computes the same as T5's own attention. It runs uncompiled here, because its kernels can train only
+on a GPU."""
 
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """Make torch forget what it compiled: a later test would count its fake tensors."""
+    """Clear torch's compiled code. Otherwise a later test would count its fake tensors."""
     yield
     torch._dynamo.reset()
 
@@ -22,7 +23,8 @@ def forgotten() -> Iterator[None]:
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_every_sample_of_a_batch_gets_the_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With transformers' own function the second sample is an IndexError here, and reads past the bias on a GPU."""
+    """The batch has three samples. With transformers' own flex attention, the second sample raises an IndexError on a
+    CPU, and reads beyond the bias on a GPU."""
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
     tokens = torch.arange(36).reshape(3, 12) % 96
     with torch.no_grad():

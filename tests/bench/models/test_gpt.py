@@ -1,6 +1,5 @@
-"""Decoder-only models compute the same as transformers' GPT-2 and Llama, and torch counts the same as their closed
-forms.
-"""
+"""Decoder-only models compute the same as transformers' GPT-2 and Llama. Parameters and FLOPs counted by torch equal
+the closed forms."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ PUBLISHED = {
     "llama_3_8b": 8_030_261_248,
 }
 NAMED = {"gpt3_2_7b": 2.7e9, "gpt_22b": 22e9, "gpt_175b": 175e9, "gpt_1t": 1e12}
-"""Names of models in papers."""
+"""Approximate numbers of parameters, for models whose names in papers contain them."""
 GPT2 = {"width": 48, "layers": 3, "heads": 4, "inner": 192, "vocab": 96, "positions": 64}
 LLAMA = {
     "width": 48, "layers": 3, "heads": 4, "inner": 80, "vocab": 96, "positions": 64, "key_heads": 2, "head_width": 10,
@@ -86,8 +85,8 @@ def loss_of(model: Any, samples: int = 3, **more: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
-    """The second of two layers, with eager attention: a fused kernel recomputes its scores in backward, which model
-    FLOPs do not count."""
+    """FLOPs are compared for two layers with eager attention. A fused kernel recomputes its scores in backward, which
+    model FLOPs exclude."""
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     whole = spec_of(model["shape"])
     built, described = build(whole, torch.device("meta")), models.build_network(whole.model)
@@ -110,8 +109,8 @@ def test_presets_have_the_parameters_that_were_published() -> None:
 
 
 def test_the_175b_of_frontier_is_the_one_of_its_log() -> None:
-    """The log's TOTAL_PARAMS adds up 16 stages of four tensor ranks. Each has norms, positions and biases after a sum
-    over ranks whole, and both the first and the last stage have the embedding."""
+    """TOTAL_PARAMS in the log is the sum over 16 stages of four tensor-parallel ranks. Each of these ranks holds norms,
+    positions and the biases after a sum whole. Both the first and the last stage hold the embedding."""
     shape = gpt.Shape.model_validate(yaml.safe_load((CONF / "gpt_175b.yaml").read_text())["shape"])
     whole_on_each = shape.layers * 6 * shape.width + shape.positions * shape.width + 2 * shape.width
     counted = count_parameters(gpt.stacks(shape)) + 3 * whole_on_each + shape.vocab * shape.width
@@ -122,8 +121,8 @@ def test_the_175b_of_frontier_is_the_one_of_its_log() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_an_evaluation_drops_nothing_and_draws_nothing(kind: str, attention: str, checkpointing: bool) -> None:
-    """In `eval()` the loss is that of the same weights without dropout, and the next training step draws the same
-    numbers as without the evaluation."""
+    """In evaluation mode, the loss equals that of the same weights without dropout. The next training step draws the
+    same random numbers as without the evaluation."""
     dropping, whole = (
         initialised(
             spec_of(SHAPES[kind], {"attention": attention, "dropout": p}, activation_checkpointing=checkpointing)
@@ -155,8 +154,8 @@ def theirs_of(kind: str, **more: Any) -> Any:
 
 
 def take_weights(ours: Any, theirs: Any, heads: int = 4) -> None:
-    """Copy transformers' weights. GPT-2's matrices are transposed, and its queries, keys and values come one after the
-    other for all heads, not head by head."""
+    """Copy transformers' weights to our model. GPT-2's matrices are transposed. Its fused matrix has the queries of all
+    heads, then the keys, then the values; ours is ordered by head."""
     if isinstance(theirs, LlamaForCausalLM):
         ours.load_state_dict(theirs.state_dict())
         return
@@ -316,7 +315,8 @@ def test_attentions_checkpointing_and_a_chunked_loss_give_the_same_gradients(kin
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_parameter_has_the_spread_that_transformers_gives_it(kind: str) -> None:
-    """Sizes large enough for a spread, and all deviations different: GPT-2's residual matrices start smaller."""
+    """Sizes are large enough to estimate standard deviations, which differ between parameters: GPT-2's residual
+    matrices start with smaller values."""
     torch.manual_seed(0)
     theirs: Any = (
         GPT2LMHeadModel(GPT2Config(**{**SMALL_CONFIGS["gpt2"], "n_embd": 128}))

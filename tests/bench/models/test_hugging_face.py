@@ -1,4 +1,4 @@
-"""Any architecture of transformers: its parameters and first weights are those of transformers."""
+"""Models of any transformers architecture have the parameters and initial weights of transformers."""
 
 from typing import Any
 
@@ -94,7 +94,8 @@ def test_weights_follow_from_the_seed_alone() -> None:
 
 
 def test_a_shared_weight_stays_shared_and_a_residual_projection_is_scaled() -> None:
-    """GPT-2's own scheme: 0.02, and 0.02 / √(2 × layers) for matrices that add to the residual stream."""
+    """GPT-2's own standard deviations are 0.02, and 0.02 / √(2 × layers) for matrices whose output is added to the
+    residual stream."""
     model = built(spec(config("gpt2")))
     assert model.lm_head.weight is model.transformer.wte.weight
     assert float(model.transformer.h[0].mlp.c_proj.weight.detach().std()) == pytest.approx(0.02 / 2, rel=0.05)
@@ -163,8 +164,8 @@ def test_nothing_is_predicted() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_counted_flops_are_those_of_a_hand_calculation(attention: str) -> None:
-    """GPT-2: per token 24 d² in each layer and 2 d × vocabulary in the head; 4 d × tokens for attention; backward twice
-    as much. The embedding is looked up, and its gradient is not a product."""
+    """FLOPs of GPT-2 per token, by hand: 24 d² in each layer, 2 d × vocabulary in the head, and 4 d × tokens for
+    attention. Backward takes twice as much. The embedding is a lookup, and its gradient is not a matrix product."""
     asked = spec(config("gpt2"), model={"attention": attention})
     model, tokens = built(asked), torch.arange(32).view(2, 16)
     forward = 32 * (2 * (24 * 64**2 + 4 * 64 * 16) + 2 * 64 * 96)
@@ -172,7 +173,8 @@ def test_counted_flops_are_those_of_a_hand_calculation(attention: str) -> None:
 
 
 def test_counted_flops_are_those_of_the_closed_form() -> None:
-    """With a family that has a network: T5, whose first layer needs no gradient of its input, but of its weights."""
+    """Counted FLOPs equal those of a family with described layers. The family is T5, whose first layer needs gradients
+    of its weights but not of its input."""
     shape = {
         "d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_layers": 2, "heads": 4, "vocab": 96,
         "gated": True, "activation": "gelu_new", "separate_head": True,

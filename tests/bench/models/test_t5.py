@@ -1,4 +1,5 @@
-"""T5: closed forms equal torch's counts; weights follow from seed and name, with the distributions of transformers."""
+"""T5: closed forms equal the counts of torch, and weights depend only on seed and name, with the distributions of
+transformers."""
 
 import json
 from pathlib import Path
@@ -50,7 +51,7 @@ def loss_of(module: torch.nn.Module, encoder: int = 12, decoder: int = 7) -> tor
 
 
 def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
-    """Return the matmul FLOPs of one training pass with one sample on the meta device, as torch counts them."""
+    """Return the matmul FLOPs of one training step with one sample, as torch counts them on the meta device."""
     # without a mask: to read one, transformers would need its values
     inputs = torch.zeros(1, encoder, dtype=torch.long, device="meta")
     labels = torch.zeros(1, decoder, dtype=torch.long, device="meta")
@@ -64,7 +65,7 @@ def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
-    """The last of three layers: every other one has the same FLOPs."""
+    """FLOPs are compared for two encoder layers and one decoder layer; further layers have the same FLOPs."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
     module = build(spec_of(model["shape"]), torch.device("meta"))
@@ -100,7 +101,7 @@ def test_flan_t5_is_t5_v1_1s_network(size: str) -> None:
 
 @pytest.mark.parametrize("size", ["small", "base", "xl", "xxl"])
 def test_umt5_is_mt5_with_more_words_and_a_bias_in_every_layer(size: str) -> None:
-    """Its tables, each 32 × heads, in all layers except the two that have them in mT5."""
+    """umT5 has a table of position biases (32 × heads) in every layer. mT5 has one table in each of its two stacks."""
     ours, mt5 = preset(f"umt5_{size}"), preset(f"mt5_{size}")
     more = 2 * (256_384 - 250_112) * ours["shape"]["d_model"]
     tables = 32 * ours["shape"]["heads"] * 2 * (ours["shape"]["encoder_layers"] - 1)

@@ -1,15 +1,17 @@
-"""Costs of ZeRO next to a pass: memory of states, buckets and gathered layers, transfers, and the host's memory.
+"""Costs of ZeRO in addition to those of the forward and backward passes: memory of states, gradient buckets and
+gathered layers; transfers; host memory.
 
-Imports no torch. Formulas follow the allocations of DeepSpeed 0.19.8; nothing here is fitted to a measurement. Sources:
-- states: runtime/zero/stage_1_and_2.py, stage3.py and runtime/fp16/unfused_optimizer.py; their division among ranks is
+Imports no torch. Formulas follow the allocations of DeepSpeed 0.19.8; no value is fitted to a measurement. Sources:
+
+- states: runtime/zero/stage_1_and_2.py, stage3.py and runtime/fp16/unfused_optimizer.py; their partition among ranks is
   ZeRO's (arXiv 1910.02054, section 5);
 - buckets: setup_buckets, reduce_independent_p_g_buckets_and_remove_grads, average_tensor, allreduce_bucket and
   copy_grads_in_partition of runtime/zero/stage_1_and_2.py; reduce_scatter_coalesced of runtime/comm;
 - offload: `cpu_offload` in stage_1_and_2.py, `offload_optimizer` and `offload_param` in stage3.py and
   partition_parameters.py, CPUAdam's state in ops/adam/cpu_adam.py.
 
-Models are built on the device at every stage (bench.engines). The host holds no copy of the weights, unless they are
-offloaded, or flattened there because the device cannot hold them twice. Not counted: ZenFlow.
+Models are built on the device at every stage (bench.engines). The host holds a copy of the weights in two cases only:
+they are offloaded, or they are flattened there because the device cannot hold them twice. ZenFlow is not counted.
 """
 
 import functools
@@ -40,11 +42,12 @@ from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
 __all__ = ["ZeroMemory", "build_zero_run", "predict_step"]
 
 DOUBLE = 8
-"""Bytes per element of fp64, in which DeepSpeed computes the norm of each gradient, one tensor after the other."""
+"""Bytes per element of fp64. DeepSpeed computes the norm of each gradient in fp64, one tensor at a time."""
 
 
 def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep:
-    """Return ZeRO's additions to a step; UserError for options whose time is not predicted."""
+    """Return ZeRO's costs of an optimizer step: updated elements and transfers. Raise UserError for options whose time
+    is not predicted."""
     run = build_zero_run(options, spec, model, device)
     if options.zero_quantized_weights or options.zero_quantized_gradients:
         raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
@@ -55,12 +58,13 @@ def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Dev
 
 
 class ZeroMemory(NamedTuple):
-    """ZeRO's part of a rank's memory: an `EngineMemory`."""
+    """ZeRO's share of a rank's memory. Implements `EngineMemory`."""
 
     run: ZeroRun
 
     def resident(self) -> Terms:
-        """Stages 1 to 3 keep master weights also in fp32, next to the weights that they gather into."""
+        """Return the bytes of states between steps. Stages 1 to 3 keep master weights even in fp32, in addition to the
+        weights that are gathered from them."""
         run = self.run
         separate = run.width < FULL or run.stage > 0
         terms = {
@@ -78,8 +82,9 @@ class ZeroMemory(NamedTuple):
         return _count_bucket_bytes(self.run) if self.run.stage == 3 else 0
 
     def initialisation(self, thrown_away: int) -> Terms:
-        """Stages 1 and 2 make a flat copy of the weights on the device only where the second copy fits next to the
-        first. It is never the reason that a model does not fit, so it is not counted where this is unknown."""
+        """Return the peak of initialisation. Stages 1 and 2 make a flat copy of the weights on the device only if both
+        copies fit there. If this is unknown, the flat copy is not counted, because it never decides whether a model
+        fits."""
         run = self.run
         if run.stage == 3:
             return self._initialise_partitioned(run.width * thrown_away // run.ranks)
@@ -99,12 +104,13 @@ class ZeroMemory(NamedTuple):
         return max(built, live, key=sum_bytes)
 
     def _initialise_partitioned(self, thrown_away: int) -> Terms:
-        """Return the largest of stage 3's three moments, in their order.
+        """Return the largest of stage 3's three peaks of initialisation, which come in this order.
 
-        1. Each tensor is built whole, in fp32 first, before it is partitioned, and gathered again to be drawn.
-        2. Master weights are made from the partitions (below fp32 by way of a copy), then zeros for a gradient.
-        3. With gradients and bucket allocated, each tensor is gathered once more for its hook; gloo needs a copy of it.
-        Moments come with the first step.
+        1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
+        2. Master weights are made from the partitions (below fp32 through a copy). Then a gradient of zeros is made.
+        3. After gradients and bucket are allocated, each tensor is gathered again for its hook. gloo copies it.
+
+        AdamW's moments are allocated in the first step.
         """
         run = self.run
         weights, live = {"weights": _count_partition_bytes(run)}, self.resident()
@@ -127,7 +133,8 @@ class ZeroMemory(NamedTuple):
         return SegmentBytes(none + _count_kept_gradients(self.run), none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Stage 3's own linear layer never leaves a gradient transposed."""
+        """Return the bytes of each segment's backward pass. Stage 3 uses DeepSpeed's own linear layer, which never
+        leaves a gradient transposed."""
         run = self.run
         if run.stage == 3:
             return _predict_stage_3(run, 1)
@@ -142,12 +149,14 @@ class ZeroMemory(NamedTuple):
         return live._replace(gradients=live.gradients + run.width * work.transposed)
 
     def after_backward(self) -> int:
-        """Stage 0 copies gradients into a bucket for its all-reduce after backward."""
+        """Return the bytes of stage 0's bucket, into which it copies gradients for the all-reduce after backward; 0 at
+        other stages."""
         run = self.run
         return run.width * min(run.model.elements, STAGE_0_BUCKET) if run.stage == 0 else 0
 
     def update(self) -> Terms:
-        """Gradients become one flat fp32 tensor; before that, their norm is computed in fp64."""
+        """Return the peak of the optimizer's step. The gradient norm is computed in fp64. Then the gradients are copied
+        to one flat fp32 tensor."""
         run, live = self.run, self.resident()
         averaged = 0  # bytes of the gradients that backward leaves, next to those that are always resident
         if not run.optimizer_tier and run.stage < 3:
@@ -171,7 +180,8 @@ class ZeroMemory(NamedTuple):
         return max(flattening, stepping, key=sum_bytes)
 
     def host(self) -> dict[str, ByteRange] | None:
-        """None with NVMe, whose buffers in the host's memory are not modelled."""
+        """Return the lower and upper bound of host memory by kind, in bytes. Return None with NVMe offload, whose
+        buffers in host memory are not modelled."""
         run = self.run
         if any(tier and tier.device == "nvme" for tier in (run.options.offload_optimizer, run.options.offload_param)):
             return None
@@ -196,32 +206,36 @@ def _count_weight_bytes(run: ZeroRun) -> int:
 
 
 def _count_partition_bytes(run: ZeroRun) -> int:
-    """Return the bytes of the weights that stage 3 leaves on a rank's device, and of ZeRO++'s second copy."""
+    """Return the bytes of the partitioned weights that stage 3 keeps on a rank's device, including ZeRO++'s secondary
+    partition."""
     live = 0 if run.weights_tier else run.width * run.partition
     secondary = run.options.zero_hpz_partition_size
     return live + (run.width * run.model.elements // secondary if secondary > 1 else 0)
 
 
 def _count_bucket_bytes(run: ZeroRun) -> int:
-    """Return the bytes of one bucket of gradients; DeepSpeed allocates it whole, even for a smaller model."""
+    """Return the bytes of one gradient bucket. DeepSpeed allocates its full size, even for a smaller model."""
     return run.width * run.bucket * run.options.contiguous_gradients
 
 
 def _count_adamw_bytes(run: ZeroRun) -> int:
-    """Return the bytes of AdamW's temporaries. Stage 0 updates each tensor, the other stages update one flat tensor."""
+    """Return the bytes of AdamW's temporaries. Stage 0 updates each tensor separately; the other stages update flat
+    tensors."""
     flat = [EqualTensors(_count_updated_at_once(run), 1)]
     return count_adamw_bytes(run.spec.optimizer, run.device, run.model.tensors if run.stage == 0 else flat)
 
 
 def _count_updated_at_once(run: ZeroRun) -> int:
-    """Return the elements of the flat tensor that AdamW updates; stage 3 has several, one after the other."""
+    """Return the number of elements in the flat tensor that AdamW updates at once. Stage 3 has several such tensors and
+    updates them one after the other."""
     return min(run.options.sub_group_size, run.on_device) if run.stage == 3 else run.partition
 
 
 def _count_averaged(run: ZeroRun) -> int:
-    """Return the elements of gradients that stages 1 and 2 keep, on the rank that keeps most.
+    """Return the number of averaged gradient elements that stages 1 and 2 keep, on the rank that keeps most.
 
-    A tensor that reaches into its partition counts whole. Embedding and head, the first and last tensors, matter most.
+    A tensor that overlaps with the rank's partition counts with its full size. The embedding and the head, the first
+    and last tensors, have the largest effect.
     """
     return int(_find_kept_whole(run, np.array(run.model.largest)))
 
@@ -233,7 +247,7 @@ def _find_kept_whole(run: ZeroRun, largest: Array) -> Array:
 
 
 def _count_kept_gradients(run: ZeroRun) -> int:
-    """Return the bytes of gradients that earlier micro-steps leave."""
+    """Return the bytes of gradients that remain from earlier micro-steps."""
     if run.spec.accumulation == 1:
         return 0
     if run.stage < 2:
@@ -242,8 +256,8 @@ def _count_kept_gradients(run: ZeroRun) -> int:
 
 
 def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh: Array) -> SegmentBytes:
-    """Return the bytes of each segment's backward: buckets from the first gradient on, and this rank's averaged
-    gradients from the first full bucket on.
+    """Return the bytes of each segment's backward pass at stages 1 and 2. Buckets count from the first gradient on.
+    This rank's averaged gradients count from the first full bucket on.
 
     A bucket is reduced between two operations, when their working memory is free. The first bucket is reduced before
     the averaged gradients are allocated.
@@ -274,7 +288,7 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
 
 
 class SegmentPeak(NamedTuple):
-    """Elements of one rank at the stop of each segment where most is live; each (segments,)."""
+    """Elements that one rank holds at the peak of each segment, each field (segments,)."""
 
     fresh: Array  # gradients outside the bucket
     copies: Array  # taken by the reduction of the bucket
@@ -282,24 +296,27 @@ class SegmentPeak(NamedTuple):
 
 
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
-    """Return the bytes of stage 3's forward (0) or backward (1): its replayed peak and its bucket, always allocated."""
+    """Return the bytes of stage 3 in each segment of forward (`number` 0) or backward (1). They are the peak of the
+    replayed gathers and reductions, and the gradient bucket, which is always allocated."""
     peak, width = _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number], run.width
     return SegmentBytes(width * peak.fresh, width * peak.copies + _count_bucket_bytes(run), width * peak.whole)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
-    """Return the peaks of forward and backward on one of `ranks`; `gloo` copies packed gradients once more."""
+    """Return the peaks of forward and backward on a rank of `ranks`. If `gloo` is true, a reduction makes one more copy
+    of its packed gradients."""
     sizes = np.array([size.elements for size in model.tensors])
     padded = np.array([pad_elements(size.elements, ranks) for size in model.tensors])
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]
 
 
 def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
-    """Return the peak of each segment of one pass; `sizes` and `padded` are elements, (tensor sizes,).
+    """Return the peak of each segment in one pass. `sizes` and `padded` are the elements of one tensor of each size
+    without and with padding, (tensor sizes,).
 
-    A bucket's gradients are packed by rank before they are reduced, unless it is a single one that needs no padding.
-    The padding is a tensor of its own.
+    Before a bucket is reduced, its gradients are packed by rank into a new tensor. A single gradient that needs no
+    padding is reduced in place. The padding is a tensor of its own.
     """
     whole = (walk.exact + walk.padded @ padded) * gathers  # (stops,)
     plain, packed = walk.reduced @ sizes, walk.reduced @ padded
@@ -314,10 +331,11 @@ def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, glo
 
 
 def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRange]:
-    """Return the host's bytes for one rank's optimizer: fp32 master weights, AdamW's two moments, the fp32 gradient.
+    """Return the bytes of host memory for one rank's offloaded optimizer: fp32 master weights, AdamW's two moments and
+    the fp32 gradient.
 
-    Stages 1 and 2 add the updated weights on their way back, one tensor's gradient, and gradients of earlier
-    micro-steps. Stage 3 adds the gradients that it sums.
+    Stages 1 and 2 add the updated weights before their transfer to the device, one tensor's gradient, and gradients of
+    earlier micro-steps. Stage 3 adds its accumulated gradients.
     """
     pin, away = tier.pin_memory, run.partition - run.on_device
     piece = min(run.options.sub_group_size, away) if run.stage == 3 else away
@@ -340,8 +358,8 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 
 
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
-    """Return the host's bytes of stage 3's partitions, one flat tensor. The upper bound adds their earlier places,
-    tensor by tensor, which the pinned allocator keeps."""
+    """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. The upper bound
+    also has the earlier allocation of each tensor, which the pinned allocator keeps."""
     low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins it whatever pin_memory says
     parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
@@ -349,7 +367,8 @@ def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
 
 
 def _pin(size: int, pin: bool, piece: int | None = None) -> ByteRange:
-    """Return the bytes of host memory for `size` bytes in pieces; None: in one piece.
+    """Return the lower and upper bound of host memory for `size` bytes, allocated in pieces of `piece` bytes. If
+    `piece` is None, there is one piece.
 
     torch rounds each page-locked piece up to a power of two unless a setting prevents it (its docs on
     host_memory_stats; https://github.com/pytorch/pytorch/issues/95823 and 150517).

@@ -1,9 +1,11 @@
-"""Weights that stage 3 has whole, and gradients that it reduces, from module to module: a replay of its coordinator.
+"""Replay of the coordinator of ZeRO stage 3, module by module: the weights that it gathers and the gradients that are
+reduced.
 
-Follows DeepSpeed 0.19.8 with a complete trace: _fetch_sub_module_impl, __params_to_release and __release_param of
-runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of partition_parameters.py,
-reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The number of ranks changes no decision, only the
-padding of tensors: one replay serves all points of a sweep that have the same model and limits.
+The replay follows DeepSpeed 0.19.8 once its trace of modules is complete: _fetch_sub_module_impl, __params_to_release
+and __release_param of runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of
+partition_parameters.py, reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The number of ranks changes only
+the padding of tensors, not the coordinator's decisions. One replay therefore serves all points of a sweep that have the
+same model and limits.
 """
 
 import functools
@@ -18,7 +20,8 @@ from bench.core.network import EqualTensors, WeightModule
 
 
 class GatheringLimits(NamedTuple):
-    """DeepSpeed's options that decide, in elements."""
+    """DeepSpeed's options that decide when weights are gathered and released and gradients are reduced. Sizes are
+    elements."""
 
     prefetch: int
     live: int
@@ -30,8 +33,8 @@ class GatheringLimits(NamedTuple):
 
 
 class PassReplay(NamedTuple):
-    """Live elements at each stop of a pass, one row per stop. Tensors that ranks pad are counted by size, in the
-    columns of the model's `tensors`."""
+    """Live elements at each stop of a pass, one row per stop. A stop is the execution of one module. Tensors that are
+    padded for equal partitions are counted by size, one column for each of the model's `tensors`."""
 
     segment: Array  # (stops,)
     exact: Array  # (stops,): elements of weights that were copied out of a flat tensor
@@ -43,7 +46,7 @@ class PassReplay(NamedTuple):
 
 
 class WeightFetch(NamedTuple):
-    """One fetch: a module in forward, repeated for its backward, or in backward."""
+    """One stop: the execution of a module in forward, in recomputation for its backward, or in backward."""
 
     module: WeightModule
     releases: bool  # its weight may be released afterwards
@@ -52,7 +55,7 @@ class WeightFetch(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, PassReplay]:
-    """Return forward and backward of a step."""
+    """Return the replays of a step's forward and backward."""
     modules, sizes = model.modules, model.tensors
     # the first module only marks where the embedding's gradient is complete: forward enters the embedding in its stack
     forward = [WeightFetch(module, True, False) for module in modules[1:]]
@@ -78,7 +81,8 @@ def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, Pass
 
 
 def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
-    """Yield the stops of backward. A checkpointed block is recomputed once its last module is whole, up to that one."""
+    """Yield the stops of backward. A checkpointed block is recomputed after the weight of its last module has been
+    gathered. The recomputation ends before that module."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
         again: list[WeightModule] = []
@@ -96,7 +100,8 @@ def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iter
 
 
 class WeightCoordinator:
-    """Books of the coordinator: weights that are whole, weights on their way, and weights that come next."""
+    """State of the replayed coordinator: gathered weights, weights whose gather has started, and the order of their
+    next uses."""
 
     def __init__(self, stops: Sequence[WeightFetch], sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.exact, self.padded = 0, [0] * len(sizes)
@@ -121,7 +126,7 @@ class WeightCoordinator:
         self._next_use = following[::-1]
 
     def fetch(self) -> None:
-        """Make the weight of the next stop whole, then gather ahead as far as the limits allow."""
+        """Gather the weight of the next stop, then prefetch further weights as far as the limits allow."""
         weight = self._order[self._step]
         if weight is not None:
             if weight not in self._whole and weight not in self._packs:
@@ -154,7 +159,7 @@ class WeightCoordinator:
             self.padded[self._size[weight]] += 1
 
     def _wait(self, weight: int) -> None:
-        """Unpack the flat tensor that holds `weight`. It is freed when all its weights have been used."""
+        """Unpack the flat tensor that holds `weight`. The flat tensor is freed after all its weights have been used."""
         pack = self._packs.pop(weight, None)
         if pack is None:
             return
@@ -172,7 +177,7 @@ class WeightCoordinator:
                 self.padded[self._size[member]] -= 1
 
     def release(self, allowed: bool) -> None:
-        """Release the weight of this stop unless it is used again soon, and go to the next stop."""
+        """Release the weight of this stop unless it is used again soon. Advance to the next stop."""
         weight, step = self._order[self._step], self._step + 1
         again = self._next_use[self._step]
         self._step = step
@@ -196,7 +201,7 @@ class _Pack(NamedTuple):
 
 
 class Bucket:
-    """Gradients on their way to be reduced."""
+    """Bucket of gradients that wait for their reduction."""
 
     def __init__(self, sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.nothing = (0,) * len(sizes)
@@ -204,9 +209,10 @@ class Bucket:
         self._sizes, self._limits, self._elements = sizes, limits, 0
 
     def add(self, size: int) -> tuple[int, tuple[int, ...]]:
-        """Add a gradient. Return the elements outside the bucket meanwhile, and the content that was reduced first.
+        """Add a gradient, given by the index of its tensor size. Return the elements of gradients outside the bucket
+        during this call, and the bucket content that was reduced before the gradient was added.
 
-        A gradient larger than the bucket waits outside it for the next one.
+        A gradient larger than the bucket stays outside it until the next gradient comes.
         """
         elements = self._sizes[size].elements
         fresh, reduced = elements + self.waiting, self.nothing

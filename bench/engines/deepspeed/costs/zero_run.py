@@ -1,9 +1,9 @@
-"""The values of a ZeRO run that decide its memory and transfers, and the collectives of one optimizer step on one rank.
+"""Values that decide the memory and transfers of a ZeRO run, and the collectives of one rank in one optimizer step.
 
-Collectives are those that DeepSpeed 0.19.8 starts, at the time when it starts them. Sources: reduce_gradients,
-average_tensor and step of runtime/zero/stage_1_and_2.py; buffered_allreduce_fallback of runtime/engine.py;
-fetch_sub_module of runtime/zero/partitioned_param_coordinator.py and __avg_scatter_grads of stage3.py. Tests compare
-calls and bytes with those counted in recorded runs.
+The collectives and their moments are those of DeepSpeed 0.19.8. Sources: reduce_gradients, average_tensor and step of
+runtime/zero/stage_1_and_2.py; buffered_allreduce_fallback of runtime/engine.py; fetch_sub_module of
+runtime/zero/partitioned_param_coordinator.py and __avg_scatter_grads of stage3.py. Tests compare the numbers of calls
+and bytes with those of recorded runs.
 """
 
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
 
 ALIGNMENT = 2
-"""Stages 1 and 2 give each rank a multiple of this number of elements (nccl_start_alignment_factor)."""
+"""Stages 1 and 2 pad each rank's partition to a multiple of this number of elements (nccl_start_alignment_factor)."""
 STAGE_0_BUCKET = 500_000_000
-"""Elements that stage 0 reduces at a time; no option changes it."""
+"""Largest number of elements in one all-reduce of stage 0. No option changes it."""
 PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 
 NORM_BYTES = {0: 4, 1: 4, 2: 4, 3: 8}
-"""Bytes of the squared gradient norm, which all ranks sum once a step, by stage: fp32, at stage 3 fp64."""
+"""Bytes of the squared gradient norm by stage: fp64 at stage 3, fp32 at the others. All ranks sum it once per step."""
 OVERFLOW_BYTES = 1
-"""Bytes of the flag that some rank had an infinite gradient: below fp32, at stages 1 and 2."""
+"""Bytes of the flag that reports an infinite gradient on some rank. Stages 1 and 2 exchange it in bf16 and fp16."""
 
 
 class ZeroRun(NamedTuple):
@@ -41,46 +41,50 @@ class ZeroRun(NamedTuple):
     partition: int  # elements of the optimizer's state on one rank, padding included
 
     def padded(self, elements: int) -> int:
-        """Return the elements of a tensor that stage 3 partitions: the same number on every rank."""
+        """Return the elements of a tensor after stage 3 has padded it, so that every rank has the same number."""
         return pad_elements(elements, self.ranks)
 
     @property
     def bucket(self) -> int:
-        """Elements of a bucket of gradients; 0 at stage 0, which has no option for it."""
+        """Elements of a gradient bucket; 0 at stage 0, which has no option for it."""
         return self.options.reduce_bucket_size or 0
 
     @property
     def small(self) -> list[EqualTensors]:
-        """Tensors that stage 3 never partitions, with their padding."""
+        """Small tensors that stage 3 never partitions (persistence threshold). Their elements include padding."""
         threshold = self.options.stage3_param_persistence_threshold or 0
         small = (size for size in self.model.tensors if size.elements <= threshold)
         return [EqualTensors(self.padded(size.elements), size.number) for size in small]
 
     @property
     def summed_width(self) -> int:
-        """Bytes per element of the gradients that stage 3 sums over micro-steps."""
+        """Bytes per element of the gradients that stage 3 accumulates over micro-steps."""
         return WIDTH[self.options.data_types.grad_accum_dtype or self.spec.precision]
 
     @property
     def optimizer_tier(self) -> OffloadOptimizer | None:
-        """Offload of the optimizer's state into the host's memory; None: not offloaded, or the device is the host."""
+        """Options for offload of the optimizer's state to host memory. None if it is not offloaded, or if the device is
+        the CPU."""
         return self.options.optimizer_tier if self.device == "cuda" else None
 
     @property
     def weights_tier(self) -> OffloadParam | None:
-        """Offload of stage 3's partitions into the host's memory; None: not offloaded, or the device is the host."""
+        """Options for offload of stage 3's partitioned weights to host memory. None if they are not offloaded, or if
+        the device is the CPU."""
         return self.options.weights_tier if self.device == "cuda" else None
 
     @property
     def on_device(self) -> int:
-        """Elements of the optimizer's state on the device: its partition, or the rest of it after partial offload."""
+        """Elements of this rank's optimizer state on the device: the whole partition, or the rest that partial offload
+        leaves."""
         tier = self.optimizer_tier
         return self.partition if tier is None else round((1 - tier.ratio) * self.partition)
 
     @property
     def flattens_on_host(self) -> bool | None:
-        """True if stages 1 and 2 copy the weights into one flat tensor in the host's memory. DeepSpeed does so where
-        the device's free memory cannot hold the second copy. None: it depends on where CUDA_BASE_BYTES lie."""
+        """True if stages 1 and 2 flatten the weights in host memory. DeepSpeed does so if the device's free memory
+        cannot hold a second copy of the weights. None if this differs between the lower and upper bound of
+        CUDA_BASE_BYTES."""
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
         copies = self.width * (self.model.elements + self.partition * self.ranks)
@@ -89,7 +93,7 @@ class ZeroRun(NamedTuple):
 
     @property
     def limits(self) -> GatheringLimits:
-        """Limits that decide the order of stage 3's gathers."""
+        """Limits for the replay of stage 3's gathers and reductions."""
         o = self.options
         return GatheringLimits(
             prefetch=o.stage3_prefetch_bucket_size or 0,
@@ -106,7 +110,8 @@ def build_zero_run(
     options: Options, spec: RunSpec, model: ModelSizes, device: Device, room: int | None = None, *,
     rehearsed: bool = False,
 ) -> ZeroRun:  # fmt: skip
-    """Return the values of `spec` on a device of `room` bytes. Rehearsed collectives need no memory of their own."""
+    """Return the values for `spec` on a device with `room` bytes of memory. If `rehearsed` is true, collectives run on
+    a fake process group and need no memory."""
     stage, ranks = options.stage, spec.data_parallel
     if stage == 0:
         partition = model.elements
@@ -119,7 +124,7 @@ def build_zero_run(
 
 
 def list_transfers(run: ZeroRun) -> list[Transfer]:
-    """Return the collectives of one rank in an optimizer step; none if the rank is alone."""
+    """Return the collectives of one rank in an optimizer step; empty for a single rank."""
     if run.ranks == 1:
         return []
     norm = Transfer("all_reduce", "update", NORM_BYTES[run.stage], 1, 1, False, run.ranks)
@@ -134,9 +139,10 @@ def list_transfers(run: ZeroRun) -> list[Transfer]:
 
 
 def _list_replicated(run: ZeroRun) -> list[Transfer]:
-    """Return the collectives of stages 1 and 2: all-reduces of buckets and the gather of updated weights.
+    """Return the collectives of stages 1 and 2: all-reduces of gradient buckets, and the gather of updated weights.
 
-    Without overlap_comm stage 1 reduces after backward, stage 2 where the bucket is full. On a CPU nothing overlaps.
+    Without overlap_comm, stage 1 reduces after backward, and stage 2 as soon as a bucket is full. On a CPU, no
+    collective overlaps with computation.
     """
     passes = run.spec.accumulation if run.stage == 2 else 1  # stage 1 reduces in the last micro-step only
     whole, last = run.width * run.model.elements, run.width * run.model.largest  # the embedding's gradient comes last
@@ -147,10 +153,12 @@ def _list_replicated(run: ZeroRun) -> list[Transfer]:
 
 
 def _list_partitioned(run: ZeroRun) -> list[Transfer]:
-    """Return the collectives of stage 3. Its coordinator gathers weights ahead of forward, and those that it released
-    ahead of backward. Gradients are scattered. Tensors that are never partitioned are gathered after the update.
+    """Return the collectives of stage 3. The coordinator gathers weights before they are used in forward. Before
+    backward it gathers only weights that it had released. Gradients are reduce-scattered. Tensors that are never
+    partitioned are gathered after the update.
 
-    A gather overlaps with computing, also on a CPU; a bucket's reduction does on a GPU with overlap_comm.
+    Gathers overlap with computation, also on a CPU. Reductions of buckets overlap with it only on a GPU with
+    overlap_comm.
     """
     secondary, width, passes = run.options.zero_hpz_partition_size, run.width, run.spec.accumulation
     whole, largest = width * run.model.elements, width * run.model.largest
@@ -168,12 +176,13 @@ def _list_partitioned(run: ZeroRun) -> list[Transfer]:
 
 
 def _overlaps(run: ZeroRun) -> bool:
-    """Return True if a bucket is reduced while backward continues."""
+    """Return True if gradient buckets are reduced while backward continues."""
     return bool(run.options.overlap_comm) and run.device == "cuda"
 
 
 def _count_buckets(run: ZeroRun) -> int:
-    """Return the calls that reduce all gradients. A tensor larger than the bucket is reduced alone."""
+    """Return the number of calls that reduce all gradients once. A tensor larger than the bucket is reduced in its own
+    call."""
     large = [size for size in run.model.tensors if size.elements > run.bucket]
     rest = run.model.elements - count_elements(large)
     return sum(size.number for size in large) + -(-rest // run.bucket)

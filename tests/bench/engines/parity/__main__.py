@@ -1,12 +1,14 @@
-"""Train a covering set of tiny runs, up to 8 ranks over gloo, and the same in one process: `make parity`.
+"""Train a covering set of tiny runs on up to 8 ranks over gloo, and the same runs in one process:
+`make parity`.
 
-A line for each run shows the largest relative deviations of losses, gradient norms and weights of five clipped steps,
-and of the losses of evaluations between them. The exit code is 1 if fp32 deviates by more than 1e-6, with sliced
-matrices by more than 1e-5. The deviation of bf16 is shown and bounded by 5 %.
+Each run prints one line: the largest relative deviations of losses, gradient norms and weights over
+five clipped steps, and of the losses of evaluations between these steps. The exit code is 1 if a
+run deviates too much: by more than 1e-6 in fp32, 1e-5 in fp32 with sliced matrices, or 5 % in bf16.
 
-Equal to the bit must be: first weights and those of the one process; at the end, values that several ranks hold; and
-all of it and the same training without evaluations. Dropout is drawn from the seed of each rank, there and in the one
-process; an evaluation has none and draws nothing. Of padded samples, some micro-batches have no target token.
+Three results must be bitwise equal: initial weights and those of the one process; final values that
+several ranks hold; losses, norms and weights with and without evaluations. Dropout uses the seed of
+each rank, also in the one process. Evaluations have no dropout and draw no random numbers. With
+padded samples, some micro-batches have no target token.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from pipeline_runs import Ranks, compare_to_one_process, run_jobs
 from parity.covering import Case, choose_cases
 
 AT_ONCE = 10
-"""Cases whose ranks are started together."""
+"""Number of cases whose ranks are started together."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_differences(case: Case, ranks: Ranks) -> bool:
-    """Print the deviations of a run; return whether one is too large."""
+    """Print the deviations of a run. Return True if a deviation is too large."""
     differences = compare_to_one_process(case.build_spec(), ranks)
     limit = 5e-2 if case.precision == "bf16" else 1e-6 if case.slices == "whole" else 1e-5
     *shares, unequal = differences
@@ -59,7 +61,7 @@ def print_differences(case: Case, ranks: Ranks) -> bool:
 
 
 def format_case(case: Case) -> str:
-    """Return a description of a case."""
+    """Return a case as text."""
     engine = case.engine if case.engine != "pipeline" else f"pipeline ({case.placement}, {case.sharding})"
     words = engine, f"{case.copies} copies", f"slices: {case.slices}", case.family, case.precision, case.samples
     return ", ".join(words + ("dropout",) * (case.dropout != "none"))

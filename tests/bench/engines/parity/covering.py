@@ -1,4 +1,5 @@
-"""Covering sets: few cases in which every two values of different fields meet, if any case has both."""
+"""Covering sets of cases. Every pair of values of two fields occurs in at least one case, if a possible case has both
+values."""
 
 import itertools
 import random
@@ -17,13 +18,13 @@ PLACEMENTS = {
     "breadth-first, 1 × 2 stages": ("breadth_first", 1, 2), "breadth-first, 1 × 6 stages": ("breadth_first", 1, 6),
     "breadth-first, 2 × 2 stages": ("breadth_first", 2, 2), "breadth-first, 2 × 3 stages": ("breadth_first", 2, 3),
 }  # fmt: skip
-"""Layouts in words: schedule, ranks of the pipeline, stages on each."""
+"""Layouts by name: schedule, ranks of the pipeline, and stages per rank."""
 SLICES = {"whole": (1, False), "2": (2, False), "2 by tokens": (2, True), "4": (4, False)}
 MOST_RANKS = 8
 
 
 class Case(NamedTuple):
-    """One value of each field."""
+    """One test case: a value for each field."""
 
     engine: str
     placement: str
@@ -41,8 +42,8 @@ class Case(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Return whether a run exists and is not the same as another one: with one copy nothing is divided among
-        copies."""
+        """True if the engine supports the case, and no other case is the same run. For example, with one copy nothing
+        can be partitioned among copies."""
         whole = self.placement == "whole"
         divided = self.sharding == "zero3"
         fits = 1 < self.ranks <= MOST_RANKS and not (self.family == "llama" and self.slices == "4")
@@ -75,7 +76,8 @@ def list_cases() -> list[Case]:
 
 
 def choose_cases(seed: int, tried: int = 400) -> list[Case]:
-    """Return a covering set, by a seed. Each case is the one of `tried` random cases that adds most pairs."""
+    """Return a covering set that depends only on `seed`. Each case is the best of `tried` random cases: it adds most
+    pairs of values that are not yet covered."""
     dice, cases = random.Random(seed), list_cases()
     left = {pair for case in cases for pair in list_pairs(case)}
     chosen = list[Case]()
@@ -91,9 +93,9 @@ def choose_cases(seed: int, tried: int = 400) -> list[Case]:
 
 
 Pair = tuple[tuple[int, str | int], ...]
-"""Two fields, each with its index and value."""
+"""Two fields of a case, each as its index and its value."""
 
 
 def list_pairs(case: Sequence[str | int]) -> set[Pair]:
-    """Return all pairs of values that a case contains."""
+    """Return all pairs of field values in a case."""
     return set(itertools.combinations(enumerate(case), 2))
