@@ -1,8 +1,9 @@
-"""Predictions compared with recorded and published numbers: one table per comparison, described in `comparisons.yaml`.
+"""Predictions compared with recorded and published numbers. Each comparison has one table, and a description in
+`comparisons.yaml`.
 
-No point is omitted. A point that misses its bound is an exception, and a point that the recorded facts do not decide is
-`not testable`; both have a reason. Errors are signed: prediction over truth minus 1, in percent unless a comparison has
-another unit.
+No point is omitted. A point that misses its bound is an `exception`. A point is `not testable` if the recorded facts do
+not decide whether its prediction is right. Both have a reason. An error is prediction over truth minus 1, with its
+sign. Its unit is percent unless a comparison has another unit.
 """
 
 import functools
@@ -19,7 +20,8 @@ OUTSIDE = "outside of the predicted interval"
 
 
 class PredictionPoint(NamedTuple):
-    """One prediction and its truth: two numbers in the comparison's unit, or two words."""
+    """One point of a comparison: a prediction and the true value. Both are numbers in the comparison's unit, or both
+    are texts such as `fits`."""
 
     what: str
     predicted: Value
@@ -34,7 +36,8 @@ class PredictionPoint(NamedTuple):
 
 
 class PredictionComparison(NamedTuple):
-    """A set of points with one description, and the bounds that were set before the comparison."""
+    """A comparison: points with a common description, and the bounds on their errors. The bounds were set before
+    anything was compared."""
 
     name: str  # of its file
     title: str
@@ -51,7 +54,7 @@ class PredictionComparison(NamedTuple):
 
 
 class ComparisonSummary(NamedTuple):
-    """A comparison in one line; errors are None where its points are words."""
+    """Summary of a comparison: counts of points, errors and verdict. Errors are None if the points are texts."""
 
     points: int
     exceptions: int
@@ -65,13 +68,14 @@ class ComparisonSummary(NamedTuple):
 
 @functools.cache
 def read_descriptions() -> dict[str, dict[str, Any]]:
-    """Return the description of every comparison by its name."""
+    """Return the descriptions of all comparisons by name, from `comparisons.yaml`."""
     text = (Path(__file__).parent / "comparisons.yaml").read_text(encoding="utf-8")
     return {name: dict(description) for name, description in yaml.safe_load(text).items()}
 
 
 def build_comparison(name: str, points: Iterable[PredictionPoint], **values: Any) -> PredictionComparison:
-    """Return a comparison with its description; `values` fill in the names in its text."""
+    """Return a comparison of these points with its description from `comparisons.yaml`. `values` replace the
+    placeholders in the description's text."""
     described = read_descriptions()[name]
     text = described["text"].format(**values).rstrip()
     return PredictionComparison(name, points=tuple(points), **{**described, "text": text})
@@ -85,7 +89,7 @@ def compute_error_percent(predicted: float, truth: float) -> float:
 def build_point(
     what: str, predicted: float, truth: float, each: float, rival: float | None = None, reason: str = ""
 ) -> PredictionPoint:
-    """Return a point that is right within `each` percent; `reason` explains the exception it may be."""
+    """Return a point whose error may be up to `each` percent. `reason` is recorded only if the error is larger."""
     error = compute_error_percent(predicted, truth)
     right = abs(error) <= each
     return PredictionPoint(
@@ -95,13 +99,14 @@ def build_point(
 
 
 def build_interval_point(what: str, predicted: float, truth: float, *, inside: bool) -> PredictionPoint:
-    """Return a point that is right if the truth lies inside the predicted interval."""
+    """Return a point whose verdict is `ok` if `inside` is True, which means that the truth lies in the predicted
+    interval."""
     error = compute_error_percent(predicted, truth)
     return PredictionPoint(what, predicted, truth, error, "ok" if inside else "exception", "" if inside else OUTSIDE)
 
 
 def summarise_comparison(comparison: PredictionComparison) -> ComparisonSummary:
-    """Return the errors and the verdict of a comparison."""
+    """Return the summary of a comparison: counts, errors and verdict."""
     points = comparison.points
     errors = [point.error for point in points if point.error is not None]
     rivals = [abs(point.rival_error) for point in points if point.rival_error is not None]

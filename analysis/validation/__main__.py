@@ -51,7 +51,7 @@ SUMMARY = (
 
 
 def compare_all(runs: recorded.RecordedRuns) -> list[PredictionComparison]:
-    """Return every comparison, in the order of the page."""
+    """Return all comparisons in the order in which the page shows them."""
     return [
         published_memory.compare_zero_table(),
         *recorded.compare_real_runs(runs),
@@ -68,14 +68,15 @@ def compare_all(runs: recorded.RecordedRuns) -> list[PredictionComparison]:
 
 
 def render_files(found: Sequence[PredictionComparison]) -> dict[str, str]:
-    """Return the files by name: the page, a table for each comparison, and the errors of each published source."""
+    """Return the text of every file by file name: the page, a CSV for each comparison, and a CSV with the errors of
+    each published source."""
     sources = [(*names, *errors) for *names, errors in published_steps.list_sources()]
     tables = {f"{comparison.name}.csv": to_csv(comparison) for comparison in found}
     return {PAGE: to_markdown(found), "published_sources.csv": _join_csv(SOURCE_COLUMNS, sources), **tables}
 
 
 def to_markdown(comparisons: Sequence[PredictionComparison]) -> str:
-    """Return the page: the result of each comparison, and its description."""
+    """Return the page in Markdown: a table with the result of each comparison, then the descriptions."""
     rule = ["---:" if name in SUMMARY[1:5] else "---" for name in SUMMARY]
     rows = [[escape_markdown(name) for name in SUMMARY], rule, *map(_list_summary_cells, comparisons)]
     groups: dict[str, list[str]] = {}
@@ -90,7 +91,7 @@ def to_markdown(comparisons: Sequence[PredictionComparison]) -> str:
 
 
 def to_csv(comparison: PredictionComparison) -> str:
-    """Return a comparison's points as CSV with a header; unknown values are empty."""
+    """Return the points of a comparison as CSV with a header. Cells of unknown values are empty."""
     rows = []
     for point in comparison.points:
         truth = (point.predicted, point.truth, point.truth_low, point.truth_high)
@@ -108,7 +109,7 @@ def _join_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def to_text(comparison: PredictionComparison) -> str:
-    """Return the result of a comparison in one line for a terminal."""
+    """Return the result of a comparison as one line for a terminal."""
     totals = summarise_comparison(comparison)
     error = (
         ""
@@ -134,7 +135,8 @@ def _list_summary_cells(comparison: PredictionComparison) -> list[str]:
 
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
-    """Return the errors of the usual formula, where there is one."""
+    """Return the errors of the usual formula for this quantity, such as 6·N·tokens; a dash if no point has a value of
+    it."""
     if totals.rival_mean is not None:
         return f"{comparison.rival}: {totals.rival_mean:.3g} {comparison.error_unit}"
     known = [point for point in comparison.points if point.rival is not None and point.truth is not None]
@@ -155,12 +157,13 @@ def _format_bound(comparison: PredictionComparison) -> str:
 
 
 def _format_signed(error: float) -> str:
-    """Return an error with its sign; an error that rounds to 0 has no sign."""
+    """Return an error as text with its sign. An error that rounds to 0 has no sign."""
     return f"{error:+.2f}" if abs(error) >= 0.005 else "0.00"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the page and its tables, and print a line for each comparison; return 0 also for missed bounds."""
+    """Write the page and its tables, and print a line for each comparison. Return 0, even if a bound is missed, and 2
+    on a user error."""
     parser = argparse.ArgumentParser(
         "python -m analysis.validation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -181,7 +184,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _write_files(texts: Mapping[str, str], folder: Path) -> None:
-    """Write every file atomically; UserError for a folder that cannot be written."""
+    """Write every file atomically. Raises UserError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -1,4 +1,5 @@
-"""GPT on Frontier compared with predictions: share of the peak, scaling, and memory and step of a public log."""
+"""GPT on the Frontier supercomputer compared with predictions: share of the peak, scaling efficiency, and memory and
+step time in a published log."""
 
 from collections.abc import Sequence
 
@@ -31,11 +32,12 @@ EXCLUDED = (
 )
 _MIB = 2**20
 _BYTES_PER_PARAMETER = 10
-"""Between two steps of engine `pipeline` with two copies: weights 2, gradients 2, master weights and moments 12 / 2."""
+"""Bytes per parameter between two steps of engine `pipeline` with two model copies: weights 2, gradients 2, and a half
+of the 12 bytes of master weights and moments."""
 
 
 def compare_scaling() -> list[PredictionComparison]:
-    """Return the shares of the peak, and the efficiencies."""
+    """Return two comparisons: percent of the devices' peak, and scaling efficiency."""
     machine, burst = build_machine(ACCELERATOR), build_burst_machine(ACCELERATOR)
     rows = {row["model"]: row for row in read_published("frontier_gpt").rows}
     peak = machine.peak_tflops["fp16"] * 1e12
@@ -73,7 +75,8 @@ def _build_efficiency_point(row: dict[str, str], layout: dict[str, str], machine
 
 
 def compare_log(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the memory, predicted and rehearsed, and the step."""
+    """Return the comparisons with the published log: predicted memory, rehearsed memory, predictions of the rehearsals,
+    and the step time."""
     machine = build_machine(ACCELERATOR)
     (row,) = read_published("frontier_log").rows
     run, rehearsed = build_frontier_run(row, machine), recorded.table("rehearsed_frontier")
@@ -103,12 +106,12 @@ def _compare_memory(places: Sequence[MemoryPrediction]) -> PredictionComparison:
 
 
 def _count_passes_peak(place: MemoryPrediction) -> int:
-    """Return the bytes at the peak of forward and backward."""
+    """Return the bytes at the higher of the two peaks of forward and backward."""
     return max(phase.total for phase in place.phases if phase.name in ("forward", "backward"))
 
 
 def _build_stage_points(peaks: Sequence[float]) -> list[PredictionPoint]:
-    """Return the peaks of the stages compared with those in the log."""
+    """Return a point for each pipeline stage: its peak in bytes, compared with the peak in the published log."""
     points = []
     for row, peak in zip(read_published("frontier_memory").rows, peaks, strict=True):
         truth = _MIB * float(row["peak_mib"])

@@ -1,9 +1,10 @@
-"""Published memory compared with predictions: ZeRO's table of model states, and reports of runs that fitted a device.
+"""Published memory compared with predictions: ZeRO's table of model states, and reports of runs that did or did not fit
+a device.
 
-Both are also compared with DeepSpeed's memory estimators. Their arithmetic is that of DeepSpeed 0.19.8:
-estimate_zero2_model_states_mem_needs of runtime/zero/stage_1_and_2.py, estimate_zero3_model_states_mem_needs of
-stage3.py; a test compares with the real functions. They count model states of 16-bit training only, for any precision,
-and do not exist for stages 0 and 1.
+Both are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed 0.19.8:
+estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs in
+stage3.py. A test compares them with the real functions. The estimators assume model states of 16-bit training at any
+precision. They do not exist for stages 0 and 1.
 """
 
 import itertools
@@ -23,28 +24,30 @@ from bench.predict.memory import predict_memory
 HALF = 2
 """Bytes of a weight in 16 bits."""
 DIVIDED = 18
-"""Bytes per parameter that both estimators divide among GPUs: 2 gradient in 16 bits, 4 in 32 bits, 4 master weight,
-8 moments. At stage 2 the weights come on top, at stage 3 (so DeepSpeed) they are among them."""
+"""Bytes per parameter that both estimators divide among GPUs: gradient 2 in 16 bits and 4 in 32 bits, master weight 4,
+moments 8. The estimator of stage 2 adds the weights to these 18 bytes. According to DeepSpeed, the 18 bytes
+include the weights at stage 3."""
 LAYER = 4
-"""Bytes per parameter of the largest layer at stage 3: weight and gradient in 16 bits."""
+"""Bytes per parameter of the largest layer at stage 3: its gathered weight and gradient in 16 bits."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Forward and backward by the rule of thumb (arXiv 2001.08361, section 2.1)."""
+"""FLOPs of forward and backward per parameter and token, by the rule of thumb of arXiv 2001.08361, section 2.1."""
 
 
 def estimate_zero2(parameters: int, ranks: int, *, offload: bool) -> int:
-    """Return bytes per GPU by estimate_zero2_model_states_mem_needs."""
+    """Return bytes of model states per GPU, as estimate_zero2_model_states_mem_needs computes them."""
     return HALF * parameters if offload else HALF * parameters + int(DIVIDED * parameters / ranks)
 
 
 def estimate_zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, offload_weights: bool) -> int:
-    """Return bytes per GPU by estimate_zero3_model_states_mem_needs; `largest_layer` in parameters."""
+    """Return bytes of model states per GPU, as estimate_zero3_model_states_mem_needs computes them. `largest_layer` is
+    a number of parameters."""
     if not offload:
         return LAYER * largest_layer + int(DIVIDED * parameters / ranks)
     return LAYER * largest_layer + (0 if offload_weights else int(HALF * parameters / ranks))
 
 
 def find_stage(spec: RunSpec) -> int | None:
-    """Return the ZeRO stage in the run's DeepSpeed config; None where it has no such config."""
+    """Return the ZeRO stage in the DeepSpeed config of a run; None if its engine has no DeepSpeed config."""
     facts = find_facts(spec)
     if facts is None or facts.deepspeed_config is None:
         return None
@@ -52,7 +55,8 @@ def find_stage(spec: RunSpec) -> int | None:
 
 
 def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
-    """Return the estimate of DeepSpeed for the run's stage, in bytes per GPU; None for stages without an estimator."""
+    """Return the bytes per GPU that DeepSpeed's estimator gives for the run's stage; None if the stage has no
+    estimator."""
     options, at = spec.engine.options, find_stage(spec)
     offload, offload_weights = (
         (options.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
@@ -66,13 +70,13 @@ def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
 
 
 def count_largest_layer(shape: dict[str, Any]) -> int:
-    """Return the parameters of the largest module of a T5: one matrix."""
+    """Return the number of parameters of a T5's largest module, which has a single matrix."""
     widest: int = max(shape["vocab"], shape["d_ff"], shape["heads"] * shape["d_kv"])
     return int(shape["d_model"]) * widest
 
 
 def estimate_flops(parameters: int, tokens: float) -> float:
-    """Return 6·N·tokens: FLOPs of forward and backward over all `tokens`."""
+    """Return 6·N·tokens, the estimated FLOPs of forward and backward over `tokens` tokens."""
     return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens
 
 
@@ -83,7 +87,7 @@ GB = 10**9
 
 
 def compare_zero_table() -> PredictionComparison:
-    """Return every printed cell."""
+    """Return the comparison with every number that ZeRO's table prints."""
     points = []
     for row in read_published("zero_memory_table").rows:
         elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
@@ -100,7 +104,7 @@ def compare_zero_table() -> PredictionComparison:
 
 
 def is_printed_form(printed: str, exact: Decimal) -> bool:
-    """Return whether `printed` is `exact` rounded, or truncated, to as many digits."""
+    """Return True if `printed` is `exact`, either rounded or truncated to the number of digits printed."""
     return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
 
 
@@ -119,17 +123,18 @@ def _build_cell_point(
 # -- reports of runs that fitted a device, or did not
 
 DEVICE_BYTES = {"RTX-3090 24GB": 25_430_000_000, "V100-16GB": 16_920_000_000, "A100-40GB": 42_500_000_000}
-"""Memory by a report's device, as its driver reports it. `conf/machine` has the last two; CUDA's out-of-memory messages
-on an RTX 3090 have 23.69 GiB."""
+"""Device memory in bytes for each device of the reports, as its driver reports it. The values of V100 and A100 are also
+in `conf/machine`. CUDA's out-of-memory messages on an RTX 3090 show 23.69 GiB."""
 FITS = {True: "fits", False: "does not fit", None: "may fit"}
 SHAPES = {"t5-3b": "t5_3b", "flan-t5-xl 3B": "t5_v1_1_xl", "flan-t5-xxl 11B": "t5_v1_1_xxl"}
-"""Model of a report, and the name of its shape in `results/published/t5_shapes.csv`."""
+"""Model name in a report, and the name of its shape in `results/published/t5_shapes.csv`."""
 UP_TO_128 = tuple((tokens, tokens) for tokens in (16, 32, 48, 64, 72, 80, 88, 96, 112, 128))
-"""Encoder and decoder lengths of a batch of sentences: padded to its longest, and the reporter's full command line
-(huggingface/transformers issue 8771) cuts them at 128 tokens."""
+"""Possible encoder and decoder lengths of a batch of sentences in tokens. A batch is padded to its longest sentence.
+The reporter's full command line cuts sentences at 128 tokens (huggingface/transformers issue 8771)."""
 FLAN = ((500, 129),)
 HOST_BYTES_PER_PARAMETER = 20
-"""Bytes of fp32 training with everything offloaded: weight, gradient, master weight and two moments, 4 each."""
+"""Bytes per parameter on the host for fp32 training with everything offloaded: weight, gradient, master weight and two
+moments, 4 bytes each."""
 HOST = (
     "predicted not to fit without checkpointing; with it one sample fits the device. The report does not say which it "
     "had. The host cannot fit, whose memory is not compared here: 20 bytes per parameter are {states:.0f} GB, and 8 "
@@ -139,7 +144,8 @@ HOST = (
 
 
 class FitReport(NamedTuple):
-    """A report as a configuration; `lengths` and `checkpointing` are the values that it may have had."""
+    """A published report as a configuration. If the report does not state `lengths` or `checkpointing`, the field lists
+    all possible values."""
 
     memory_bytes: int
     precision: str
@@ -153,7 +159,8 @@ class FitReport(NamedTuple):
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
-    """Return options of stage 3 with the values of transformers for "auto", from d_model."""
+    """Return options of ZeRO stage 3 for a model of this `width` (d_model). They are the values that transformers sets
+    for "auto"."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,
@@ -163,7 +170,7 @@ def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
 
 _CPU = {"device": "cpu"}
 _ZERO2 = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 200_000_000, "offload_optimizer": _CPU}
-"""The sizes of the configuration file that the report's command line names."""
+"""ZeRO stage 2 with the bucket sizes of the configuration file that the report's command line names."""
 _BOTH = (True, False)
 _T5_3B = FitReport(DEVICE_BYTES["RTX-3090 24GB"], "fp16", 1, 1, UP_TO_128, {"bucket_cap_mb": 25})
 _T5_3B_OFFLOADED = _T5_3B._replace(micro=20, options=_ZERO2, native=True)
@@ -181,16 +188,16 @@ REPORTS = {
     ("flan-t5-xxl 11B", "ZeRO-3 bf16 batch 8 no offload"): _XXL,
     ("flan-t5-xxl 11B", "fp32 + offload"): _XXL_OFFLOADED,
 }
-"""By model and configuration, as printed."""
+"""Configurations of the reports, by model and configuration as the report prints them."""
 
 
 def compare_fits() -> PredictionComparison:
-    """Return every report."""
+    """Return the comparison with all reports on whether a run fitted its device."""
     return build_comparison("fit_boundaries", map(_build_report_point, read_published("fit_boundaries").rows))
 
 
 def list_specs(model: str, report: FitReport) -> Iterator[RunSpec]:
-    """Yield every run that a report may have had."""
+    """Yield a spec for every combination of lengths and checkpointing that a report may have had."""
     backend = "deepspeed" if "stage" in report.options else "ddp"
     name = SHAPES[model]
     for (encoder, decoder), checkpointing in itertools.product(report.lengths, report.checkpointing):
@@ -231,7 +238,7 @@ def _build_report_point(row: dict[str, str]) -> PredictionPoint:
 def _explain_mismatch(
     parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
 ) -> tuple[Verdict, str]:
-    """Return the verdict on a prediction that is not right in the whole range of a report, and its reason."""
+    """Return verdict and reason for a report whose prediction is wrong for some possible length or checkpointing."""
     if report.excuse:
         numbers = {"states": HOST_BYTES_PER_PARAMETER * parameters / 1e9, "weights": 8 * 4 * parameters / 1e9}
         return "exception", report.excuse.format(**numbers)

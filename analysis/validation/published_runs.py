@@ -1,7 +1,7 @@
-"""Runs of other software from published tables: spec, machine and class of software.
+"""Runs of other software from published tables, each with spec, machine and class of software.
 
-They are predicted like any run (bench.predict.step_time): as engine `pipeline`, which divides the states as their
-software does, by simulation of its schedule.
+They are predicted like any run (bench.predict.step_time). The engine is `pipeline`, which divides model states as the
+other software does; its schedule is simulated.
 """
 
 import math
@@ -17,12 +17,12 @@ from bench.predict.step_time.compute import CEILING_OF_PEAK
 from bench.predict.workload import FUSED, USUAL, Software
 
 MISSED = 0.1
-"""Share of steps that may lie outside of the predicted interval."""
+"""Share of steps that are expected to lie outside of the predicted interval."""
 SIZES = ("d_model", "d_kv", "d_ff", "encoder_layers", "decoder_layers", "heads", "vocab")
 
 
 def read_shape(name: str) -> dict[str, Any]:
-    """Return the shape of a model of `results/published/t5_shapes.csv`."""
+    """Return the shape of a model from `results/published/t5_shapes.csv`."""
     row = _find_row(name)
     gated = row["gated_ffn"] == "true"
     return {
@@ -34,7 +34,7 @@ def read_shape(name: str) -> dict[str, Any]:
 
 
 def read_parameter_count(name: str) -> int:
-    """Return the published count of a model's parameters."""
+    """Return the number of parameters of a model, as published."""
     return int(_find_row(name)["parameters"])
 
 
@@ -44,30 +44,37 @@ def _find_row(name: str) -> dict[str, str]:
 
 
 VOCABULARY, FRONTIER_VOCABULARY = 50257, 50688
-"""Tokens of GPT on A100, by the source, and on Frontier: 50,257 padded to a multiple of 512, in all layouts."""
+"""Vocabulary sizes of GPT: on A100 as the source states it, and on Frontier padded from 50,257 to a multiple of 512 in
+all layouts."""
 DEVICES = 8
-"""Per node, of T5-3B and of Frontier."""
+"""Devices per node in the runs of T5-3B and in those on Frontier."""
 T5_SAMPLES, T5_MICRO, T5_TENSOR = 2160, 27, 2
-"""Samples of a step and of a micro-batch, devices that share a layer: as published."""
+"""Published layout of T5-3B: samples per step, samples per micro-batch, and tensor-parallel devices."""
 MT5_SAMPLES, MT5_MICRO, MT5_VOCABULARY = 1920, 24, 250112
-"""The same of mT5-3B, and its vocabulary, whose padding is assumed."""
+"""Published samples per step and per micro-batch of mT5-3B, and its vocabulary size. The padding of the vocabulary is
+assumed."""
 VTRAIN = FUSED._replace(
     name="vtrain", started_unfused=True, last_again=False, start_s=30e-6, pace=1.0, interval=(0.82, 1.22)
 )
-"""Software of the simulator vTrain. VIA-Research/vTrain, predictor.py, recomputes nothing on the last stage, where
-backward follows at once. Its kernels are those of Megatron, each started by a module in Python. The host's time and the
-interval were chosen on its traces."""
+"""Class of software of the simulator vTrain (VIA-Research/vTrain, predictor.py).
+
+It recomputes nothing on the last pipeline stage, where backward follows forward immediately. Its kernels are those of
+Megatron, and a Python module starts each of them. The host's time per operation and the interval were chosen on its
+traces.
+"""
 MULTIPROCESSORS = {"A100-SXM-80": 108, "MI250X-GCD": 110}
-"""From NVIDIA's white paper of A100; the compute units of one die, from AMD's data sheet."""
+"""Number of multiprocessors: of A100 from NVIDIA's white paper, and of one MI250X die (compute units) from AMD's data
+sheet."""
 BETWEEN_NODES = {"A100-SXM-80": 8 * 25e9, "MI250X-GCD": 4 * 25e9}
-"""Bytes/s of a node's links, one way: 8 cards of 200 Gbit/s are the usual build of such a node (assumed: the page of
-T5-3B has no number), Frontier has 4."""
+"""Bytes/s of all network links of a node, in one direction. For A100, 8 cards of 200 Gbit/s are assumed, the usual
+build of such a node, since the page of T5-3B has no number. A node of Frontier has 4 cards."""
 FP16_SUSTAINED = {"MI250X-GCD": 92.0}
-"""Sustained TFLOP/s where fp16 differs from bf16: the same 0.60 of a best product of 0.8 of the peak."""
+"""Sustained TFLOP/s in fp16 for devices where it differs from bf16. As in bf16, it is 0.60 of the best product, which
+is taken as 0.8 of the peak."""
 
 
 class PublishedRun(NamedTuple):
-    """A published run, with the seconds of its step where they are published."""
+    """A published run; `step_s` is NaN if its step time is not published."""
 
     what: str
     spec: RunSpec
@@ -77,17 +84,17 @@ class PublishedRun(NamedTuple):
     source: str = ""
 
     def predict(self) -> StepTime:
-        """Return the predicted time of a step."""
+        """Return the predicted step time of this run."""
         return predict_step_time(self.spec, self.machine, software=self.software)
 
     def predict_step(self, software: Software | None = None) -> "PublishedStep":
-        """Return the published step with its prediction, by the run's class of software or another class."""
+        """Return the published step together with its prediction. `software` replaces the run's class of software."""
         found = predict_step_time(self.spec, self.machine, software=software or self.software)
         return PublishedStep(self, found.step_s, found.low_s, found.high_s)
 
 
 class PublishedStep(NamedTuple):
-    """A published step and its prediction, in seconds."""
+    """A published step time and its prediction with an interval, in seconds."""
 
     run: PublishedRun
     predicted_s: float
@@ -96,23 +103,24 @@ class PublishedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """True if the step lies in the predicted interval."""
+        """True if the published step time lies in the predicted interval."""
         return self.low_s <= self.run.step_s <= self.high_s
 
     @property
     def error(self) -> float:
-        """Signed error in percent."""
+        """Signed error of the prediction, in percent of the published step time."""
         return compute_error_percent(self.predicted_s, self.run.step_s)
 
     @property
     def score(self) -> float:
-        """Interval score over the step's time (doi 10.1198/016214506000001437): less is better."""
+        """Interval score over the published step time (doi 10.1198/016214506000001437). A lower score is better."""
         beyond = max(0.0, self.low_s - self.run.step_s, self.run.step_s - self.high_s)
         return (self.high_s - self.low_s + 2 / MISSED * beyond) / self.run.step_s
 
 
 def compare_published(name: str, steps: Sequence[PublishedStep], **values: Any) -> PredictionComparison:
-    """Return published steps compared with their predictions; a step is right inside of the predicted interval."""
+    """Return the comparison of published steps with predictions. A point is `ok` if its step time lies in the predicted
+    interval."""
     points = (build_interval_point(one.run.what, one.predicted_s, one.run.step_s, inside=one.inside) for one in steps)
     return build_comparison(name, points, **values)
 
@@ -121,7 +129,7 @@ _NO_COUNTS = ("model", "precision", "percent_of_peak", "step_s")
 
 
 def build_gpt_run(row: dict[str, str], machine: Machine) -> PublishedRun:
-    """Return a run of GPT on one node of A100, with its step."""
+    """Return a published run of GPT on one node of A100, with its step time."""
     given = {name: int(value) for name, value in row.items() if name != "step_s"}
     width, tensor, pipeline, data = (given[name] for name in ("hidden", "tensor", "pipeline", "data"))
     micro, layers = given["micro_batch"], given["layers"]
@@ -140,7 +148,7 @@ def build_gpt_run(row: dict[str, str], machine: Machine) -> PublishedRun:
 
 
 def read_nemo_runs(name: Literal["t5_3b", "mt5_3b"]) -> list[PublishedRun]:
-    """Return the runs of NVIDIA's table of a model on nodes of A100, with their steps."""
+    """Return the runs of T5-3B or mT5-3B in NVIDIA's table, on nodes of A100, with their step times."""
     samples, micro, shape = T5_SAMPLES, T5_MICRO, read_shape("nemo_t5_3b")
     if name == "mt5_3b":
         samples, micro, shape = MT5_SAMPLES, MT5_MICRO, shape | {"vocab": MT5_VOCABULARY}
@@ -161,7 +169,8 @@ def read_nemo_runs(name: Literal["t5_3b", "mt5_3b"]) -> list[PublishedRun]:
 def build_frontier_run(
     row: dict[str, str], machine: Machine, nodes: int | None = None, samples: int | None = None
 ) -> PublishedRun:
-    """Return a run of GPT on Frontier; its layout may be on other `nodes`, with other `samples` in a step."""
+    """Return a published run of GPT on Frontier. `nodes` and `samples` replace the published numbers of nodes and of
+    samples per step; the layout stays."""
     given = {name: int(row[name]) for name in row if name not in _NO_COUNTS}
     nodes, samples = nodes or given["nodes"], samples or given["global_batch"]
     tensor, pipeline, tokens = given["tensor"], given["pipeline"], given["sequence"]
@@ -177,7 +186,7 @@ def build_frontier_run(
 
 
 def build_machine(accelerator: str) -> Machine:
-    """Return a node of an accelerator from published numbers alone."""
+    """Return a machine with this accelerator, built from published numbers alone."""
     row = read_machine_row(accelerator)
     peak, sustained = float(row["peak_bf16_tflops"]), float(row["sustained_tflops"])
     return Machine(
@@ -198,12 +207,13 @@ def read_machine_row(accelerator: str) -> dict[str, str]:
 
 
 def build_burst_machine(accelerator: str) -> Machine:
-    """Return the same node at the rate of its best product, for traces of single kernels."""
+    """Return the machine of `build_machine` with the rate of the best product in place of the sustained rate. It is for
+    traces of single kernels."""
     return build_machine(accelerator).model_copy(update={"sustained_tflops": {}})
 
 
 def count_megatron_flops(row: dict[str, str]) -> float:
-    """Return the FLOPs of a step as Megatron counts them, recomputation included (arXiv 2104.04473, section 5.1)."""
+    """Return the FLOPs of a step as Megatron counts them, including recomputation (arXiv 2104.04473, section 5.1)."""
     samples, tokens, layers, width = (int(row[name]) for name in ("global_batch", "sequence", "layers", "hidden"))
     blocks = 96 * samples * tokens * layers * width**2
     return blocks * (1 + tokens / (6 * width) + FRONTIER_VOCABULARY / (16 * layers * width))

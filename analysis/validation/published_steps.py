@@ -1,7 +1,7 @@
-"""Published training steps of several sources compared with their predictions, by class of software.
+"""Published training steps of several sources compared with predictions, by class of software.
 
-`results/published/published_steps.csv` states each step as overrides. A seeded draw set sources aside before any
-constant was chosen; no constant was chosen on their steps.
+`results/published/published_steps.csv` gives the configuration of each step as overrides. A seeded random draw held out
+some sources before any constant was chosen. No constant was chosen on the steps of these sources.
 """
 
 import functools
@@ -21,13 +21,14 @@ from bench.core.spec import RunSpec
 from bench.predict.workload import SOFTWARE, USUAL
 
 SEED, SET_ASIDE = 20260, 2
-"""Seed of the draw of sources, the same as of the draw of traces, and the number of sources that it sets aside."""
+"""Seed of the random draw of held-out sources, and their number. The draw of held-out traces uses the same seed."""
 DRAWN_FROM = ("BigScience BLOOM", "Databricks MI250", "IBM fms-fsdp", "MosaicML llm-foundry", "torchtitan")
-"""Sources at the time of the draw. The other sources came later, and constants were chosen on them."""
+"""Sources that were known at the time of the draw. Sources that came later are not held out: constants were chosen on
+them."""
 
 
 class SourceErrors(NamedTuple):
-    """Errors of the predictions of one source, in percent."""
+    """Errors of the predictions for one source, in percent, and the number of its steps."""
 
     steps: int
     mean: float  # of absolute errors
@@ -36,7 +37,8 @@ class SourceErrors(NamedTuple):
 
 
 def compare() -> list[PredictionComparison]:
-    """Return the sources that were set aside, the other sources, and each source of a class left out."""
+    """Return three comparisons. They cover the held-out sources, cross-validation within each class (each source
+    predicted from the other sources), and the sources on which constants were chosen."""
     runs, aside = read_runs(), draw_sources_aside()
     blind, chosen = ([run.predict_step() for run in runs if (run.source in aside) is away] for away in (True, False))
     left_out = predict_left_out([run for run in runs if run.software.name != USUAL.name])
@@ -48,8 +50,11 @@ def compare() -> list[PredictionComparison]:
 
 
 def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
-    """Yield the errors of each source: by its class of software, by its class with a pace chosen on the other sources,
-    and by the class `usual`, which a user gets without naming a class."""
+    """Yield source, class of software, way of prediction, and errors for each source.
+
+    A source is predicted in three ways. The first uses its class of software. The second uses its class with a pace
+    from the other sources only. The third uses the class `usual`, the default of `predict`.
+    """
     runs = read_runs()
     classed = [run for run in runs if run.software.name != USUAL.name]
     ways = {
@@ -63,13 +68,13 @@ def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
 
 
 def draw_sources_aside() -> frozenset[str]:
-    """Return the sources on whose steps no constant may be chosen."""
+    """Return the names of the held-out sources, on whose steps no constant may be chosen."""
     return frozenset(random.Random(SEED).sample(DRAWN_FROM, SET_ASIDE))
 
 
 def read_runs() -> list[PublishedRun]:
-    """Return every published step: those of the table of overrides, and those of NVIDIA's two tables of T5. A source
-    may print several runs of one configuration, which are numbered."""
+    """Return all published runs with a step time: those given as overrides, and those of NVIDIA's two tables of T5. If
+    a source prints several runs of one configuration, their labels are numbered."""
     runs = [
         PublishedRun(
             f"{row['source']}: {row['model']} on {row['gpus']} {row['gpu']}, {row['sharding']}, "
@@ -89,7 +94,8 @@ def read_runs() -> list[PublishedRun]:
 
 
 def predict_left_out(runs: Sequence[PublishedRun]) -> list[PublishedStep]:
-    """Return each step predicted by the pace of its class that the other sources of the class give."""
+    """Return each step with a prediction that uses no step of its own source. The pace of its class comes from the
+    other sources of the class."""
     unpaced: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         ratio = run.predict_step(run.software._replace(pace=1.0)).predicted_s / run.step_s
@@ -103,7 +109,7 @@ def predict_left_out(runs: Sequence[PublishedRun]) -> list[PublishedStep]:
 
 
 def summarise_sources(found: Sequence[PublishedStep]) -> dict[str, SourceErrors]:
-    """Return the errors of each source, by its name."""
+    """Return the errors of the predictions by name of the source."""
     sources: dict[str, list[PublishedStep]] = {}
     for one in found:
         sources.setdefault(one.run.source, []).append(one)
@@ -119,8 +125,11 @@ def summarise_sources(found: Sequence[PublishedStep]) -> dict[str, SourceErrors]
 
 
 def build_question(overrides: str) -> tuple[RunSpec, Machine]:
-    """Return the point and the machine that `zeroscale predict` composes from these overrides: group files, and single
-    keys in them. A test compares both ways; to compose every row by Hydra would take a minute."""
+    """Return the spec and the machine that `zeroscale predict` would compose from these overrides, without Hydra.
+
+    Overrides name group files and single keys in them. A test compares the result with Hydra's. Hydra would take a
+    minute for all rows.
+    """
     given = _split(overrides)
     groups = {name: dict(_read_group(name, given.pop(name))) for name in ("model", "engine", "machine")}
     plain: dict[str, Any] = {

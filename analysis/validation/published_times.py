@@ -1,15 +1,16 @@
 """Published traces of GPT and steps of T5-3B compared with predictions from a machine's published numbers alone.
 
-A seeded draw sets a third of the traces of GPT aside: no constant was chosen on them.
+A seeded random draw holds out a third of the traces of GPT: no constant was chosen on them.
 
-T5-3B's efficiency is predicted from its first row alone. A step of n nodes is A(n) · c + F(n): micro-steps, and the
-update after the last of them. The run divides every layer between two devices, so 4 n replicas share the 2,160 samples
-and A(n) = 20 / n; each device holds half of the parameters. F(n) is the reduction of their gradients, the gathering of
-their weights and the optimizer's traffic. The published configuration of the model (NeMo-Framework-Launcher,
-launcher_scripts/conf/training/t5/3b.yaml; its batch differs) has distributed_fused_adam with overlap_grad_sync off, so
-nothing of it overlaps, and bucket_cap_mb 200. Buckets are assumed to follow one another: apex has done so, and later
-versions launch all of them as one group. c comes from the row of one node, so it includes the transfers of tensor
-parallelism inside a node.
+T5-3B's efficiency is predicted from its first row alone, the row of one node. A step on n nodes takes A(n) · c + F(n):
+A(n) micro-steps of c seconds, and the update after the last of them. Two devices share every layer, so 4 n replicas
+share the 2,160 samples and A(n) = 20 / n. Each device holds half of the parameters.
+
+F(n) is the time to reduce gradients, gather weights, and read and write the optimizer's states. The published
+configuration is NeMo-Framework-Launcher, launcher_scripts/conf/training/t5/3b.yaml; its batch differs. It has
+distributed_fused_adam with overlap_grad_sync off, so no communication overlaps, and bucket_cap_mb 200. Buckets are
+assumed to follow one another: apex did so at first, and later versions launch all of them as one group. The value of c
+comes from the row of one node, so it includes the transfers of tensor parallelism inside a node.
 """
 
 import random
@@ -40,9 +41,9 @@ from bench.predict.step_time.network import MIB, RankSpan, compute_collective_s
 from bench.predict.workload import get_network
 
 SEED, SET_ASIDE = 20260, 3
-"""Seed of the draw; one in so many traces is set aside."""
+"""Seed of the random draw of held-out traces, and the number of traces of which one is held out."""
 HOST_S = (10e-6, 35e-6)
-"""Plausible range of the host's time for an operation of a module in Python (bench.predict.workload.USUAL)."""
+"""Plausible range of the host's seconds to start one operation of a Python module (bench.predict.workload.USUAL)."""
 INSIDE = (
     "Of {points} steps {share:.0f} % lie in the predicted interval, whose ends are a factor of {width:.2f} apart; "
     "interval score {score:.0f} % of a step (its width, plus 20 times the distance of a step outside of it)."
@@ -50,8 +51,8 @@ INSIDE = (
 
 
 def compare_steps() -> list[PredictionComparison]:
-    """Return the traces of GPT that were set aside, the same without the source's own host time, the other traces, and
-    the steps of T5."""
+    """Return four comparisons. They cover the held-out traces of GPT, the same traces without the source's own host
+    time, the other traces, and the steps of T5-3B."""
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))
     left_out = [step for place, step in enumerate(predict_gpt_steps(host_s)) if place in aside]
@@ -64,14 +65,14 @@ def compare_steps() -> list[PredictionComparison]:
 
 
 def draw_set_aside(rows: int) -> set[int]:
-    """Return the indices of the rows on which no constant may be chosen."""
+    """Return the indices of the held-out rows, on which no constant may be chosen."""
     places = list(range(rows))
     random.Random(SEED).shuffle(places)
     return set(places[: rows // SET_ASIDE])
 
 
 def predict_gpt_steps(host_s: float | None = None) -> list[PublishedStep]:
-    """Return every trace of GPT with its prediction; `host_s` replaces the host's seconds for an operation."""
+    """Return every trace of GPT with its prediction. `host_s` replaces the host's seconds to start one operation."""
     machine = build_burst_machine("A100-SXM-80")
     if host_s is not None:
         machine = machine.model_copy(update={"calibration": Calibration(kernel_s=host_s)})
@@ -90,27 +91,30 @@ def _compare(name: str, steps: Sequence[PublishedStep], **values: Any) -> Predic
 # -- efficiency of T5-3B
 
 REPLICAS = DEVICES // T5_TENSOR
-"""Copies of the model per node."""
+"""Copies of T5-3B per node."""
 HALF = 2
 """Bytes of a weight in bf16."""
 BUCKET = 200 * MIB
-"""Bytes of gradients that one collective reduces: bucket_cap_mb. They are in fp32, the type of the optimizer's states:
-no grad_sync_dtype is given (apex, contrib/optimizers/distributed_fused_adam.py). Weights are gathered in the model's
-type, since megatron_amp_O2 is on (NeMo, setup_optimization of megatron_base_model.py)."""
+"""Bytes of gradients that one collective reduces, from bucket_cap_mb.
+
+Gradients are in fp32, the type of the optimizer's states, since no grad_sync_dtype is given (apex,
+contrib/optimizers/distributed_fused_adam.py). Weights are gathered in the model's type, since megatron_amp_O2 is on
+(NeMo, setup_optimization of megatron_base_model.py).
+"""
 BETWEEN_NODES = 8 * 25e9 / T5_TENSOR
-"""Bytes/s of a node's links for one of its two data-parallel groups: 8 cards of 200 Gbit/s, the usual build of such a
-node (assumed: the page has no number), shared by both groups."""
+"""Bytes/s of a node's network links for one of its two data-parallel groups, which share the links equally. 8 cards of
+200 Gbit/s are assumed, the usual build of such a node, since the page has no number."""
 
 
 class PublishedScalingRow(NamedTuple):
-    """A row of the published table."""
+    """A row of the published table of T5-3B: number of nodes and step time."""
 
     nodes: int
     step_s: float
 
 
 def compare_efficiency() -> PredictionComparison:
-    """Return the efficiency at every node count but the first, to which it is relative."""
+    """Return the comparison of scaling efficiency, relative to one node, for every larger number of nodes."""
     one, *rows = (
         PublishedScalingRow(int(row["nodes"]), float(row["s_per_step"]))
         for row in read_published("t5_3b_scaling_a100").rows
@@ -129,18 +133,18 @@ def compare_efficiency() -> PredictionComparison:
 
 
 def predict_step_s(nodes: int, one: PublishedScalingRow, machine: Machine) -> float:
-    """Return the seconds of a step on `nodes`, from the row of one node."""
+    """Return the predicted step time on `nodes` nodes in seconds. `one` is the published row of one node."""
     micro_step_s = (one.step_s - predict_update_s(one.nodes, machine)) / count_micro_steps(one.nodes)
     return count_micro_steps(nodes) * micro_step_s + predict_update_s(nodes, machine)
 
 
 def count_micro_steps(nodes: int) -> float:
-    """Return the micro-steps of a step."""
+    """Return the number of micro-steps in a step on `nodes` nodes."""
     return T5_SAMPLES / (T5_MICRO * REPLICAS * nodes)
 
 
 def predict_update_s(nodes: int, machine: Machine) -> float:
-    """Return the seconds after the micro-steps of a step: collectives and the optimizer's memory traffic."""
+    """Return the seconds of a step after its last micro-step: collectives, and the optimizer's memory traffic."""
     spec = RunSpec.model_validate({
         "model": {"name": "nemo_t5_3b", "shape": read_shape("nemo_t5_3b")}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "batch": {"micro": T5_MICRO},
@@ -159,7 +163,7 @@ def predict_update_s(nodes: int, machine: Machine) -> float:
 
 
 def build_replica_machine() -> Machine:
-    """Return a node of the table with the links of one of its two data-parallel groups."""
+    """Return a node of A100 whose network links are those of one of its two data-parallel groups."""
     row = read_machine_row("A100-SXM-80")
     return Machine(
         name="a100_80", memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),

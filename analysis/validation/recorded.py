@@ -1,4 +1,4 @@
-"""Memory of recorded runs and of rehearsals, of one rank on a CPU, compared with its prediction."""
+"""Memory of recorded runs and of rehearsals on a CPU, compared with predictions. A rehearsal runs one rank alone."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,8 @@ PARTS = ("init_peak", "resident", "peak")
 
 
 class MemoryRun(NamedTuple):
-    """Memory of one run in bytes of live tensors, of the rank with the most; None where it was not recorded."""
+    """Bytes of live tensors in one run, on the rank with the highest value of each field. A field is None if it was not
+    recorded."""
 
     spec: RunSpec
     parameters: int
@@ -30,7 +31,7 @@ class MemoryRun(NamedTuple):
 
     @classmethod
     def of(cls, row: dict[str, str]) -> "MemoryRun":
-        """Return the run of a row of recorded numbers."""
+        """Return the run in a row of a table of recorded numbers."""
         numbers = {part: int(row[f"{part}_bytes"]) for part in PARTS if row.get(f"{part}_bytes")}
         rank = int(row["rank"]) if row.get("rank") else None
         spec = RunSpec.model_validate_json(row["spec"])
@@ -38,7 +39,7 @@ class MemoryRun(NamedTuple):
 
     @classmethod
     def of_record(cls, record: RunRecord) -> "MemoryRun":
-        """Return the memory of a run that ended ok."""
+        """Return the memory of a run that ended with outcome `ok`."""
         observed = record.observations
         assert observed is not None  # only runs that ended ok are kept there
 
@@ -50,47 +51,48 @@ class MemoryRun(NamedTuple):
 
     @property
     def stage(self) -> int:
-        """ZeRO stage; DDP divides as little as stage 0."""
+        """ZeRO stage of the run. It is 0 for an engine without a DeepSpeed config; DDP divides no model states, like
+        stage 0."""
         return find_stage(self.spec) or 0
 
 
 class RecordedRuns(NamedTuple):
-    """A results folder with recorded runs. A checkout has one, an installed package has none."""
+    """Folder `results` of a checkout, with recorded runs. An installed package has no such folder."""
 
     results: Path
 
     @property
     def measured(self) -> Path:
-        """Runs by the machine on which they were measured."""
+        """Folder with the recorded runs of all machines, an entry for each machine."""
         return self.results / "measured"
 
     @property
     def runs(self) -> Path:
-        """The runs of the machine with two cores, by study."""
+        """Recorded runs of the machine with two cores, an entry for each study."""
         return self.measured / "two_cores.zip"
 
     @property
     def inputs(self) -> Path:
-        """Tables of recorded numbers, and the calibrated machines of the testbed."""
+        """Folder with tables of recorded numbers, and with the calibrated machines of the testbed."""
         return self.results / "predictions" / "inputs"
 
     def table(self, name: str) -> list[dict[str, str]]:
-        """Return the rows of a table of recorded numbers."""
+        """Return the rows of the table of recorded numbers with this name."""
         lines = (self.inputs / f"{name}.csv").read_text(encoding="utf-8").splitlines()
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
     def memory(self, study: str) -> list[MemoryRun]:
-        """Return the memory of every run of a study, by model, engine, ranks and batch."""
+        """Return the memory of every run of a study, sorted by model size, engine, ranks and batch."""
         return sorted(
             map(MemoryRun.of_record, map(read_record, find_records([self.runs / study]))), key=_build_sort_key
         )
 
     def tabled(self, name: str) -> Iterator[MemoryRun]:
-        """Yield the memory of every run of a table of recorded numbers."""
+        """Yield the memory of every run in the table of recorded numbers with this name."""
         yield from map(MemoryRun.of, self.table(name))
 
     def of_several_ranks(self) -> Iterator[MemoryRun]:
-        """Yield the real runs that are rehearsed as well, to find the errors of rehearsals."""
+        """Yield the real runs of several ranks. They are compared with rehearsals of the same configuration."""
         yield from (run for run in (*self.tabled("peaks"), *self.memory("peaks")) if run.spec.world_size > 1)
 
 
@@ -101,8 +103,8 @@ def _build_sort_key(run: MemoryRun) -> tuple[object, ...]:
 
 
 def find_recorded_runs(results: Path | None = None) -> RecordedRuns:
-    """Return the recorded runs of a results folder, by default that of this checkout, else the one in the current
-    folder; UserError for a folder without them."""
+    """Return the recorded runs in the folder `results`. The default is the folder of this checkout, or else `results`
+    in the current folder. Raises UserError if the folder has no recorded runs."""
     of_checkout = Path(__file__).parents[2] / "results"
     found = RecordedRuns(results or (of_checkout if of_checkout.is_dir() else Path("results")))
     for folder in (found.runs, found.inputs):
@@ -113,7 +115,8 @@ def find_recorded_runs(results: Path | None = None) -> RecordedRuns:
 
 
 def format_label(run: MemoryRun) -> str:
-    """Return one line that identifies a run; a shape without a published name is named by its parameters."""
+    """Return a label of one line for a run. A model of unpublished shape is labelled by its family and number of
+    parameters."""
     spec = run.spec
     published = spec.model.parameters is not None
     model = spec.model.name if published else f"{spec.model.family.upper()} of {run.parameters / 1e6:.1f}M"
@@ -140,17 +143,19 @@ THREADS = "gloo's threads free a reduced bucket at a different time on every ran
 BOUNDED = "the formula is an upper bound: all activations of a checkpointed block with the most gathered weights"
 REAL_REASONS = {1: THREADS, 2: THREADS, 3: GATHERED}
 PAIR_REASONS = {"peak": REAL_REASONS, "init_peak": {3: GATHERED}, "resident": {}}
-"""Reasons of exceptions by ZeRO stage; of pairs of a rehearsal and a real run also by quantity."""
+"""Reasons of exceptions by ZeRO stage. For pairs of a rehearsal and a real run, the reasons are given for each
+quantity."""
 PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
     "init_peak": lambda predicted: predicted.init_peak,
     "resident": lambda predicted: predicted.resident,
     "peak": lambda predicted: predicted.peak,
 }
-"""Prediction of each recorded quantity."""
+"""Function that reads each recorded quantity from a memory prediction."""
 
 
 def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the peaks of steady steps and of building, and the blind predictions of the former."""
+    """Return three comparisons with real runs: peaks of steps, peaks while the engine is built, and predictions of step
+    peaks that were made before the runs."""
     grid = recorded.memory("peaks")
     runs = [*grid, *recorded.memory("smoke"), *recorded.tabled("peaks")]
     blind = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("predicted_blind")}
@@ -164,7 +169,7 @@ def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
 
 
 def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the predictions of rehearsals, and rehearsals as predictions of real runs."""
+    """Return the comparisons of predictions with rehearsals, and of rehearsals with real runs."""
     table = recorded.table("rehearsed_beside_real")
     first = [row for row in table if row["repeat"] == "0"]
     again = [
@@ -191,8 +196,8 @@ def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
 def _compare(
     name: str, part: str, runs: Iterable[MemoryRun], reasons: dict[int, str], *, rehearsed: bool = False
 ) -> PredictionComparison:
-    """Return the recorded bytes of runs compared with their predictions. DeepSpeed's estimators have none of the peak
-    while an engine is built."""
+    """Return the comparison of one recorded quantity of runs with its prediction. DeepSpeed's estimators do not cover
+    the peak while an engine is built."""
     each, points = read_descriptions()[name]["each"], []
     for run in runs:
         truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
@@ -210,7 +215,7 @@ def _compare(
 def _compare_pairs(
     name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
 ) -> PredictionComparison:
-    """Return runs with their predicted and true bytes."""
+    """Return the comparison of runs that are given with their predicted and true bytes."""
     each = read_descriptions()[name]["each"]
     return build_comparison(
         name,

@@ -31,19 +31,22 @@ from bench.predict.step_time.compute import read_rates
 from bench.predict.step_time.network import change_link_speed
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
-"""Link rates of the recorded runs, in bytes/s."""
+"""Link rates of the recorded testbed runs, in bytes/s."""
 SLOW, FAST = "100mbit", "1gbit"
-"""Rates at which collectives were calibrated, chosen before any step time was seen. No step time was used."""
+"""Link rates at which collectives were calibrated. They were chosen before any step time was measured, and no step time
+was used."""
 STUDY = "step_time"
 
 Place = tuple[str, int]
-"""Engine and nodes."""
+"""Name of an engine and number of nodes."""
 
 
 class PredictedStep(NamedTuple):
-    """Step of a configuration at one link rate, in seconds: measured (median over allocations with its interval),
-    predicted from rehearsals with its interval, predicted from calibrated rates alone, and by 6·N·tokens at the rate of
-    the best product."""
+    """Measured and predicted step time of a configuration at one link rate, in seconds.
+
+    The measured value is the median over allocations with its interval. Three predictions are given: from rehearsals
+    with an interval, from calibrated rates alone, and from 6·N·tokens at the rate of the best product.
+    """
 
     rate: str
     engine: str
@@ -59,17 +62,17 @@ class PredictedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """True if the step lies in the interval predicted from rehearsals."""
+        """True if the measured step time lies in the interval predicted from rehearsals."""
         return self.predicted_low <= self.step_s <= self.predicted_high
 
     @property
     def where(self) -> str:
-        """Link rate and nodes, in words."""
+        """Link rate and number of nodes, as text."""
         return f"{self.rate}, {format_count(self.nodes, 'node')}"
 
 
 def predict_steps(recorded: RecordedRuns) -> list[PredictedStep]:
-    """Return every recorded configuration, by link rate, engine and nodes."""
+    """Return measured and predicted step times of every recorded configuration, by link rate, engine and nodes."""
     slow, fast = _read_machine(recorded, SLOW), _read_machine(recorded, FAST)
     computing = _read_rehearsed_seconds(recorded)
     found: list[PredictedStep] = []
@@ -100,7 +103,8 @@ def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:
 
 
 def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
-    """Return the computing seconds of a step: the median over rehearsals of one rank alone on the machine."""
+    """Return the computing seconds of a step for each engine and number of nodes. Each is the median over rehearsals,
+    which run one rank alone on the machine."""
     medians: dict[Place, list[float]] = {}
     steps = recorded.runs / STUDY
     for path in find_records([steps / "rehearsals", steps / "rehearsals_again"]):
@@ -112,11 +116,12 @@ def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
 
 
 BEYOND = 25.0
-"""Bound of the distance of a prediction from the measured interval, in percent."""
+"""Largest allowed distance of a prediction from the measured interval, in percent."""
 
 
 def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the step times, first at the link rate that was not calibrated, and the order of the stages."""
+    """Return four comparisons. Step times are compared at the link rate that was not calibrated, at the calibrated
+    rates, and at all rates without rehearsals. The fourth compares the order of ZeRO stages by speed."""
     found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
@@ -132,12 +137,14 @@ def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
 
 
 def compute_distance_percent(predicted: float, low: float, high: float) -> float:
-    """Return the signed distance of a value from an interval, in percent of its nearer end; 0 inside."""
+    """Return the signed distance of a prediction from an interval, in percent of the interval's nearer end. It is 0
+    inside the interval."""
     return compute_error_percent(predicted, min(max(predicted, low), high))
 
 
 def list_order_points(found: Sequence[PredictedStep]) -> Iterator[PredictionPoint]:
-    """Yield the faster engine of each pair at one link rate and node count, where measured intervals differ."""
+    """Yield a point for each pair of engines at the same link rate and number of nodes: the faster engine, predicted
+    and measured. If the measured intervals overlap, the point is not testable."""
     for _, members in itertools.groupby(sorted(found, key=_build_sort_key), key=_build_sort_key):
         for one, other in itertools.combinations(members, 2):
             yield _build_pair_point(one, other)
@@ -181,7 +188,7 @@ NONE = "No GPU run is recorded yet, so nothing here can be compared."
 
 
 def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
-    """Return memory and time of every run among `found` that was measured on GPUs."""
+    """Return the comparisons of peak memory and step time for every run among `found` that was measured on GPUs."""
     runs = [run for run in found if run.evidence == "measured" and run.circumstance.machine.device == "cuda"]
     none = "" if runs else NONE
     builders = {"gpu_memory": _build_peak_point, "gpu_times": _build_gpu_time_point}
@@ -192,12 +199,12 @@ def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
 
 
 def read_measured_runs(recorded: RecordedRuns) -> Iterator[RunRecord]:
-    """Yield every measured run, on any machine."""
+    """Yield the record of every measured run, from all machines."""
     yield from map(read_record, find_records([recorded.measured]))
 
 
 def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
-    """Return a run's peak as a point; None for a run that failed for another reason than memory."""
+    """Return the peak memory of a run as a point; None for a run that failed for a reason other than memory."""
     room, observed, label = run.circumstance.machine.memory_bytes, run.observations, _format_run_label(run)
     predicted = predict_memory(run.spec, "cuda", room)
     if run.outcome.kind == "oom":
@@ -216,7 +223,7 @@ def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
 
 
 def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:
-    """Return a run's median step as a point; None for a run without step times."""
+    """Return the median step time of a run as a point; None for a run without step times."""
     steps, label = run.observations.steps if run.observations else None, _format_run_label(run)
     if run.outcome.kind != "ok" or steps is None:
         return None

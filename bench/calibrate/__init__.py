@@ -1,7 +1,7 @@
-"""Calibration of a machine: its operators, measured into the tables that predictions read.
+"""Calibration of a machine: its operations are measured, and the results are tables that predictions read.
 
-This module has the values that a calibration's processes exchange through its folder, and the machine file that is made
-from a result.
+This module has the request and the result that the processes of a calibration exchange as files in a folder. It also
+has the machine file that is made from a result.
 """
 
 import json
@@ -28,15 +28,16 @@ SHARES: dict[Part, float] = {
     "contention": 0.1,
     "collectives": 0.45,
 }
-"""Share of the requested time for each part. Only `matmul`, `contention` and `collectives` can use up their share; the
-other parts end when they are done."""
+"""Share of the requested time for each part of a calibration. Only `matmul`, `contention` and `collectives` may use
+their whole share. The other parts take a fixed amount of work."""
 ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
-"""The part that is not measured on a kind of device: a CPU has no link to itself, and ranks do not share a GPU."""
+"""The part of a calibration that is not measured on this kind of device. A CPU has no link to itself, and ranks do not
+share a GPU."""
 _DIGITS = 4  # of measured numbers in the file
 
 
 class CalibrationRequest(Frozen):
-    """One calibration: its machine, processes and time."""
+    """Request for a calibration: machine, processes, time and the parts to measure."""
 
     machine: Machine
     device: Literal["cpu", "cuda"]
@@ -52,12 +53,12 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return a part's share of the time among the parts that are measured."""
+        """Return the seconds for a part: its share of the total time among all requested parts."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 
 class CalibrationResult(Frozen):
-    """Measured numbers of a calibration; empty or None for parts that were not requested."""
+    """Measured numbers of a calibration. A field is empty or None if its part was not requested."""
 
     device_name: str
     calibration: Calibration
@@ -69,10 +70,11 @@ class CalibrationResult(Frozen):
 
 
 def build_machine(published: Machine, measured: CalibrationResult, name: str) -> Machine:
-    """Return `published` under a new name with all measured numbers; `calibrated` names the replaced ones.
+    """Return the machine `published` under a new name and with all measured numbers. The field `calibrated` lists the
+    replaced numbers.
 
-    Numbers that were not measured stay, also those of an earlier calibration. The number of a link is the best bus
-    bandwidth of an all-reduce over it: the rate of a collective, not of the cable.
+    Numbers that were not measured are kept, including those of an earlier calibration. The speed of a link is the best
+    bus bandwidth of an all-reduce over it: the rate of a collective, not of the cable.
     """
     new, old = measured.calibration, published.calibration or Calibration()
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
@@ -103,14 +105,18 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
 
 
 def compute_bus_bytes_per_s(row: CollectiveTime) -> float:
-    """Return an all-reduce's bus bandwidth, 2 (n - 1) / n × payload ÷ time (nccl-tests, doc/PERFORMANCE.md)."""
+    """Return the bus bandwidth of an all-reduce in bytes/s, 2 (n - 1) / n × payload ÷ time (nccl-tests,
+    doc/PERFORMANCE.md)."""
     return 2 * (row.ranks - 1) / row.ranks * row.payload_bytes / row.s
 
 
 def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
-    """Return the best bus bandwidth of all-reduces within a node, or over the most nodes; None without any. Only the
-    largest payload of each group counts, since a smaller payload may pass in a burst. In a ring over nodes, each node
-    sends this rate for any number of its ranks."""
+    """Return the best bus bandwidth of an all-reduce in bytes/s: within a node, or over the largest number of nodes
+    with `between_nodes`. None if there is no such measurement.
+
+    Only the largest payload of each group of ranks counts, since a smaller payload may be sent faster in a burst. In a
+    ring over nodes, each node sends at this rate, for any number of its ranks.
+    """
     largest: dict[tuple[int, int], CollectiveTime] = {}
     for row in sorted(calibration.collectives, key=lambda row: row.payload_bytes):
         if row.kind == "all_reduce" and row.ranks > 1:
@@ -122,7 +128,7 @@ def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) 
 
 
 def find_best_rates(calibration: Calibration) -> dict[Precision, float]:
-    """Return the highest rate of any shape by precision, in 10^12 FLOP/s."""
+    """Return the highest measured rate of a matrix product for each precision, in TFLOP/s."""
     best: dict[Precision, float] = {}
     for row in calibration.matmul:
         best[row.precision] = max(row.tflops, best.get(row.precision, 0.0))
@@ -133,7 +139,7 @@ def find_best_rates(calibration: Calibration) -> dict[Precision, float]:
 
 
 def format_yaml(machine: Machine) -> str:
-    """Return the file of a calibrated machine, for a folder like conf/machine."""
+    """Return the YAML text of a calibrated machine, for a folder like conf/machine."""
     plain = machine.model_dump(mode="json", exclude_defaults=True)
     for field, rows in plain.get("calibration", {}).items():
         if field in ("matmul", "collectives"):  # as lines of words below their columns, which Calibration reads
@@ -152,7 +158,7 @@ def format_yaml(machine: Machine) -> str:
 
 
 def format_calibration(machine: Machine) -> str:
-    """Return the main numbers of a calibration as text."""
+    """Return the main numbers of a calibration as text for a terminal."""
     found = machine.calibration or Calibration()
     rows = [(f"matmul {precision}", f"up to {best:.4g} TFLOP/s") for precision, best in find_best_rates(found).items()]
     rows += [(f"attention {precision}", f"{rate:.4g} TFLOP/s") for precision, rate in found.attention_tflops.items()]
@@ -173,13 +179,13 @@ def format_calibration(machine: Machine) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Return a float in the digits of a measurement, with a dot: without it, YAML 1.1 reads 1e+07 as text."""
+    """Return a float with four significant digits and a dot. Without a dot, YAML 1.1 reads 1e+07 as text."""
     mantissa, *exponent = f"{value:.{_DIGITS}g}".split("e")
     return "e".join([mantissa if "." in mantissa else f"{mantissa}.0", *exponent])
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes floats in few digits and tables as blocks."""
+    """YAML writer that writes floats with four significant digits, and text of several lines as blocks."""
 
 
 _Dumper.add_representer(float, lambda dumper, v: dumper.represent_scalar("tag:yaml.org,2002:float", _format_number(v)))

@@ -1,10 +1,11 @@
-"""Measurements of all ranks together: collectives and contention.
+"""Measurements that need all ranks: collectives, and contention of ranks that share a processor.
 
 Each collective is timed by payload and number of ranks, in groups of real processes. The calls are those of DeepSpeed
-and torch: `all_reduce`, `all_gather_into_tensor`, `reduce_scatter_tensor`. Gloo has no reduce-scatter of its own: there
-torch all-reduces and keeps a part, which is what is timed.
+and torch: `all_reduce`, `all_gather_into_tensor`, `reduce_scatter_tensor`. Gloo has no reduce-scatter of its own. There
+torch runs an all-reduce and keeps a part of the result, and this is what is timed.
 
-Ranks that share one processor slow each other down: the same work is timed with 1, 2, … processes at once.
+Ranks that share one processor slow each other down. To measure this, the same work is timed with 1, 2, … processes at
+the same time.
 """
 
 import statistics
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     Group = torch.distributed.ProcessGroup
 
 ROUND_S = 0.3
-"""Work of one process alone between two barriers: long compared with the milliseconds between ranks that leave one."""
+"""Seconds of work of one process alone between two barriers. Ranks leave a barrier some milliseconds apart, which is
+short compared with it."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
 
 def _find_most(values: Sequence[float], members: "Group") -> list[float]:
-    """Return the largest of each value over the ranks of a group."""
+    """Return the maximum of each value over the ranks of a group."""
     import torch
     import torch.distributed as dist
 
@@ -41,25 +43,30 @@ def _find_most(values: Sequence[float], members: "Group") -> list[float]:
 
 
 def count_sharers(request: CalibrationRequest) -> int:
-    """Return the number of ranks on the first processor."""
+    """Return the number of ranks that share the first processor."""
     return request.world_size if request.machine.nodes_share_processor else request.ranks_per_node
 
 
 def count_rounds(sharers: int, seconds: float) -> int:
-    """Return the rounds for each number of processes. Two processes on two cores take as long as one; in the worst case
-    all processes take turns."""
+    """Return the number of rounds in which each number of processes is timed once.
+
+    The time of a round is not known before. Two processes on two cores take as long as one, but in the worst case all
+    processes take turns. The number is chosen for the worst case.
+    """
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
 
 
 def compute_slowdown(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the median time with 1, 2, … processes over that of one; `times` has each round's slowest process."""
+    """Return the slowdown with 1, 2, … processes: the median time over the median time of one process. `times` has a
+    row for each number of processes, with the time of the slowest process in each round."""
     medians = [statistics.median(of_some) for of_some in times]
     return tuple(median / medians[0] for median in medians)
 
 
 def measure_contention(request: CalibrationRequest, device: "torch.device", seconds: float) -> tuple[float, ...]:
-    """Return the slowdown by number of processes, on rank 0. All ranks call this."""
+    """Return the slowdown for each number of processes on rank 0, and an empty tuple on other ranks. All ranks must
+    call this function."""
     import torch
     import torch.distributed as dist
 
@@ -80,7 +87,7 @@ def measure_contention(request: CalibrationRequest, device: "torch.device", seco
 
 
 def _count_loops(work: Callable[[], object]) -> int:
-    """Return how often rank 0, alone, does the work in ROUND_S."""
+    """Return the number of calls of `work` that rank 0 alone makes in ROUND_S seconds."""
     import torch
     import torch.distributed as dist
 
@@ -98,8 +105,8 @@ def _count_loops(work: Callable[[], object]) -> int:
 
 
 def _build_work(device: "torch.device") -> Callable[[], object]:
-    """Return forward and backward in fp32 of a gated feed-forward layer with its norm and residual: products and
-    element-wise work in about the proportions of a small T5."""
+    """Return a function that runs forward and backward in fp32 of a gated feed-forward layer with its norm and
+    residual. Matrix products and element-wise work have about the proportions of a small T5."""
     import torch
     from torch.nn.functional import gelu, linear
 
@@ -121,7 +128,7 @@ def _build_work(device: "torch.device") -> Callable[[], object]:
 
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 GROWTH = 8
-"""Factor from one payload to the next."""
+"""Factor from one payload to the next larger payload."""
 LARGEST_BYTES = {"cpu": 2**24, "cuda": 2**30}
 _NUMBER_BYTES = 4  # fp32
 _MIN_CALLS, _MAX_CALLS = 3, 40
@@ -129,25 +136,25 @@ _WARM_CALLS = 1  # of every payload, since a library may choose another algorith
 
 
 class RankGroup(NamedTuple):
-    """Ranks that communicate: the first `ranks` of the job, on its first `nodes`."""
+    """Group of ranks that communicate: the first `ranks` ranks of the job, which are on its first `nodes` nodes."""
 
     nodes: int
     ranks: int
 
 
 def list_groups(nodes: int, ranks_per_node: int) -> list[RankGroup]:
-    """Return the groups to measure: within the first node, then all ranks of more and more nodes."""
+    """Return the groups of ranks to measure: first within one node, then all ranks of an increasing number of nodes."""
     inside = [RankGroup(1, ranks) for ranks in thin_out(ranks_per_node)]
     return inside + [RankGroup(count, count * ranks_per_node) for count in thin_out(nodes) if count > 1]
 
 
 def thin_out(count: int) -> list[int]:
-    """Return the numbers up to `count` to measure: the first four, powers of two, and `count` itself."""
+    """Return the rank or node counts up to `count` that are measured: 1 to 4, powers of two, and `count` itself."""
     return [n for n in range(1, count + 1) if n <= 4 or n == count or n & (n - 1) == 0]
 
 
 def list_payloads(device: str, ranks: int) -> list[int]:
-    """Return the payloads in bytes, each a whole number of fp32 for every rank."""
+    """Return the payloads to measure, in bytes. Each can be divided into whole fp32 numbers for every rank."""
     found, size, share = [], 8, _NUMBER_BYTES * ranks
     while size <= LARGEST_BYTES[device]:
         found.append(-(-size // share) * share)
@@ -156,8 +163,12 @@ def list_payloads(device: str, ranks: int) -> list[int]:
 
 
 def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
-    """Return the number of calls for a payload whose call may take `expected_s`; 0 if not even the fewest calls fit in
-    the time left. All but the last payload leave most of it: the next one takes up to GROWTH times as long."""
+    """Return the number of timed calls for a payload, if one call may take `expected_s` seconds. Return 0 if even the
+    minimum of calls does not fit in `left_s` seconds.
+
+    Most of the time is kept for the next payload, whose calls take up to GROWTH times as long. The last payload may use
+    all of it.
+    """
     if expected_s * (_WARM_CALLS + _MIN_CALLS) > left_s:
         return 0
     share = left_s if last else left_s / GROWTH
@@ -167,8 +178,8 @@ def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
 def measure_collectives(
     device: "torch.device", nodes: int, ranks_per_node: int, seconds: float
 ) -> tuple[CollectiveTime, ...]:
-    """Return the times measured in `seconds`, complete on rank 0; other ranks have those of their groups. All ranks
-    call this."""
+    """Return the collective times measured within `seconds`. On rank 0 they are complete; other ranks have only the
+    times of their own groups. All ranks must call this function."""
     import torch
     import torch.distributed as dist
 
@@ -185,7 +196,7 @@ def measure_collectives(
 
 
 def _measure_group(group: RankGroup, members: "Group", device: "torch.device", seconds: float) -> list[CollectiveTime]:
-    """Time every kind and payload within one group."""
+    """Return the times of every kind of collective and every payload within one group of ranks."""
     rows, until = list[CollectiveTime](), time.perf_counter() + seconds
     for number, kind in enumerate(KINDS):
         sizes = list_payloads(device.type, group.ranks)
@@ -207,7 +218,7 @@ def _measure_group(group: RankGroup, members: "Group", device: "torch.device", s
 def _build_call(
     kind: CollectiveKind, size: int, ranks: int, device: "torch.device", members: "Group"
 ) -> Callable[[], object]:
-    """Return one collective with a payload of `size` bytes, as nccl-tests counts it."""
+    """Return a function that calls one collective. `size` is its payload in bytes, as nccl-tests counts it."""
     import torch
     import torch.distributed as dist
 
@@ -221,7 +232,7 @@ def _build_call(
 
 
 def _broadcast_number(number: int, members: "Group") -> int:
-    """Return rank 0's number."""
+    """Return the number that rank 0 passed, on all ranks of a group."""
     import torch
     import torch.distributed as dist
 
@@ -231,7 +242,8 @@ def _broadcast_number(number: int, members: "Group") -> int:
 
 
 def _time_slowest(call: Callable[[], object], calls: int, device: "torch.device", members: "Group") -> list[float]:
-    """Return each call's seconds on the slowest rank. All ranks begin together, before the clock starts."""
+    """Return the seconds of each call on its slowest rank. A barrier before each call makes all ranks begin together;
+    its time is excluded."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,5 @@
-"""Entry point of one rank of a calibration: `python -m bench.calibrate.rank FOLDER`, started by its node."""
+"""Entry point of one rank of a calibration, `python -m bench.calibrate.rank FOLDER`. The process that runs its node
+starts it."""
 
 import contextlib
 import os
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure the request in the folder named on the command line; rank 0 writes the result."""
+    """Measure the request in the folder that the command line names. Rank 0 writes the result into that folder."""
     folder, status = Path(sys.argv[1]), 0
     try:
         measure(folder)
@@ -45,8 +46,8 @@ def main() -> None:
 
 
 def measure(folder: Path) -> None:
-    """Take part in the measurements that need all ranks. Rank 0 alone makes the other measurements, while its peers
-    wait."""
+    """Run the measurements that need all ranks on every rank. Rank 0 alone runs the other measurements, while the other
+    ranks wait."""
     import torch
     import torch.distributed as dist
 
@@ -69,7 +70,8 @@ def measure(folder: Path) -> None:
 
 
 def _list_measurements(request: CalibrationRequest, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
-    """Return the measurement of each part as a function of its seconds, which some parts ignore."""
+    """Return a measuring function for each part. It takes the part's seconds, which parts with a fixed amount of work
+    ignore."""
     nodes, ranks = request.nodes, request.ranks_per_node
     precisions = rates.list_precisions(request.machine, device)
     return {
@@ -84,7 +86,7 @@ def _list_measurements(request: CalibrationRequest, device: "torch.device") -> d
 
 
 def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "torch.device") -> CalibrationResult:
-    """Return the measured numbers with the circumstances that they hold for."""
+    """Return the measured numbers with the circumstances of the measurement, such as device, ranks and versions."""
     import torch
 
     classification, unmeasured = classify(device.type, request.ranks_per_node), None
@@ -118,7 +120,8 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
 
 
 def _write_failure(folder: Path, error: BaseException) -> None:
-    """Write the reason of a failure, unless another rank wrote one first: a rank that loses a peer fails after it."""
+    """Write the reason of a failure to a file, unless another rank has written it already. A rank that loses a peer
+    fails later than that peer, so the first reason is the cause."""
     why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError), (folder / FAILURE).open("x") as file:
         file.write(" ".join(why.split()))

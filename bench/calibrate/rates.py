@@ -1,7 +1,8 @@
-"""Measurements of one rank alone: rates of products, of attention and of copies, and the time to start an operation.
+"""Measurements of one rank alone: rates of matrix products, attention and copies, and the host's time to start an
+operation.
 
-Products are those of models: `linear` of some tokens with each of their matrices, forward. Attention is torch's
-`scaled_dot_product_attention` with an additive mask, as a position bias makes it.
+Products are those of models: the forward pass of `linear`, from a number of tokens, with each weight matrix. Attention
+is torch's `scaled_dot_product_attention` with an additive mask, as a position bias makes it.
 """
 
 import math
@@ -25,8 +26,11 @@ _LONG_S = 0.5  # seconds of all batches from which fewer batches are enough
 
 
 def time_call(work: Callable[[], object], device: "torch.device") -> float:
-    """Return the seconds of one call of `work`: median over batches of calls that together fill FILL_S, after calls
-    that allocate and choose kernels. Inside a batch no call is awaited, as in a step."""
+    """Return the seconds of one call of `work`, as the median over batches of calls.
+
+    All batches together fill FILL_S seconds. Untimed calls before them allocate memory and choose kernels. Within a
+    batch no call is waited for, as in a training step.
+    """
     from bench.measure.collectives import wait_for
 
     def batch(calls: int) -> float:
@@ -45,17 +49,21 @@ def time_call(work: Callable[[], object], device: "torch.device") -> float:
 
 
 SAMPLES, HEADS, LENGTH, D_KV = 4, 12, 512, 64
-"""mT5-base's heads at the usual encoder length."""
+"""Shape of the timed attention: mT5-base's heads at the usual encoder length."""
 
 
 def count_attention_flops(samples: int, heads: int, length: int, d_kv: int) -> int:
-    """Return the FLOPs of scores and weighted values over the full square, as bench.predict.work counts them."""
+    """Return the forward FLOPs of attention scores and weighted values. All pairs of tokens count, as in
+    bench.predict.work."""
     return 2 * 2 * samples * heads * length * length * d_kv
 
 
 def measure_attention(precision: Precision, device: "torch.device") -> float:
-    """Return the forward rate in 10^12 FLOP/s, called as transformers' T5 calls it: unscaled, with heads that are views
-    of a projection's rows, and a learned bias, which excludes kernels without a gradient of the mask."""
+    """Return the rate of an attention's forward pass, in TFLOP/s.
+
+    The kernel is called as transformers' T5 calls it: without scaling, and with heads that are views of a projection's
+    rows. A learned bias excludes kernels that compute no gradient of the mask.
+    """
     import torch
 
     from bench.engines.precision.update import torch_dtype
@@ -80,7 +88,7 @@ _MEMORY_BYTES = 2**29  # beyond any cache
 
 
 def measure_memory(device: "torch.device") -> float:
-    """Return bytes per second of a copy, the sum of read and written bytes."""
+    """Return the rate of a copy within the device's memory in bytes/s, read and written bytes together."""
     import torch
 
     source = torch.ones(_MEMORY_BYTES // 4, device=device)
@@ -93,9 +101,12 @@ _LAUNCH_BATCHES = 25
 
 
 def measure_launches(device: "torch.device") -> float:
-    """Return the host's seconds per operation, median over batches: a product of 16 numbers with a weight that needs a
-    gradient, through torch's dispatcher and its graph as in a forward pass. On a GPU the work itself is not awaited; on
-    a CPU it is negligible."""
+    """Return the host's seconds to start one operation, as the median over batches.
+
+    The operation multiplies 16 numbers by a weight that needs a gradient. It passes through torch's dispatcher and
+    autograd graph as in a forward pass. On a GPU the operation itself is not waited for; on a CPU its work is
+    negligible.
+    """
     import torch
 
     from bench.measure.collectives import wait_for
@@ -118,7 +129,7 @@ _HOST_LINK_BYTES = 2**28
 
 
 def measure_host_link(device: "torch.device") -> float:
-    """Return bytes per second one way between a GPU and page-locked host memory, of the slower direction."""
+    """Return the rate between a GPU and page-locked host memory in bytes/s, for the slower of the two directions."""
     import torch
 
     there = torch.ones(_HOST_LINK_BYTES // 4, device=device)
@@ -131,26 +142,30 @@ def measure_host_link(device: "torch.device") -> float:
 # -- products
 
 TOKENS = (128, 512, 2048, 8192, 16384)
-"""Rows of a product: from a decoder's few tokens to a large micro-batch."""
+"""Values of m that are measured: from a decoder's few tokens to a large micro-batch."""
 Shape = tuple[int, int, int]
-"""(m, k, n): m rows of k numbers each, mapped to rows of n."""
+"""Shape (m, k, n) of a product: m rows of k numbers are mapped to m rows of n numbers."""
 _CALLS = 4  # least calls of a shape: two to warm up, two to time
 _PART = 0.1  # largest share of the time left for one shape, while other shapes fit
 
 
 def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
-    """Return the distinct (k, n) of the weight matrices of models: each maps rows of k numbers to rows of n."""
+    """Return the distinct shapes (k, n) of the weight matrices of models. Each maps rows of k numbers to rows of n
+    numbers."""
     return tuple(sorted({matrix for network in networks for matrix in list_matrices(network)}))
 
 
 def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
-    """Return every (m, k, n), those with few FLOPs first."""
+    """Return the shapes (m, k, n) of all products with all numbers of tokens, sorted by FLOPs from few to many."""
     return sorted(((m, k, n) for m in TOKENS for k, n in products), key=lambda shape: (count_flops(*shape), shape))
 
 
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return shapes in an order in which every beginning is spread evenly over all: by the reversed bits of their
-    indices (van der Corput's sequence). Whenever the time ends, every missing shape has a measured neighbour."""
+    """Return shapes in an order whose first entries, for any number of them, are spread evenly over all shapes.
+
+    The order is that of the reversed bits of their indices (van der Corput's sequence). Whenever the time ends, every
+    shape that is missing has a measured neighbour.
+    """
     bits = max(1, (len(shapes) - 1).bit_length())
     turned = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
     return [shapes[number] for number in turned if number < len(shapes)]
@@ -159,8 +174,11 @@ def spread(shapes: Sequence[Shape]) -> list[Shape]:
 def measure_within(
     shapes: Sequence[Shape], time_product: Callable[[Shape], float], seconds: float, clock: Callable[[], float]
 ) -> dict[Shape, float]:
-    """Return the FLOP/s of as many shapes as fit in `seconds` of a clock, at least one: spread over all, large ones
-    only when no other shape is left. The cost of a shape is estimated from the nearest measured one."""
+    """Return the FLOP/s of as many shapes as can be measured in `seconds` of `clock`, but of one at least.
+
+    The measured shapes are spread over all. A shape that needs much of the remaining time is measured only if no
+    smaller shape is left. The time of a shape is estimated from the measured shape with the nearest number of FLOPs.
+    """
     until, waiting = clock() + seconds, spread(shapes)
     rates, known = dict[Shape, float](), list[tuple[int, float]]()  # FLOPs with their rate, sorted
     while shape := _choose_next(waiting, known, until - clock()):
@@ -171,7 +189,8 @@ def measure_within(
 
 
 def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], left_s: float) -> Shape | None:
-    """Return the first shape that takes a small part of the time left, or else the first that fits; None for none."""
+    """Return the first shape that needs only a small share of the remaining time, or else the first that fits into it.
+    Return None if no shape fits."""
     if not known:
         return waiting[0] if waiting else None
 
@@ -187,7 +206,7 @@ def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], l
 def describe_unmeasured(
     products: Sequence[tuple[int, int]], precisions: Sequence[Precision], rates: Sequence[MatmulRate]
 ) -> str | None:
-    """Return a text on the shapes that were not measured, for lack of time or of memory; None if all were."""
+    """Return a text on the shapes that were not measured for lack of time or memory; None if all were measured."""
     wanted = sort_shapes(products)
     measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
     lines = []
@@ -200,15 +219,15 @@ def describe_unmeasured(
 
 
 def count_flops(m: int, k: int, n: int) -> int:
-    """Return the FLOPs of an m × k by k × n product: a multiply and an add each."""
+    """Return the FLOPs of an m × k by k × n product. A multiply and an add count as two."""
     return 2 * m * k * n
 
 
 def measure_matmul(
     machine: Machine, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
 ) -> tuple[MatmulRate, ...]:
-    """Return the rates of as many shapes as the time allows, with equal time for each precision. Shapes that do not fit
-    into the memory for one product are skipped."""
+    """Return the rates of as many shapes as can be measured in `seconds`, with equal time for each precision. Shapes
+    that need more than a fixed share of the memory are skipped."""
     import torch
 
     from bench.engines.precision.update import torch_dtype
@@ -239,7 +258,8 @@ def measure_matmul(
 
 
 def list_precisions(machine: Machine, device: "torch.device") -> list[Precision]:
-    """Return the precisions of this device: fp16 training is for GPUs only, and emulated bf16 does not count."""
+    """Return the precisions that this device supports. fp16 is measured on GPUs only, and bf16 only if it is not
+    emulated."""
     import torch
 
     found: list[Precision] = ["fp32"]

@@ -1,4 +1,4 @@
-"""Start a calibration's processes, here or on every node of the job that this process is part of."""
+"""Start of a calibration's processes, on this machine or on every node of the current job."""
 
 import contextlib
 import os
@@ -29,8 +29,8 @@ _STARTUP_S = 300.0  # between the first node's start and the others'
 
 
 def run_node(folder: Path, number: int) -> bool:
-    """Run the ranks of node `number` to their end; return whether all of them ended well. An exception ends them, also
-    one raised by a signal handler."""
+    """Run all ranks of node `number` until they end, and return whether all of them succeeded. If one rank fails, or on
+    any exception, the other ranks are killed; a signal handler may raise that exception."""
     request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     far = request.nodes > 1
     with contextlib.ExitStack() as stack:
@@ -65,7 +65,8 @@ def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> dict[str, str]:
-    """Return the ranks' environment: the user's own, completed by the variables that a run would get."""
+    """Return the environment variables of the ranks: those of the user, and the variables that a run would set. The
+    user's values have priority, except for the address of the rendezvous."""
     chosen = choose_openmp_variables(request.device, request.ranks_per_node)
     if request.nodes == 1:
         chosen["GLOO_SOCKET_IFNAME"] = "lo"  # the host name need not resolve
@@ -83,8 +84,11 @@ _NEARLY = 0.99  # progress of a calibration that has used up its time and contin
 
 
 def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:
-    """Run a calibration and return its result. Its folder is made in `parent`, which all nodes must share, and removed
-    afterwards. Raises UserError with the reason of the first failed rank. Ctrl-C ends every process."""
+    """Run a calibration and return its result. Raises UserError with the reason of the first failed rank.
+
+    The processes use a folder in `parent`, which all nodes must share; it is removed afterwards. Ctrl-C ends every
+    process.
+    """
     with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
         with _show_progress(folder, request.seconds, follow):
             ended_well = run_node(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
@@ -94,7 +98,8 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
 
 
 def _run_on_nodes(folder: Path, nodes: int) -> bool:
-    """Run one process per node; return whether all ended well. An exception ends them, and waits for their end."""
+    """Run one process on each node and return whether all succeeded. On an exception, the processes are ended and
+    waited for."""
     launcher = plugins.find_job(os.environ).launcher
     assert launcher, "only a job has several nodes"
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
@@ -120,7 +125,8 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
 
 @contextlib.contextmanager
 def _create_folder(parent: Path, request: CalibrationRequest) -> Iterator[Path]:
-    """Make the folder through which the processes exchange request and result, and remove it at the end."""
+    """Create the folder in which the processes exchange request and result. The folder is removed at the end of the
+    context."""
     with contextlib.ExitStack() as stack:
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +140,7 @@ def _create_folder(parent: Path, request: CalibrationRequest) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C."""
+    """Raise KeyboardInterrupt on SIGTERM, like on Ctrl-C, while this context lasts."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -148,7 +154,7 @@ def _raise_interrupt_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], None]) -> Iterator[None]:
-    """Report the current part and the rest of the `seconds` from a thread, while this context lasts."""
+    """Report the current part and the remaining seconds from a thread, while this context lasts."""
     ended = threading.Event()
 
     def report() -> None:
@@ -169,7 +175,7 @@ def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], No
 
 
 def _read_reason(folder: Path) -> str:
-    """Return the reason of the first failed rank, or else the last line of any log."""
+    """Return the reason that the first failed rank wrote, or else the last line of any log."""
     with contextlib.suppress(OSError):
         return (folder / FAILURE).read_text() or "no reason given"
     logs = [*sorted(folder.glob("ranks.*.log")), folder / _LOG]

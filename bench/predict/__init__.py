@@ -1,1 +1,2 @@
-"""Predictions of memory and time by formulas, before or next to a measurement. Never imports torch."""
+"""Predictions of memory and time from formulas, used before a measurement or compared with it. This package never
+imports torch."""

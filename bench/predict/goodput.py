@@ -1,8 +1,8 @@
-"""Goodput: the share of a training job's time that makes progress, with random failures.
+"""Goodput: the share of a training job's time that makes progress despite random failures.
 
 Failures are assumed to have a constant rate (exponential times between them). Each failure ends the job, and all work
-since the last checkpoint is repeated. The formulas are those of J. W. Young (Communications of the ACM 17, 1974) and
-J. T. Daly (Future Generation Computer Systems 22, 2006). All times are seconds.
+since the last checkpoint is repeated. The formulas are those of J. W. Young (Communications of the ACM 17, 1974) and J.
+T. Daly (Future Generation Computer Systems 22, 2006). All times are seconds.
 """
 
 import functools
@@ -15,7 +15,8 @@ _DAY_S = 86_400.0
 
 
 class PublishedFailures(NamedTuple):
-    """Published failures that ended training on a job or cluster, and the device-days in which they occurred."""
+    """Published number of failures that ended training on a job or cluster, with the device-days over which they were
+    counted."""
 
     failures: float
     device_days: float
@@ -23,35 +24,37 @@ class PublishedFailures(NamedTuple):
 
     @property
     def device_mtbf_s(self) -> float:
-        """Mean time between the failures of one device with its share of host, network and storage."""
+        """Mean time between failures of one device in seconds. Failures of its share of host, network and storage count
+        too."""
         return self.device_days / self.failures * _DAY_S
 
 
 LLAMA_3 = PublishedFailures(
     419, 16_384 * 54, "Llama 3 405B, arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100"
 )
-"""884,736 / 419 = 2,112 device-days: one failure in 3.09 h for all devices."""
+"""By hand: 884,736 device-days / 419 failures = 2,112 device-days per failure, or one failure in 3.09 h of the job."""
 OPT_175B = PublishedFailures(
     35 + 70, 992 * 60, "OPT-175B, arXiv 2205.01068: 35 manual and about 70 automatic restarts in 2 months on 992 A100"
 )
-"""59,520 / 105 = 567 device-days: one failure in 13.7 h for all devices."""
+"""By hand: 59,520 device-days / 105 failures = 567 device-days per failure, or one failure in 13.7 h of the job."""
 RSC_1 = PublishedFailures(6.50, 1000 * 8, "RSC-1, arXiv 2410.21680: 6.50 failures in 1,000 days of a node of 8 A100")
-"""8,000 / 6.50 = 1,231 device-days; the source has 1.8 h for a job of 16,384 devices."""
+"""By hand: 8,000 device-days / 6.50 failures = 1,231 device-days per failure. The source states a failure every 1.8 h
+for a job of 16,384 devices."""
 RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failures in 1,000 days of a node of 8 A100")
-"""8,000 / 2.34 = 3,419 device-days."""
+"""By hand: 8,000 device-days / 2.34 failures = 3,419 device-days per failure."""
 PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
 PUBLISHED_RANGE = "OPT-175B to RSC-2"
-"""The source with the most frequent failures, and the source with the least frequent."""
+"""Names of the published sources with the most and the least frequent failures."""
 
 RESTART_S = 600.0
-"""Default time from a failure to the first step of the restarted job. Chosen: detection, scheduling, the start of the
-processes and the read of the checkpoint take minutes; no publication has a number for all of it."""
+"""Default seconds from a failure to the first step of the restarted job. This is an assumption: detection, scheduling,
+process start and reading of the checkpoint take minutes. No publication states the sum."""
 _LEAST_SHARE = 1e-3
-"""A lower goodput counts as 0: the model does not describe such jobs."""
+"""Goodput below this share is returned as 0, because the model does not hold for such jobs."""
 
 
 class FailureTerms(NamedTuple):
-    """Terms of the goodput for jobs of any size; times are above 0."""
+    """Inputs of the goodput model that do not depend on the size of the job. Times are in seconds and above 0."""
 
     write_s: float  # that training stops for one checkpoint
     restart_s: float = RESTART_S
@@ -59,7 +62,7 @@ class FailureTerms(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """Terms of the goodput for a job of given size."""
+    """Inputs of the goodput model for a job of a given size, in seconds."""
 
     mtbf_s: float  # mean time between failures of the whole job
     write_s: float  # that training stops for one checkpoint
@@ -67,7 +70,7 @@ class Reliability(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """Expected goodput of a job that writes checkpoints at the best interval."""
+    """Expected goodput of a job that writes checkpoints at the optimal interval, with its range."""
 
     share: float  # of the job's time, spent on steps that are not repeated
     low: float
@@ -78,13 +81,16 @@ class Goodput(NamedTuple):
 
 
 def compute_young_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the best time between checkpoints to first order, √(2δM) (Young 1974)."""
+    """Return the first-order optimum of the seconds between checkpoints, √(2δM) (Young 1974). δ is `write_s`, M is
+    `mtbf_s`."""
     return math.sqrt(2 * write_s * mtbf_s)
 
 
 def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the best time between checkpoints to higher order (Daly 2006, equation 37): for δ < 2M
-    √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, else M."""
+    """Return the higher-order optimum of the seconds between checkpoints (Daly 2006, equation 37).
+
+    δ is `write_s` and M is `mtbf_s`. For δ < 2M it is √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, otherwise M.
+    """
     if write_s >= 2 * mtbf_s:
         return mtbf_s
     part = write_s / (2 * mtbf_s)
@@ -92,10 +98,11 @@ def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
 
 
 def compute_goodput(reliability: Reliability, interval_s: float) -> float:
-    """Return the share of time that makes progress with a checkpoint after every `interval_s` of computing.
+    """Return the goodput, from 0 to 1, of a job that writes a checkpoint after every `interval_s` of computing.
 
-    Daly's complete model: an interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average, including
-    failures during writes and restarts. The share is τ over that time.
+    This is Daly's complete model. An interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average,
+    including failures during writes and restarts. M is the mean time between failures and R the restart time. The
+    goodput is τ over that time.
     """
     mtbf_s, write_s, restart_s = reliability
     try:
@@ -107,9 +114,9 @@ def compute_goodput(reliability: Reliability, interval_s: float) -> float:
 
 @functools.cache
 def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
-    """Return the goodput of a job on `devices`, each of whose failures ends the job.
+    """Return the goodput of a job on `devices` devices; a failure of any device ends the job.
 
-    Without a given failure rate it uses Llama 3's, with the range of all rates in `PUBLISHED`.
+    If `terms` has no failure rate, Llama 3's rate is used, and the interval spans all rates in `PUBLISHED`.
     """
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
@@ -122,7 +129,7 @@ def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
 
 
 def compute_checkpoint_bytes(parameters: int, precision: Precision) -> int:
-    """Return the bytes of weights and AdamW's state in a checkpoint: weights in the run's precision, master weights if
-    that is below fp32, and two fp32 moments."""
+    """Return the bytes of a checkpoint: weights in the run's precision, two fp32 moments of AdamW, and fp32 master
+    weights if the precision is below fp32."""
     master = 0 if precision == "fp32" else WIDTH["fp32"]
     return parameters * (WIDTH[precision] + master + 2 * WIDTH["fp32"])

@@ -1,5 +1,6 @@
-"""Measured runs next to their predictions: step times of the same point, runs out of memory, and corrections for
-predictions of neighbours, which are runs of the same model on the same machine."""
+"""Measured runs compared with their predictions. They give step times of the same configuration, and show which
+configurations run out of memory. They also correct predictions of neighbours, which are runs of the same model on the
+same machine."""
 
 import json
 import math
@@ -14,19 +15,20 @@ from bench.core.spec import ModelSpec, RunSpec
 from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
-"""Measured runs before memory is corrected at all, and before runs of the same engine replace those of all engines. A
-single run may have been disturbed."""
+"""Number of measured runs that is needed to correct memory, and to use only runs of the same engine in place of runs of
+all engines. A single run may have been disturbed."""
 
 
 class PredictedRun(NamedTuple):
-    """Prediction of a run; None where it is unknown."""
+    """Predicted step time and memory of a run; a field is None if it is unknown."""
 
     step_s: float | None
     tensor_bytes: int | None  # live tensors at the highest peak, of building the engine or of a step
 
 
 class Neighbour(NamedTuple):
-    """A measured run with its ratios of measured to predicted value; None where either is unknown."""
+    """A measured run with its ratios of measured to predicted step time and memory. A ratio is None if either value is
+    unknown."""
 
     model: str  # identity by `identify_model`
     engine: str
@@ -36,7 +38,7 @@ class Neighbour(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """Factors on the predicted time of a step and on the predicted bytes of live tensors."""
+    """Factors that correct a predicted step time and the predicted bytes of live tensors."""
 
     step: float = 1.0
     memory: float = 1.0
@@ -44,11 +46,12 @@ class Correction(NamedTuple):
 
 
 UNCORRECTED = Correction()
-"""Correction before anything was measured."""
+"""Correction without any measured run: both factors are 1."""
 
 
 def compare_with_prediction(record: RunRecord, predicted: PredictedRun | None) -> Neighbour | None:
-    """Return the ratios of a run to its prediction. None unless it ended well with real ranks and without a drill."""
+    """Return the measured-to-predicted ratios of a run. Return None for a run that failed, was a rehearsal, or had a
+    fault injected (a drill)."""
     observed = record.observations
     if predicted is None or observed is None or observed.drill:
         return None
@@ -78,21 +81,25 @@ def _compute_ratio(measured: float | None, predicted: float | None) -> float | N
 
 
 def identify_model(model: Mapping[str, Any]) -> str:
-    """Return a text that tells one plain ModelSpec from another, by shape and kernels too: a sweep over shapes may give
-    all of them one name, and times depend on the kernels."""
+    """Return a text that is equal for equal models, given a ModelSpec as a plain mapping.
+
+    The text includes shape and kernels, not only the name. A sweep over shapes may give all shapes one name, and step
+    times depend on the kernels.
+    """
     kernels = (model.get(name, ModelSpec.model_fields[name].default) for name in MODEL_KERNELS)
     return f"{model['name']} {json.dumps([model['shape'], *kernels], sort_keys=True)}"
 
 
 def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
-    """Return the runs of a model on a machine: those with the same engine where there are ENOUGH, else all."""
+    """Return the runs of a model on a machine. If at least ENOUGH of them used `engine`, return only these."""
     of_model = [found for found in known if (found.model, found.machine) == (model, machine)]
     of_engine = [found for found in of_model if found.engine == engine]
     return of_engine if len(of_engine) >= ENOUGH else of_model
 
 
 def compute_correction(known: Sequence[Neighbour]) -> Correction:
-    """Return the geometric means of the ratios; 1 where there are no ratios, or too few."""
+    """Return the geometric means of the measured-to-predicted ratios. A factor is 1 if there are no ratios; for memory,
+    also if there are fewer than ENOUGH."""
     steps = [found.step for found in known if found.step]
     memory = [found.memory for found in known if found.memory]
     return Correction(
@@ -106,8 +113,11 @@ def compute_correction(known: Sequence[Neighbour]) -> Correction:
 
 
 class TimedPoint(NamedTuple):
-    """Seconds of a step over the runs of one point: the median of their medians, and an interval that contains the
-    interval of every run. Of a run too short for an interval of its median, it contains all steps."""
+    """Step time of all runs of one configuration, in seconds: the median of their medians, with an interval.
+
+    The interval contains the interval of every run. For a run that is too short for an interval of its median, it
+    contains all measured steps.
+    """
 
     step_s: float
     low_s: float
@@ -116,19 +126,19 @@ class TimedPoint(NamedTuple):
 
 
 class MeasuredPoints(NamedTuple):
-    """Measurements on one machine, by the text of `format_decisive`."""
+    """Measurements on one machine. Configurations are identified by the text of `format_decisive`."""
 
     timed: dict[str, TimedPoint] = {}
     out_of_memory: frozenset[str] = frozenset()
     neighbours: tuple[Neighbour, ...] = ()
 
     def near(self, engine: str) -> list[Neighbour]:
-        """Return the runs that correct predictions for `engine`; all are of one model and machine."""
+        """Return the runs that correct predictions for `engine`, all of one model and machine."""
         every = self.neighbours
         return select_nearest(every, every[0].model, engine, every[0].machine) if every else []
 
     def fits(self, spec: RunSpec) -> bool | None:
-        """Return whether `spec` ran, or ran out of memory; None if it was never tried."""
+        """Return True if a run of `spec` was ok and False if it ran out of memory; None if it was never measured."""
         if not self.timed and not self.out_of_memory:
             return None
         key = format_decisive(spec)
@@ -136,8 +146,8 @@ class MeasuredPoints(NamedTuple):
 
 
 def format_decisive(spec: RunSpec, part: str | None = None) -> str:
-    """Return the fields that decide a step's time, as text: all but names, data, seed and protocol. With `part`, only
-    those of one part of the spec."""
+    """Return the fields of a spec that decide a step's time, as JSON text. Names, data, seed and protocol are excluded.
+    `part` selects one section of the spec, such as `model`."""
     decisive = select(spec.model_dump(mode="json", by_alias=True), "step_time")
     return json.dumps(decisive if part is None else decisive[part], sort_keys=True)
 
@@ -145,10 +155,11 @@ def format_decisive(spec: RunSpec, part: str | None = None) -> str:
 def collect_measured(
     records: Iterable[RunRecord], like: RunSpec, machine: Machine, predict: Callable[[RunSpec], float | None]
 ) -> MeasuredPoints:
-    """Return the measurements in `records` on `machine` with model, precision, objective and lengths of `like`.
+    """Return the measurements in `records` on `machine` whose model, precision, objective and sequence lengths equal
+    those of `like`.
 
-    `predict` gives the seconds of a step, or None. Of a point that ran in several environments, only the environment
-    of the latest run counts.
+    `predict` returns the step time of a spec in seconds, or None. If a configuration ran in several environments, only
+    runs in the environment of the latest run count.
     """
     points: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -165,7 +176,8 @@ def collect_measured(
 
 
 def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
-    """Return whether a record measured such a model on such a machine."""
+    """Return whether a record measured the same model and workload as `like`, on a machine of the same kind as
+    `machine`."""
     recorded, spec = record.circumstance.machine, record.spec
     device_name = record.environment.classification.device if record.environment else ""
     if recorded.name != machine.name:
@@ -184,7 +196,7 @@ def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
 
 
 def _select_latest(runs: list[RunRecord]) -> list[RunRecord]:
-    """Return the runs in the environment of the run that started last."""
+    """Return the runs that have the same environment as the run that started last."""
     ids = [record.environment.environment_id if record.environment else None for record in runs]
     last = max(range(len(runs)), key=lambda place: runs[place].circumstance.started_at, default=0)
     return [record for record, identity in zip(runs, ids, strict=True) if identity == ids[last]]
@@ -204,5 +216,5 @@ def _time_point(runs: list[RunRecord]) -> TimedPoint | None:
 
 
 def _get_window(observed: Observations) -> tuple[float, ...]:
-    """Return the seconds of the measured steps, those of the warm-up excluded."""
+    """Return the seconds of each measured step; warm-up steps are excluded."""
     return observed.steps.step_s[observed.steps.cut :] if observed.steps else ()

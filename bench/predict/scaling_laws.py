@@ -1,11 +1,13 @@
-"""Scaling laws: the loss that a network of N parameters reaches, the tokens and steps it takes, the critical batch.
+"""Scaling laws: the loss that a network of N parameters reaches, the tokens and steps needed for it, and the critical
+batch size.
 
-Loss in nats per token, batches and data in tokens. The laws were fitted to decoder-only transformers on their authors'
-web text with their tokenizers. A loss with another network, text or tokenizer is not comparable.
+Losses are in nats per token; batches and data are in tokens. The laws were fitted to decoder-only transformers on their
+authors' web text with their tokenizers. A loss with another network, text or tokenizer is not comparable.
 
-Cost of a larger batch (arXiv 1812.06162, 2001.08361 section 5.1): a loss takes at least S_min steps, with a huge batch,
-and at least E_min = S_min · B_crit tokens, with a tiny batch. With a batch B it takes S = S_min (1 + B_crit / B) steps
-and E = B S = E_min (1 + B / B_crit) tokens: at the critical batch twice the minimum of both.
+Cost of a larger batch (arXiv 1812.06162, and 2001.08361 section 5.1): S_min is the number of steps to a loss with a
+very large batch. E_min = S_min · B_crit is the number of tokens with a very small batch. With a batch B, the loss takes
+S = S_min (1 + B_crit / B) steps and E = B S = E_min (1 + B / B_crit) tokens. At the critical batch B_crit, both are
+twice their minimum.
 """
 
 import math
@@ -15,35 +17,38 @@ from typing import Protocol
 from bench.core.errors import UserError, suggest_nearest
 
 _CRITICAL_TOKENS, _ALPHA_B = 2.1e8, 0.21
-"""B* and α_B of arXiv 2001.08361, Appendix A."""
+"""Constants B* (tokens) and α_B of the critical batch, from arXiv 2001.08361, Appendix A."""
 
 
 def compute_critical_batch(loss: float) -> float:
-    """Return the tokens of a critical batch at a loss: B* / L^(1/α_B), arXiv 2001.08361 equation 5.3. It grows as the
-    loss falls, so its value at the final loss is the largest of a training."""
+    """Return the critical batch size at a loss, in tokens: B* / L^(1/α_B), arXiv 2001.08361 equation 5.3.
+
+    It grows as the loss falls, so it is largest at the final loss of a training.
+    """
     return _CRITICAL_TOKENS / math.pow(loss, 1 / _ALPHA_B)
 
 
 class ScalingLaw(Protocol):
-    """A published law; `parameters` are counted as in its source."""
+    """A published scaling law. `parameters` are counted as in its source, with or without the embedding."""
 
     @property
     def source(self) -> str: ...
     @property
     def counts_embedding(self) -> bool: ...
     def compute_floor(self, parameters: float) -> float:
-        """Return the loss that a model of so many parameters approaches with endless data."""
+        """Return the lowest loss that a model with this number of parameters approaches with unlimited data."""
         ...
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
-        """Return E_min, the tokens to a loss above the floor with batches far below the critical batch."""
+        """Return E_min: the tokens to reach `loss` with batches far below the critical batch. `loss` must be above
+        `compute_floor`."""
         ...
 
 
 @dataclass(frozen=True)
 class KaplanLaw:
-    """arXiv 2001.08361: L(N, S_min) = (N_c/N)^α_N + (S_c/S_min)^α_S, equation 5.6 with the constants of table 3. N
-    excludes the embedding; data is endless, without repetition."""
+    """Scaling law of arXiv 2001.08361: L(N, S_min) = (N_c/N)^α_N + (S_c/S_min)^α_S, equation 5.6 with the constants of
+    table 3. N excludes the embedding. Data is assumed unlimited, without repetition."""
 
     n_c: float = 6.5e13
     alpha_n: float = 0.077
@@ -56,11 +61,11 @@ class KaplanLaw:
         return math.pow(self.n_c / parameters, self.alpha_n)
 
     def compute_loss(self, parameters: float, least_steps: float) -> float:
-        """Return the loss after S_min steps with batches far above the critical batch."""
+        """Return the loss after `least_steps` (S_min) steps with batches far above the critical batch."""
         return self.compute_floor(parameters) + math.pow(self.s_c / least_steps, self.alpha_s)
 
     def compute_least_steps(self, parameters: float, loss: float) -> float:
-        """Return S_min."""
+        """Return S_min: the steps to reach `loss` with batches far above the critical batch."""
         return self.s_c / math.pow(loss - self.compute_floor(parameters), 1 / self.alpha_s)
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
@@ -69,8 +74,8 @@ class KaplanLaw:
 
 @dataclass(frozen=True)
 class ParametricLaw:
-    """L(N, D) = E + A/N^α + B/D^β, all parameters and tokens counted. The batches of its runs were not above the
-    critical batch, so D is used as E_min, which overestimates the tokens."""
+    """Scaling law L(N, D) = E + A/N^α + B/D^β, where N counts all parameters and D all tokens. The law was fitted to
+    runs whose batches were not above the critical batch. D is used as E_min, which overestimates the tokens."""
 
     e: float
     a: float
@@ -99,7 +104,7 @@ LAWS: dict[str, ScalingLaw] = {"kaplan": KAPLAN, "chinchilla": CHINCHILLA, "chin
 
 
 def find_law(name: str) -> ScalingLaw:
-    """Return a law by its name; UserError with the nearest for another."""
+    """Return the scaling law with this name. Raises UserError with the nearest name if there is none."""
     if name not in LAWS:
         raise UserError(f"law={name}", "no such scaling law", suggest_nearest(name, LAWS))
     return LAWS[name]
@@ -107,19 +112,20 @@ def find_law(name: str) -> ScalingLaw:
 
 @dataclass(frozen=True)
 class TrainingNeed:
-    """Tokens to reach a loss, as a function of the batch."""
+    """Number of tokens needed to reach a loss, as a function of the batch size."""
 
     loss: float
     least_tokens: float  # E_min
     critical_batch: float  # tokens
 
     def compute_tokens(self, batch: float) -> float:
-        """Return the tokens that the training takes with batches of `batch` tokens."""
+        """Return the tokens that the training takes with `batch` tokens per step."""
         return self.least_tokens * (1 + batch / self.critical_batch)
 
 
 def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNeed:
-    """Return the tokens to reach `loss`; UserError for a loss that so many parameters do not reach."""
+    """Return the tokens that a model with this number of parameters needs to reach `loss`. Raises UserError if no
+    amount of data reaches this loss."""
     floor = law.compute_floor(parameters)
     if not loss > floor:
         rule = f"{parameters:.3g} parameters do not get below {floor:.4g} with any data, by {law.source}"

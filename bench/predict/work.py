@@ -1,9 +1,9 @@
-"""Work of one pass over a model on one rank: matrix products, attention, memory traffic and started operations; and a
-model's FLOPs.
+"""Work of one pass over a model on one rank: matrix products, attention, memory traffic and the number of operations.
+Also a model's FLOPs.
 
 Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as written,
-unfused: each operation reads its operands from memory and writes its result. In compiled blocks, everything between two
-products is one operation, which reads its inputs and writes its outputs.
+without fusion: each operation reads its operands from memory and writes its result. In compiled blocks, everything
+between two products is one operation, which reads its inputs and writes its outputs.
 """
 
 import functools
@@ -15,23 +15,27 @@ from bench.core.spec import FULL, WIDTH, Frozen, Precision, RunSpec
 from bench.predict.workload import OWN, Workload, get_network, is_fused
 
 RMS_PASSES = 6
-"""Reads and writes of a tensor in fp32 in T5LayerNorm: squared, averaged, scaled."""
+"""Number of fp32 reads and writes of the whole tensor in T5LayerNorm, which squares, averages and scales it."""
 LAYER_NORM_PASSES = 3
-"""Reads and writes of a tensor in torch's layer norm: read for its mean and deviation, and again to be scaled."""
+"""Number of reads and writes of the whole tensor in torch's layer norm. It is read for mean and deviation, read again,
+and written."""
 ROTARY_PASSES = 10
-"""Reads and writes of queries and keys in a rotation: times cosines, halves swapped, times sines, both added."""
+"""Number of reads and writes of queries and keys in a rotary embedding: product with cosines, swap of halves, product
+with sines, and sum."""
 ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2, "relu": 2}
-"""Reads and writes of a tensor. gelu_new consists of a power, three scalings, two sums, a tanh and a product."""
+"""Number of reads and writes of the whole tensor in an activation function. gelu_new consists of a power, three
+scalings, two sums, a tanh and a product."""
 COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
-"""Reads and writes in compiled blocks: a norm; a residual sum with its dropout; softmax with all work on scores. For
-the last, 2 to 6 are plausible; 4 was chosen together with BESIDE of `compute`."""
+"""Number of reads and writes of the whole tensor in compiled blocks: for a norm, for a residual sum with its dropout,
+and for softmax with all work on scores. For the last, 2 to 6 are plausible; 4 was chosen together with BESIDE of
+`compute`."""
 Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # networks and lengths: a study has a few, and each of its runs asks again
 
 
 class Matmul(NamedTuple):
-    """Products of an m × k by a k × n matrix, `times` of them."""
+    """`times` products of an m × k matrix by a k × n matrix."""
 
     m: int
     k: int
@@ -44,7 +48,7 @@ class Matmul(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements read and written."""
+        """Number of elements read and written."""
         return (self.m * self.k + self.k * self.n + self.m * self.n) * self.times
 
 
@@ -52,7 +56,7 @@ Products = tuple[Matmul, ...]
 
 
 class PassWork(NamedTuple):
-    """Work of a pass over a model."""
+    """Work of one pass over a model, or over part of a model."""
 
     matmuls: Products = ()
     attention_flops: int = 0  # of scores and weighted values of all pairs, masked or not: counted by model FLOPs
@@ -62,7 +66,7 @@ class PassWork(NamedTuple):
     batched: Products = ()  # attention's products where scores are written out; one for each sample and head
 
     def plus(self, other: Self) -> Self:
-        """Return the sum of both."""
+        """Return the sum of this work and `other`."""
         return type(self)(
             self.matmuls + other.matmuls,
             self.attention_flops + other.attention_flops,
@@ -73,7 +77,7 @@ class PassWork(NamedTuple):
         )
 
     def times(self, number: int) -> Self:
-        """Return `number` times this work."""
+        """Return this work multiplied by `number`."""
         matmuls, batched = (
             tuple(product._replace(times=product.times * number) for product in products)
             for products in (self.matmuls, self.batched)
@@ -87,9 +91,12 @@ class PassWork(NamedTuple):
 
 
 def compute_backward(forward: PassWork) -> PassWork:
-    """Return the work of a backward pass: two products of equal size for every product of forward; in a fused kernel of
-    attention five for two, since it recomputes the scores (arXiv 2307.08691, section 3.1); twice the element-wise
-    traffic, since the gradient of every result is read and that of every operand is written; twice the operations."""
+    """Return the work of a backward pass.
+
+    Every product of forward has two products of equal size in backward. A fused attention kernel has five for two,
+    since it recomputes the scores (arXiv 2307.08691, section 3.1). Element-wise traffic doubles: the gradient of every
+    result is read, and that of every operand is written. The number of operations doubles.
+    """
 
     def turn(products: Products) -> Products:  # to those that give the gradients of both factors
         pairs = ((Matmul(m, n, k, times), Matmul(k, m, n, times)) for m, k, n, times in products)
@@ -106,12 +113,12 @@ def compute_backward(forward: PassWork) -> PassWork:
 
 
 def compute_forward(network: Stacks, load: Workload) -> PassWork:
-    """Return the work of one forward pass with its loss, without recomputation."""
+    """Return the work of one forward pass including its loss, without recomputation."""
     return compute_blocks(network, load).plus(compute_ends(network, load))
 
 
 def compute_ends(network: Stacks, load: Workload) -> PassWork:
-    """Return the work of a forward pass outside of blocks: the last norms, the head and the loss."""
+    """Return the work of a forward pass outside of the blocks: the last norms, the head and the loss."""
     rows = load.micro * sum(load.tokens(stack.tokens) for stack in network.stacks)
     norms = _compute_norm(network, load._replace(compiled=load.software.fused), rows)  # of all stacks, as one operation
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
@@ -121,15 +128,21 @@ def compute_ends(network: Stacks, load: Workload) -> PassWork:
 
 
 def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
-    """Return the recomputation of checkpointed blocks: up to the last product, or including it if dropout or fp16's
-    clamp behind it saves a tensor, or if the block is compiled, since a graph runs to its end."""
+    """Return the work of recomputing all checkpointed blocks; no work without checkpointing.
+
+    The last product of a block is recomputed only in two cases. Either dropout or fp16's clamp after it saves a tensor,
+    or the block is compiled, since a compiled graph runs to its end.
+    """
     whole = load.compiled or load.dropout or (load.fp16 and network.clamps_fp16)
     return compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
 
 
 def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
-    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`. Fused
-    kernels move and start as much as compiled blocks."""
+    """Return the work of all blocks in one forward pass. If `whole` is False, the last product of each block is
+    excluded.
+
+    Blocks with hand-written fused kernels have the memory traffic and operations of compiled blocks.
+    """
     if load.software.fused and not load.compiled:
         found = compute_blocks(network, load._replace(compiled=True), whole=whole)
         if load.software.started_unfused:
@@ -153,7 +166,7 @@ def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> Pa
 def _compute_attention(
     network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool
 ) -> PassWork:
-    """Return the work of an attention sub-layer with its norm, without its last product unless it is `whole`."""
+    """Return the work of an attention sub-layer with its norm. If `whole` is False, its last product is excluded."""
     rows, others = load.micro * queries, load.micro * keys
     pairs = load.micro * part.heads * queries * keys
     flops = 2 * 2 * pairs * part.head_width
@@ -178,10 +191,11 @@ def _compute_attention(
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
-    """Return the bytes moved for each pair of a query and a key between attention's two products, scores written out.
+    """Return the bytes moved for each pair of a query and a key between the two products of an attention that writes
+    its scores to memory.
 
-    transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax: each reads and writes.
-    Llama's softmax is in fp32.
+    transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax. Each operation reads and
+    writes all scores. Llama's softmax is in fp32.
     """
     width, biased = load.width, bool(part.position_bias) or part.zero_bias
     if load.device == "cpu":  # torch's own kernel; its products are not part of calibrated attention
@@ -194,13 +208,15 @@ def _count_score_bytes(part: Attention, load: Workload) -> float:
 
 
 def _count_residual_bytes(network: Stacks, load: Workload, rows: int) -> int:
-    """Return the bytes of the sum after a sub-layer and of the dropout before it, whose mask has a byte per element."""
+    """Return the bytes moved by the residual sum after a sub-layer and by the dropout before it. The dropout mask has
+    one byte per element."""
     unfused = load.dropout and not load.compiled
     return rows * network.width * (load.width * (COMPILED_RESIDUAL_PASSES + 2 * unfused) + load.dropout)
 
 
 def _list_projections(network: Stacks, part: Attention, rows: int, others: int) -> Products:
-    """Return the products with weights, the output projection last; `others` are the rows of keys and values."""
+    """Return the products with weight matrices of an attention, the output projection last. `rows` are the tokens of
+    the queries and `others` those of keys and values."""
     width, inner, key = network.width, part.inner, part.key_inner
     last = Matmul(rows, inner, width)
     if part.fused and part.over is None:
@@ -210,7 +226,7 @@ def _list_projections(network: Stacks, part: Attention, rows: int, others: int) 
 
 
 def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool) -> PassWork:
-    """Return the work of an MLP with its norm, without its last product unless it is `whole`."""
+    """Return the work of an MLP with its norm. If `whole` is False, its last product is excluded."""
     first = Matmul(rows, network.width, part.inner, 2 if part.gated else 1)
     products = (first, Matmul(rows, part.inner, network.width))[: 1 + whole]
     passes = 2 + part.gated if load.compiled else ACTIVATION_PASSES[part.activation] + 3 * part.gated
@@ -233,17 +249,17 @@ def _compute_norm(network: Stacks, load: Workload, rows: int) -> PassWork:
 
 
 class StepFlops(Frozen):
-    """Matmul FLOPs of one optimizer step over all ranks. Padding counts like other tokens."""
+    """Matmul FLOPs of one optimizer step over all ranks. Padding tokens count as well."""
 
     model: int  # of the model: forward and backward
     hardware: int  # executed: recomputed activations as well
 
 
 def compute_flops_per_step(spec: RunSpec) -> StepFlops:
-    """Return the FLOPs of one optimizer step of `spec` over all ranks and micro-steps, exact by matmul.
+    """Return the exact number of matmul FLOPs of one optimizer step of `spec`, over all ranks and micro-steps.
 
-    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, NoPrediction for a
-    family that does not describe its network.
+    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown model family, and
+    NoPrediction for a family that does not describe its network.
     """
     network, sample = get_network(spec), spec.sequence
     model = spec.global_batch * compute_training_flops(network, sample)
@@ -256,10 +272,11 @@ def compute_flops_per_step(spec: RunSpec) -> StepFlops:
 
 
 def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
-    """Return the matmul FLOPs of forward and backward for one sample, given its tokens by kind: model FLOPs.
+    """Return the model FLOPs of one sample: matmul FLOPs of forward and backward. `sample` has its number of tokens by
+    kind.
 
-    A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts the full square, masked or not,
-    and counts once, although fused kernels recompute scores in backward (the convention of PaLM, arXiv 2204.02311,
+    A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts all pairs of tokens, masked or
+    not. Scores count once, although fused kernels recompute them in backward (the convention of PaLM, arXiv 2204.02311,
     appendix B). Backward has two matmuls of equal size for every matmul of forward.
     """
     return _count_training_flops(network, tuple(sample.items()))
@@ -273,12 +290,12 @@ def compute_recomputed_flops(
     precision: Precision = "bf16",
     compiled: bool = False,
 ) -> int:
-    """Return the matmul FLOPs for one sample that checkpointing of every block adds to `compute_training_flops`.
+    """Return the matmul FLOPs that activation checkpointing of every block adds for one sample.
 
-    torch stops a recomputation at the last tensor that backward needs. This is the input of the block's last matmul,
-    which is not run again, unless a later operation saves a tensor as well: the mask of dropout, or the clamp with
-    which transformers guards T5's fp16 activations. A `compiled` block is run again completely. Assumes weights in
-    `precision`, not autocast.
+    torch stops a recomputation at the last tensor that backward needs. This is the input of the block's last matmul, so
+    that matmul is not recomputed. There are two exceptions. A later operation may save a tensor as well: the mask of
+    dropout, or the clamp with which transformers guards T5's fp16 activations. A `compiled` block is recomputed
+    completely. Assumes weights in `precision`, not autocast.
     """
     load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
     return _count_recomputed_flops(network, load)
@@ -297,5 +314,5 @@ def _count_recomputed_flops(network: Stacks, load: Workload) -> int:
 
 
 def _build_one_sample(lengths: Lengths, *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
-    """Return the workload of one checkpointed sample; fields without an effect on FLOPs have any value."""
+    """Return the workload of one checkpointed sample. Fields without an effect on FLOPs have arbitrary values."""
     return Workload(1, lengths, WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None)

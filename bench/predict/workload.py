@@ -1,4 +1,4 @@
-"""The workload of a run: its network, its tokens of each kind, the software, and the costs that its engine adds."""
+"""The workload of a run: its network, its tokens by kind, the training software, and the costs that its engine adds."""
 
 import functools
 from typing import Literal, NamedTuple
@@ -11,8 +11,11 @@ from bench.core.spec import WIDTH, Device, RunSpec
 
 
 class Software(NamedTuple):
-    """Class of the training software. It decides the operations of a block, the host's time to start one, and the error
-    of predictions by published steps. A calibration on the machine replaces host, pace and interval."""
+    """Class of training software, by how much its kernels are optimized.
+
+    It decides the operations of a block, the host's time to start an operation, and the error of predictions, found on
+    published steps. A calibration on the machine replaces `start_s`, `pace` and `interval`.
+    """
 
     name: str = "usual"
     fused: bool = False  # kernels made by hand: operations between two products are one kernel
@@ -24,38 +27,42 @@ class Software(NamedTuple):
 
 
 USUAL = Software()
-"""The default class: FSDP and similar software, neither tuned nor old. Its interval contained 89 to 90 % of the
-published steps of decoders, each source predicted by constants of the other sources. An operation of a module in Python
-takes 10 to 35 µs depending on the host's processor, its launch alone 5. No published step here is bound by the host, so
-the middle of that range is used."""
+"""Default class of software: FSDP and similar software, neither tuned nor old.
+
+Its interval contained 89 to 90 % of the published steps of decoders; each source was predicted with constants from the
+other sources. An operation of a Python module takes the host 10 to 35 µs, depending on its processor; the launch alone
+takes 5 µs. No published step here is limited by the host, so the middle of that range is used.
+"""
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
-"""Transformers with DeepSpeed, and stacks of 2021. The pace is the geometric mean over two sources: DeepSpeed 0.14 on 8
-A800, and BLOOM's trials of Megatron-DeepSpeed. The host's time was chosen on traces of PyTorch modules
-(analysis.validation.published_times)."""
+"""Class of Transformers with DeepSpeed, and of software of 2021.
+
+The pace is the geometric mean over two sources: DeepSpeed 0.14 on 8 A800, and BLOOM's trials of Megatron-DeepSpeed. The
+host's time per operation was chosen on traces of PyTorch modules (analysis.validation.published_times).
+"""
 FUSED = Software("fused", fused=True, pace=0.955, interval=(0.82, 1.22))
-"""Stacks tuned by their makers, with kernels made by hand. The pace is the geometric mean over three sources of
-NVIDIA: T5-3B and mT5-3B by NeMo, GPT by Megatron (arXiv 2205.05198)."""
+"""Class of software tuned by its makers, with hand-written kernels. The pace is the geometric mean over three sources
+of NVIDIA: T5-3B and mT5-3B by NeMo, GPT by Megatron (arXiv 2205.05198)."""
 SOFTWARE = {software.name: software for software in (EAGER, USUAL, FUSED)}
 OWN = USUAL
-"""Class of this project's engines."""
+"""Class of software of this project's engines."""
 
 
 def find_software(name: str) -> Software:
-    """Return a class of software by its name; UserError for another name."""
+    """Return the class of software with this name. Raises UserError if there is none."""
     if name not in SOFTWARE:
         raise UserError(f"software={name}", "no such class of software", suggest_nearest(name, SOFTWARE))
     return SOFTWARE[name]
 
 
 def format_class(software: Software) -> str:
-    """Return a sentence on the class of software that an interval of uncalibrated times is for."""
+    """Return a sentence that names the class of software for which an interval of uncalibrated times holds."""
     if software.name == USUAL.name:
         return "The interval is for unknown software; set software=eager or software=fused to narrow it."
     return f"The interval is for software={software.name}."
 
 
 class Workload(NamedTuple):
-    """The fields of a run that decide the work and the activations of one rank in one micro-step."""
+    """The properties of a run that decide the work and the activations of one rank in one micro-step."""
 
     micro: int  # samples
     lengths: tuple[tuple[str, int], ...]  # tokens per sample by kind, padding included
@@ -71,7 +78,8 @@ class Workload(NamedTuple):
     software: Software = OWN
 
     def tokens(self, kind: str) -> int:
-        """Return the tokens of a kind in a sample; NoPrediction for a kind that samples do not have."""
+        """Return the number of tokens of a kind in one sample. Raises NoPrediction if samples have no tokens of this
+        kind."""
         for name, length in self.lengths:
             if name == kind:
                 return length
@@ -80,7 +88,7 @@ class Workload(NamedTuple):
 
 
 def get_network(spec: RunSpec) -> Stacks:
-    """Return the network of a spec's model; NoPrediction for a family that does not describe it."""
+    """Return the network of a spec's model. Raises NoPrediction if the model family does not describe it."""
     network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"
@@ -99,8 +107,11 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
 
 
 def is_fused(load: Workload, attention: Attention) -> bool:
-    """Return True if scores are never written to memory. torch's sdpa writes them on a CPU if a bias needs a gradient.
-    With checkpointing, transformers also gives the zeros in place of a bias a gradient."""
+    """Return True if an attention never writes its scores to memory.
+
+    On a CPU, torch's sdpa writes them if a bias needs a gradient. With checkpointing, transformers also gives a
+    gradient to the zeros that stand in for a bias.
+    """
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer
         needs_gradient = attention.position_bias or (made_before and load.checkpointing)
@@ -111,7 +122,8 @@ def is_fused(load: Workload, attention: Attention) -> bool:
 def predict_engine_memory(
     spec: RunSpec, device: Device, room: int | None = None, *, rehearsed: bool = False
 ) -> EngineMemory:
-    """Return the engine's part of the memory of a rank of `spec`; UserError if the engine cannot predict it."""
+    """Return the engine's contribution to the memory of a rank of `spec`. Raises NoPrediction, a UserError, if the
+    engine cannot predict it."""
     predict = engines.facts(spec).memory
     if predict is None:
         raise _build_error(spec, "its memory")
@@ -119,7 +131,8 @@ def predict_engine_memory(
 
 
 def predict_engine_step(spec: RunSpec, device: Device) -> EngineStep:
-    """Return the costs that the engine adds to a step's passes; UserError if the engine cannot predict them."""
+    """Return the costs that the engine adds to the passes of a step. Raises NoPrediction, a UserError, if the engine
+    cannot predict them."""
     predict = engines.facts(spec).step
     if predict is None:
         raise _build_error(spec, "its costs of a step")
@@ -127,8 +140,8 @@ def predict_engine_step(spec: RunSpec, device: Device) -> EngineStep:
 
 
 def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) -> PipelineCosts | None:
-    """Return the engine's part of the costs by place of a pipeline; None for a model that is not cut into stages.
-    UserError if the engine cannot predict them."""
+    """Return the engine's costs for each position of a pipeline; None for an engine that does not cut a model into
+    stages. Raises UserError if the engine cannot predict them."""
     predict = engines.facts(spec).pipeline
     if predict is None:
         return None
@@ -138,7 +151,8 @@ def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) 
 
 
 def _add_target_count(step: EngineStep, spec: RunSpec) -> EngineStep:
-    """Add the sum of target tokens over all ranks, one fp64 number before the passes, if a step needs it."""
+    """Return the costs with one more all-reduce if the loss is weighted by target tokens. It sums one fp64 count over
+    all ranks before the passes."""
     if spec.world_size == 1 or not objectives.weighs_targets(spec):
         return step
     counted = Transfer("all_reduce", "forward", 8, 1, 1, False, spec.world_size)
@@ -151,7 +165,8 @@ def _build_error(spec: RunSpec, missing: str) -> NoPrediction:
 
 @functools.lru_cache(maxsize=1024)  # engines' own caches use this value as a key
 def get_model_sizes(network: Stacks) -> ModelSizes:
-    """Return the sizes of a network for engines, the same value each time."""
+    """Return the sizes of a network for the engines. The same object is returned at every call, so that engines can
+    cache by it."""
     return ModelSizes(
         tuple(list_tensors(network)), functools.partial(list_modules, network), functools.partial(units, network)
     )

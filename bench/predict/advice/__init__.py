@@ -1,4 +1,5 @@
-"""Advice from choices: the best choice for a question, the best of each engine and node count, and its ties."""
+"""Advice on which configuration to train with: the best configuration, the best for each engine and node count, and the
+configurations that are equally good within the error."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,16 +21,16 @@ Kind = TypeVar("Kind")
 Point = TypeVar("Point")
 
 CLOSE = 0.05
-"""Share of the time per token (and device) within which two choices count as equal. The best predictions have errors of
-this size on average (results/predictions, step times)."""
+"""Two configurations count as equal if their times per token (or device-seconds per token) differ by at most this
+share. The best predictions have errors of this size on average (results/predictions, step times)."""
 
 
 Best = Literal["shortest", "cheapest"]
-"""In hours, and in node-hours."""
+"""Objective of the advice: the fewest hours (`shortest`) or the fewest node-hours (`cheapest`)."""
 
 
 class HoursInterval(NamedTuple):
-    """Hours of a training."""
+    """Duration of a training in hours, with the ends of its interval."""
 
     likely: float
     low: float
@@ -37,7 +38,8 @@ class HoursInterval(NamedTuple):
 
 
 class AdviceQuestion(NamedTuple):
-    """The length of a training, its limits and the objective. None: not limited."""
+    """A user's question: length of the training, limits on hours and node-hours, and objective. A limit of None means
+    no limit."""
 
     tokens: float | None = None  # to train on: of all kinds, padding included
     deadline_h: float | None = None
@@ -48,19 +50,19 @@ class AdviceQuestion(NamedTuple):
 
     @property
     def per_device(self) -> bool:
-        """True if the cheapest choice is the best; else the fastest is."""
+        """True if the objective is the lowest cost (device-seconds per token), False if it is the shortest time."""
         if self.best:
             return self.best == "cheapest"
         return self.deadline_h is not None or self.node_hours is None
 
     @property
     def has_length(self) -> bool:
-        """True if the length of the training is known."""
+        """True if the question states how long to train, by tokens or by a loss to reach."""
         return self.tokens is not None or self.need is not None
 
     @property
     def objective(self) -> str:
-        """The objective and its limits, in words."""
+        """The objective and its limits, as text for the user."""
         limits = [
             *([f"done in {format_hours(self.deadline_h)}"] if self.deadline_h else []),
             *([f"{self.node_hours:,.4g} node-hours at most"] if self.node_hours else []),
@@ -69,25 +71,27 @@ class AdviceQuestion(NamedTuple):
         return ", ".join([best if self.per_device else "the fastest", *limits])
 
     def count_tokens(self, choice: Choice) -> float | None:
-        """Return the tokens to train on with the batch of `choice`."""
+        """Return the number of tokens to train on with the batch size of `choice`; None if the length is unknown."""
         return self.need.compute_tokens(choice.time.tokens) if self.need else self.tokens
 
     def steps(self, choice: Choice) -> int | None:
-        """Return the optimizer steps of the training."""
+        """Return the number of optimizer steps of the training with `choice`; None if the length is unknown."""
         tokens = self.count_tokens(choice)
         return math.ceil(tokens / choice.time.tokens) if tokens else None
 
     def predict_goodput(self, choice: Choice) -> Goodput | None:
-        """Return the goodput of a job with `choice`; None where it is unknown."""
+        """Return the predicted goodput of a training job with `choice`; None if the question has no failure terms."""
         return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
-        """Return the hours of the training if a step takes `step_s`, expected failures included."""
+        """Return the hours of the whole training if a step takes `step_s` seconds. Time lost to expected failures is
+        included."""
         goodput = self.predict_goodput(choice)
         return self._compute_hours(choice, step_s, goodput.share if goodput else 1.0)
 
     def predict_hours(self, choice: Choice) -> HoursInterval | None:
-        """Return the hours of the training with their interval, which includes the range of failure rates."""
+        """Return the hours of the whole training with an interval. The interval covers the error of the step time and
+        the range of published failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
         # the fast end of the interval has the fewest failures
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
@@ -105,15 +109,16 @@ class AdviceQuestion(NamedTuple):
         return tokens / choice.time.tokens * step_s / 3600 / goodput if goodput else math.inf
 
     def compute_weight(self, choice: Choice) -> float:
-        """Return the factor on the tokens of `choice`: large batches need more tokens, failures repeat some."""
+        """Return the factor by which `choice` must process more tokens than the minimum. Large batches need more tokens
+        to reach a loss, and failures repeat tokens."""
         goodput = self.predict_goodput(choice)
         share = goodput.share if goodput else 1.0
         tokens = self.need.compute_tokens(choice.time.tokens) / self.need.least_tokens if self.need else 1.0
         return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
-        """Return whether `choice` keeps the limits, also at the slow end; None: at the likely time, not at the slow
-        end."""
+        """Return True if `choice` keeps the limits even at the slow end of its interval, and False if it misses them at
+        its likely time. Return None if only the slow end misses them."""
         hours = self.predict_hours(choice)
         if hours is None:
             return True
@@ -124,14 +129,16 @@ class AdviceQuestion(NamedTuple):
         yield self.node_hours is None or hours * choice.spec.nodes <= self.node_hours
 
     def compute_costs(self, choice: Choice) -> tuple[float, float]:
-        """Return time and cost: seconds and device-seconds for each token that the training keeps."""
+        """Return the time and the cost of a useful token: seconds and device-seconds. Repeated tokens and the extra
+        tokens of a large batch are included in both."""
         weight, step_s = self.compute_weight(choice), choice.estimate.step_s
         time_s, cost = (weight * compute_price(choice, step_s, per_device=each) for each in (False, True))
         return time_s, cost
 
 
 class Advice(NamedTuple):
-    """The answer. Both lists include the winner."""
+    """The advised configuration and the configurations compared with it. The lists `engines` and `nodes` include the
+    winner."""
 
     question: AdviceQuestion
     winner: Choice
@@ -140,12 +147,13 @@ class Advice(NamedTuple):
     perhaps: Choice | None  # would be better, if it fits into memory and the limits
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return whether the winner is surely better than `rival`."""
+        """Return whether the winner is better than `rival` at every end of the prediction errors."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 
     def compute_extra_share(self, rival: Choice) -> float:
-        """Return how much more `rival` takes than the winner, as a share; negative for a rival predicted better."""
+        """Return the extra time (or cost) per token of `rival`, as a share of the winner's. Negative if `rival` is
+        predicted to be better."""
         more = compute_extra_share(self.winner, rival, per_device=self.question.per_device)
         weight = self._compare_weights(rival)
         return more if weight == 1 else (1 + more) * weight - 1
@@ -156,19 +164,20 @@ class Advice(NamedTuple):
 
     @property
     def rivals(self) -> list[Choice]:
-        """The best of each engine and of each node count, without the winner."""
+        """Best choice of each engine and of each node count, except the winner."""
         found = {id(rival): rival for rival in (*self.engines, *self.nodes) if rival is not self.winner}
         return list(found.values())
 
     @property
     def ties(self) -> list[Choice]:
-        """Rivals that cannot be told apart from the winner."""
+        """Rivals whose difference from the winner is within the prediction error."""
         doubt = rate_doubt(self.winner, self.question)
         sound = [rival for rival in self.rivals if rate_doubt(rival, self.question) == doubt]
         return [rival for rival in sound if not self.is_distinct(rival)]
 
     def explain_order(self, rival: Choice) -> str:
-        """Return why a rival that is predicted to be better is listed after the winner; empty for other rivals."""
+        """Return the reason why a rival with a better prediction is ranked after the winner; empty for every other
+        rival."""
         share = self.compute_extra_share(rival)
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
@@ -185,8 +194,10 @@ class Advice(NamedTuple):
 
 
 def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
-    """Return 0 for a choice that surely fits and keeps the limits, 1 if the limits are in doubt, 2 if the memory is in
-    doubt, 3 beyond the limits. A higher value is chosen only if there is no lower one."""
+    """Return the doubt about a choice as a rank from 0 to 3; `advise` prefers the lowest rank.
+
+    0: fits into memory and keeps the limits. 1: may miss the limits. 2: may not fit into memory. 3: misses the limits.
+    """
     kept = question.kept(choice)
     if kept is False:
         return 3
@@ -194,8 +205,8 @@ def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
 
 
 def find_front(points: Iterable[Point], take: Callable[[Point], tuple[float, float]]) -> list[Point]:
-    """Return the Pareto front: points that no other point beats in time without costing more, the fastest first; of
-    equal points the first. `take` gives time and cost."""
+    """Return the Pareto front of `points` by time and cost, the fastest point first. Of several points with equal time
+    and cost only the first is returned. `take` returns time and cost of a point."""
     front: list[Point] = []
     for point in sorted(points, key=take):
         if not front or take(point)[1] < take(front[-1])[1]:
@@ -209,11 +220,12 @@ class _RankedChoice(NamedTuple):
 
 
 def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
-    """Return the advice. The winner may lie beyond the limits if every choice does. Raises ValueError without choices.
+    """Return the advice for a question. If every choice misses the limits, the winner misses them too. Raises
+    ValueError if `choices` is empty.
 
-    Choices are ordered by their time at the slow end of their own errors. So the surer of two choices that cannot be
-    told apart is advised, which is the lower stage or the measured point. Among choices within CLOSE of the first, the
-    order is: fewest nodes, measured, largest micro-batch.
+    Choices are ordered by their time at the slow end of their own error. Of two choices with equal predictions, this
+    advises the more certain choice, such as the lower ZeRO stage or the measured point. Among choices within CLOSE of
+    the first, the order is: fewest nodes, measured, largest micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -241,12 +253,12 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
 
 
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the advised one of `ranked`, which are in order."""
+    """Return the choice to advise from a list that is sorted by `order`."""
     return _find_thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
 
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the choice with the fewest nodes among those within CLOSE of the fastest."""
+    """Return the choice with the fewest nodes among the choices within CLOSE of the fastest."""
     least_s = min(one.order[1] for one in ranked)
 
     def order(one: _RankedChoice) -> tuple[int, bool, int]:
@@ -264,17 +276,18 @@ def _find_best_of_each(ranked: list[_RankedChoice], kind: Callable[[Choice], Kin
 
 
 _UNITS = ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (48 * 3600.0, 3600.0, "h"), (math.inf, 86_400.0, "days"))
-"""Durations below the first number have the unit of the second, all in seconds. Two days are still shown in hours."""
+"""Upper bound in seconds, size in seconds and name of each time unit. A duration uses the first unit whose upper bound
+it is below; so up to two days are printed in hours."""
 
 
 def format_hours(hours: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration given in hours as text, in s, min, h or days."""
     seconds = 3600 * hours
     _, size, unit = next(one for one in _UNITS if seconds < one[0] or one[0] == math.inf)
     return f"{seconds / size:.3g} {unit}" if hours < 24_000 else f"{seconds / size:,.0f} {unit}"
 
 
 def format_hours_interval(hours: float, low: float, high: float) -> str:
-    """Return a duration with its interval in one unit, three digits each."""
+    """Return hours with their interval as text; all three values have the same unit and three digits."""
     _, size, unit = next(one for one in _UNITS if 3600 * high < one[0] or one[0] == math.inf)
     return f"{format_interval(*(3600 * value / size for value in (hours, low, high)))} {unit}"

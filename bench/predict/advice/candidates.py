@@ -1,6 +1,5 @@
-"""Configurations to compare: engines, nodes, layouts of the ranks that the engine supports, micro-batches,
-accumulations and checkpointing, as far as they fit into memory.
-"""
+"""Candidate configurations for the advice, as far as they fit into memory. They differ in engine, nodes, layout of the
+ranks, micro-batch, accumulation and activation checkpointing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,20 +11,21 @@ from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_
 from bench.predict.workload import get_network
 
 STAGES = (1, 2, 4)
-"""Stages per rank that are tried for pipelines of several ranks. With one rank it is one stage for each block, which is
-layered gradient accumulation."""
+"""Stages per rank that the search tries for pipelines of several ranks. On a pipeline of one rank it tries one stage,
+and one stage per block (layered gradient accumulation)."""
 ENOUGH = 2
-"""Layouts whose copies have more than this multiple of the ranks of the smallest copy that fits are not searched,
-unless the user names them: they only compute smaller portions, and wait more."""
+"""Largest number of ranks per model copy that is searched, as a multiple of the ranks of the smallest copy that fits.
+Larger copies only compute smaller portions and wait longer. Layouts that the user names are not limited."""
 MOST_MICRO_BATCHES = 128
-"""Largest accumulation of a step with pipeline stages. Larger micro-batches, or more copies, have the same effect, and
-are searched."""
+"""Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. Beyond it, a larger
+micro-batch or more model copies have the same effect; the search tries those as well."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Node counts of the search by default."""
+"""Node counts that the search tries by default."""
 
 
 class LayoutAxes(NamedTuple):
-    """Layouts to search. None: powers of two, with tensor-parallel ranks inside a node."""
+    """Tensor-parallel ranks, pipeline ranks and stages per rank to search. None searches powers of two for the ranks,
+    with tensor-parallel ranks on one node, and STAGES for the stages."""
 
     tensor: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
@@ -33,8 +33,12 @@ class LayoutAxes(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """Limits of the search. None: micro-batches are powers of two, the numbers halfway between them, and the largest
-    that fits; accumulations double up to the largest global batch, and without such a limit there is none."""
+    """Values and limits of the search.
+
+    If `micro` is None, micro-batches are powers of two, the numbers halfway between them, and the largest number that
+    fits. If `accumulation` is None, it doubles up to the largest global batch; without a limit on the global batch a
+    step has one micro-batch per rank of a model copy.
+    """
 
     nodes: tuple[int, ...] = NODES
     checkpointing: tuple[bool, ...] = (False, True)
@@ -46,12 +50,12 @@ class Axes(NamedTuple):
 
     @property
     def most_samples(self) -> int:
-        """Largest global batch that the limits allow."""
+        """Largest global batch that the limits allow, in samples."""
         return min([limit for limit in (self.global_batch, self.max_global_batch) if limit], default=2**62)
 
 
 class DeviceLimits(NamedTuple):
-    """The memory that a point must fit into."""
+    """Memory of the device that a configuration must fit into."""
 
     bytes: int  # of one device
     device: Device
@@ -59,7 +63,7 @@ class DeviceLimits(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A point and its predicted memory."""
+    """A configuration with its predicted memory."""
 
     spec: RunSpec
     memory: MemoryPrediction
@@ -67,14 +71,15 @@ class Candidate(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """A point that does not fit, and the least bytes that are lacking; 0 or less if a measured run showed it."""
+    """A configuration that does not fit, and the least number of bytes that it lacks. The bytes are 0 or less if only a
+    measured run showed that it does not fit."""
 
     spec: RunSpec
     bytes: int
 
 
 class CandidateSearch(NamedTuple):
-    """Result of a search."""
+    """Configurations that fit, configurations that do not fit, and those whose global batch cannot be divided."""
 
     candidates: list[Candidate]
     short: list[Shortage]  # of each engine, node count and checkpointing without a candidate
@@ -82,8 +87,8 @@ class CandidateSearch(NamedTuple):
 
 
 def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parallel]:
-    """Return the layouts of `spec` that its engine supports, the smallest copies first; only its own layout for an
-    engine without layouts."""
+    """Return the layouts of `spec` that its engine supports, those with the fewest ranks per model copy first. For an
+    engine that supports no layouts, return only the layout of `spec`."""
     able = engines.facts(spec).layouts
     if not {"tensor", "pipeline"} & able:
         return [spec.parallel]
@@ -100,8 +105,11 @@ def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parall
 
 
 def _list_possible(spec: RunSpec, tensor: int, pipeline: int, axes: LayoutAxes, device: Device) -> list[Parallel]:
-    """Return the possible layouts of so many ranks: with one stage on each rank, and with the most that are tried,
-    since more stages on a rank shorten its waits."""
+    """Return the layouts with these numbers of tensor-parallel and pipeline ranks that the engine can run.
+
+    By default only two numbers of stages per rank are kept: one, and the largest that runs. More stages on a rank
+    shorten its waits.
+    """
     stages_tried = axes.stages_per_rank
     if stages_tried is None:
         blocks = sum(stack.layers for stack in get_network(spec).stacks)
@@ -117,8 +125,8 @@ def _list_possible(spec: RunSpec, tensor: int, pipeline: int, axes: LayoutAxes, 
 
 
 def apply_layout(spec: RunSpec, layout: Parallel) -> RunSpec:
-    """Return `spec` with a layout, and with as many micro-batches in a step as a copy has ranks: so every layout has
-    the same samples per device."""
+    """Return `spec` with another layout. The accumulation is set to the number of ranks in a model copy, so that every
+    layout has the same samples per device."""
     placed = spec.model_copy(update={"parallel": layout})
     return _with_batch(placed, spec.batch.micro, layout.ranks)
 
@@ -129,7 +137,7 @@ def _with_batch(spec: RunSpec, micro: int, accumulation: int) -> RunSpec:
 
 
 def can_run(spec: RunSpec, device: Device) -> bool:
-    """Return whether a spec breaks no rule of its engine."""
+    """Return whether the engine of a spec can run it on this kind of device."""
     plugin = engines.load(spec.engine.backend)
     try:
         plugin.check(plugin.Options.model_validate(spec.engine.options), spec, device)
@@ -142,7 +150,7 @@ def can_run(spec: RunSpec, device: Device) -> bool:
 
 
 def list_doublings(largest: int) -> Iterator[int]:
-    """Yield the powers of two up to `largest`."""
+    """Yield the powers of two up to `largest`, from 1."""
     number = 1
     while number <= largest:
         yield number
@@ -158,7 +166,7 @@ def list_micro_batches(largest: int) -> Iterator[int]:
 
 
 def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) -> CandidateSearch:
-    """Return the candidates along `axes` from `bases`, one for each engine."""
+    """Return the candidates along all `axes`. `bases` has one spec for each engine."""
     found = CandidateSearch([], [], [])
     for base in bases:
         for nodes in axes.nodes:
@@ -169,7 +177,7 @@ def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) 
 
 
 def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
-    """Add the candidates that differ in layout and batch."""
+    """Add the candidates that differ from `start` in layout and batch to `found`."""
     smallest = 0  # ranks of the smallest copy that fits
     times = ENOUGH if len(axes.nodes) == 1 else 1  # with many node counts the search has to be quick
     for layout in list_layouts(start, axes.layouts, room.device):
@@ -182,8 +190,11 @@ def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: Ca
 
 
 def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
-    """Add the candidates that differ only in their batch. Memory grows with the micro-batch: the search ends at the
-    first that does not fit, and the largest that surely fits lies between two that were tried."""
+    """Add the candidates that differ from `start` only in their batch to `found`.
+
+    Memory grows with the micro-batch, so the search ends at the first micro-batch that does not fit. The largest
+    micro-batch that surely fits lies between two that were tried, and is found by bisection.
+    """
     before, smallest, sure, unsure = len(found.candidates), None, 0, 0
     # the largest global batch bounds the micro-batch as well
     largest = min(LARGEST_MICRO_BATCH, axes.most_samples // start.data_parallel)
@@ -211,8 +222,8 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
 
 
 def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Return the candidates with the largest micro-batch between `sure` and `unsure` that surely fits, if any. A
-    micro-batch without an allowed global batch counts as too large."""
+    """Return the candidates with the largest micro-batch between `sure` and `unsure` that surely fits; empty if there
+    is none. A micro-batch that allows no valid global batch counts as too large."""
     best: list[Candidate] = []
     while unsure - sure > 1:
         middle = (sure + unsure) // 2
@@ -225,8 +236,8 @@ def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: Devi
 
 
 def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Return the points with this micro-batch and an allowed global batch. Without a limit, accumulation equals the
-    ranks of a copy: so all layouts have the same samples per device."""
+    """Return the candidates with this micro-batch and an allowed global batch. Without a limit on the global batch,
+    accumulation equals the ranks of a model copy, so that all layouts have the same samples per device."""
     samples = micro * start.data_parallel  # of all ranks in a micro-step
     most = axes.most_samples // samples
     if axes.accumulation:

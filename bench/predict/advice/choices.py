@@ -1,12 +1,11 @@
-"""Candidates with the time of their step, and the comparison of two of them.
+"""Candidates with the time of their step, and the comparison of two candidates.
 
-The time is measured where a run exists, else predicted and corrected by neighbouring runs.
-
-All points of a question share the machine. So they share the error of its rates, and how well communication overlaps
-with compute. A point is surely faster if it is faster at both ends of both errors, each the same for both points.
-Then the errors cancel for one engine with equal portions (micro-batch and checkpointing). Where engines or portions
-differ, each point may be off on its own by the error of a rehearsal, and an engine with work on the host, which no rate
-contains, by more.
+A step's time is measured if such a run exists. Otherwise it is predicted, and corrected by runs of neighbouring
+configurations. All candidates of a question run on the same machine. So they share the error of the machine's rates and
+the error of the overlap of communication with compute. A candidate is surely faster if it is faster at both ends of
+both errors, with the same error applied to both candidates. If two candidates have the same engine and equal portions
+(micro-batch and checkpointing), the errors cancel. Otherwise each candidate also has an error of its own, as large as
+the error of a rehearsal. This error is larger for an engine with work on the host, which no calibrated rate includes.
 """
 
 import itertools
@@ -22,11 +21,11 @@ from bench.predict.step_time.network import MOVED
 
 _DIGITS = 6  # of factors, which are equal up to rounding
 SHOWN = 0.01
-"""Smallest part of a difference that is shown, as a share of the better step."""
+"""Smallest contribution to a difference between two steps that is printed, as a share of the better step."""
 
 
 class StepEstimate(NamedTuple):
-    """Seconds of a step with their interval, and the evidence for them."""
+    """Time of a step in seconds with its interval, and the kind of evidence for it."""
 
     step_s: float
     low_s: float
@@ -36,7 +35,7 @@ class StepEstimate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A candidate with its predicted step and the best estimate of it."""
+    """A candidate with its predicted step time and with the best estimate of that time."""
 
     candidate: Candidate
     time: StepTime
@@ -48,17 +47,18 @@ class Choice(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Estimate over prediction."""
+        """Best estimate of the step time over its prediction."""
         return self.estimate.step_s / self.time.step_s
 
     @property
     def computing_s(self) -> float:
-        """Predicted seconds of a step that depend on the machine's rates."""
+        """Predicted seconds of a step that are computing, so depend on the machine's calibrated or published rates."""
         return sum(seconds for name, seconds in self.time.parts.items() if name in COMPUTING)
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Smallest and largest factor of the computing time over its prediction; the error that all points share."""
+        """Smallest and largest ratio of true to predicted computing time. All candidates of a question share this
+        error."""
         estimate, computing = self.estimate, self.computing_s
         if estimate.evidence == "corrected":
             return round(estimate.low_s / estimate.step_s, _DIGITS), round(estimate.high_s / estimate.step_s, _DIGITS)
@@ -72,18 +72,19 @@ class Choice(NamedTuple):
 
     @property
     def has_host_work(self) -> bool:
-        """True if the engine works on the host between passes, which takes time that no rate contains."""
+        """True if the engine works on the host between passes. No calibrated rate includes the time of this work."""
         return engines.facts(self.spec).works_on_host
 
     def step_s(self, rate: float, *, overlapping: bool = True) -> float:
-        """Return the seconds of a step if computing takes `rate` times as long as predicted, and if communication
-        overlaps as predicted or not at all."""
+        """Return the seconds of a step if computing takes `rate` times as long as predicted. `overlapping=False`
+        assumes that no communication overlaps with computing."""
         seconds = self.time.step_s + (rate - 1) * self.computing_s + (0 if overlapping else self.time.hidden_s)
         return self.scale * seconds
 
 
 def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choice:
-    """Return a candidate with the best estimate of its step, which is predicted to take `time`."""
+    """Return a candidate with the best estimate of its step time: measured, corrected by neighbouring runs, or the
+    prediction `time`."""
     if timed := known.timed.get(format_decisive(candidate.spec)) if known.timed else None:
         return Choice(candidate, time, StepEstimate(timed.step_s, timed.low_s, timed.high_s, "measured", timed.runs))
     if near_runs := known.near(candidate.spec.engine.name):
@@ -92,8 +93,11 @@ def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choic
 
 
 def _correct_estimate(step_s: float, near_runs: list[Neighbour], engine: str) -> StepEstimate:
-    """Scale a prediction by the errors of its neighbours' predictions. The interval contains their spread and the error
-    of a rehearsal, or that of calibrated rates where a neighbour ran another engine."""
+    """Return a predicted step time multiplied by the mean measured-to-predicted ratio of neighbouring runs.
+
+    The interval contains the spread of these ratios. It also contains the error of a rehearsal, or the larger error of
+    calibrated rates if any neighbour used another engine.
+    """
     ratios = [found.step for found in near_runs if found.step]
     doubt = REHEARSED if all(found.engine == engine for found in near_runs) else CALIBRATED
     low, high = doubt[0] * min(ratios), doubt[1] * max(ratios)
@@ -102,13 +106,13 @@ def _correct_estimate(step_s: float, near_runs: list[Neighbour], engine: str) ->
 
 
 def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
-    """Return seconds per token, or device-seconds per token."""
+    """Return the seconds per token, or the device-seconds per token if `per_device`."""
     return step_s * (choice.spec.world_size if per_device else 1) / choice.time.tokens
 
 
 def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 1.0) -> bool:
-    """Return whether `a` takes less time per token (and device) than `b` at every end of the errors, if the training
-    needs `weight` times as many tokens with `b`."""
+    """Return whether `a` takes less time per token than `b` at every end of the errors; with `per_device`, less device
+    time. `weight` is the number of tokens that the training needs with `b` over the number with `a`."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
         return compute_price(a, high, per_device=per_device) < weight * compute_price(b, low, per_device=per_device)
@@ -121,7 +125,8 @@ def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 
 
 
 def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
-    """Return the time per token (and device) at the slow end of the error of `choice` alone."""
+    """Return the time per token (or device time) of `choice` at the slow end of its own error, without the shared
+    error."""
     if choice.estimate.evidence != "predicted":
         return compute_price(choice, choice.estimate.high_s, per_device=per_device)
     own = CALIBRATED[1] if choice.has_host_work else REHEARSED[1]
@@ -129,10 +134,10 @@ def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
 
 
 def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
-    """Return the smallest and largest factor by which `choice` alone may compute longer than predicted.
+    """Return the smallest and largest ratio of true to predicted computing time that concerns `choice` but not `other`.
 
-    CALIBRATED is the range over all engines. Its high end comes from the engine that works on the host, ZeRO's stage 3;
-    the other engines were within the error of a rehearsal of each other.
+    CALIBRATED is the range over all engines. Its high end comes from ZeRO's stage 3, which works on the host. The other
+    engines differed from each other by no more than the error of a rehearsal.
     """
     if _list_portions(choice) == _list_portions(other):
         return 1.0, 1.0
@@ -146,13 +151,14 @@ def _list_portions(choice: Choice) -> tuple[object, ...]:
 
 
 def compute_extra_share(a: Choice, b: Choice, *, per_device: bool) -> float:
-    """Return how much more time per token (and device) `b` takes than `a`, as a share."""
+    """Return the extra time per token (or device time) of `b`, as a share of the time of `a`."""
     prices = [compute_price(one, one.estimate.step_s, per_device=per_device) for one in (a, b)]
     return prices[1] / prices[0] - 1
 
 
 def explain_difference(a: Choice, b: Choice, *, per_device: bool) -> dict[str, float]:
-    """Return the parts in which `b` takes longer per token (and device), largest first, as shares of `a`'s step."""
+    """Return the parts of a step in which `b` takes longer per token (or more device time), largest first. Values are
+    shares of the whole step of `a`."""
     whole = compute_price(a, a.estimate.step_s, per_device=per_device)
     ours, theirs = (
         {name: compute_price(c, c.scale * seconds, per_device=per_device) for name, seconds in c.time.parts.items()}

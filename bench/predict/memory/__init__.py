@@ -1,9 +1,9 @@
-"""Memory of one rank, by phase and by term, the largest micro-batch that fits, and the memory of a node's host.
+"""Predicted memory of one rank by phase and term, the largest micro-batch that fits, and the memory of a node's host.
 
-Tensor bytes follow from the allocations of torch and transformers and from the facts of engines; nothing here is fitted
-to a measurement. The other memory of a process has named constants below, a low and a high value each, whose difference
-is the uncertainty. Host memory is that of its processes and of the states that their engine keeps there, without the
-loaders' own processes and the page cache.
+Tensor bytes follow from the allocations of torch and transformers and from the facts that each engine declares. Nothing
+here is fitted to a measurement. Other memory of a process is a named constant below with a low and a high value; their
+difference is the uncertainty. Host memory includes the processes of the ranks and the states that the engine keeps on
+the host. It excludes the processes of data loaders and the page cache.
 """
 
 import functools
@@ -30,14 +30,17 @@ from bench.predict.memory.stages import list_place_phases
 from bench.predict.workload import Workload, build_workload, get_network, predict_engine_memory, predict_pipeline
 
 FRAGMENTATION = (0.0, 0.1)
-"""Bytes that torch's caching allocator reserves beyond live tensors, as a share of the tensors that come and go: none
-in the best case; a tenth in the worst, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from
-step to step."""
+"""Bytes that torch's caching allocator reserves beyond live tensors, low and high, as a share of the temporary tensors'
+bytes. The low value is the best case. The high value is a tenth, since blocks of at least 10 MiB are rounded to 2 MiB
+and differ in size from step to step."""
 LARGEST_MICRO_BATCH = 2**16
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
-"""Resident set of a rank's process without tensors: torch, DeepSpeed and transformers. Measured with torch's CPU build:
-0.44 to 0.60 GB after initialisation, up to 0.68 GB at the end, 74 recorded ranks. CUDA adds up to 2 GB if it loads all
-kernels at once (pytorch issues 12873, 19397), and little if it loads them at their first use."""
+"""Resident bytes of a rank's process without tensors, low and high, for torch, DeepSpeed and transformers.
+
+Measured with torch's CPU build on 74 recorded ranks: 0.44 to 0.60 GB after initialisation, up to 0.68 GB at the end.
+CUDA adds up to 2 GB if it loads all kernels at once (pytorch issues 12873, 19397). It adds little if it loads each
+kernel at its first use.
+"""
 
 
 def _compare_with_room(low: int, high: int, room: int) -> bool | None:
@@ -45,7 +48,7 @@ def _compare_with_room(low: int, high: int, room: int) -> bool | None:
 
 
 class MemoryPhase(NamedTuple):
-    """Bytes by term at the peak of a phase."""
+    """Bytes at the peak of one phase of a run, such as `forward`, by term."""
 
     name: str
     terms: Terms
@@ -56,7 +59,7 @@ class MemoryPhase(NamedTuple):
 
 
 class MemoryPrediction(NamedTuple):
-    """Memory of one rank, in bytes."""
+    """Predicted memory of one rank, in bytes."""
 
     phases: tuple[MemoryPhase, ...]
     resident: int  # between steps
@@ -65,28 +68,29 @@ class MemoryPrediction(NamedTuple):
 
     @property
     def init_peak(self) -> int:
-        """Live tensor bytes at the peak of building model and engine."""
+        """Bytes of live tensors at the peak of building the model and the engine."""
         return self.phases[0].total
 
     @property
     def peak(self) -> int:
-        """Live tensor bytes at the peak of a steady step."""
+        """Bytes of live tensors at the peak of a step, after the first step."""
         return max(phase.total for phase in self.phases[1:])
 
     @property
     def device(self) -> tuple[int, int]:
-        """Memory that the device must have, low and high."""
+        """Bytes of memory that the device must have, low and high."""
         highest = max(self.init_peak, self.peak)
         low, high = (highest + base + reserve for base, reserve in zip(self.base, self.reserve, strict=True))
         return low, high
 
     def fits(self, memory_bytes: int) -> bool | None:
-        """Return whether this fits into a device's memory; None if the uncertainty is too large to say."""
+        """Return whether the rank fits into `memory_bytes` of device memory; None if the uncertainty is too large to
+        decide."""
         return _compare_with_room(*self.device, memory_bytes)
 
 
 class LargestMicroBatch(NamedTuple):
-    """Samples per micro-batch that surely fit, and that may fit; 0 if not even one does."""
+    """Largest micro-batch in samples that surely fits, and largest that may fit; 0 if one sample does not fit."""
 
     surely: int
     perhaps: int
@@ -95,11 +99,11 @@ class LargestMicroBatch(NamedTuple):
 def predict_memory(
     spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False
 ) -> MemoryPrediction:
-    """Return the memory of the rank with the most, on a device of `room` bytes. `rehearsed`: its collectives are only
-    simulated.
+    """Return the predicted memory of the rank that needs most, on a device with `room` bytes. `rehearsed` means that
+    collectives are only simulated.
 
-    Raises NoPrediction for a family that does not describe its network and for an engine without a prediction of its
-    part, UserError for sizes that overflow.
+    Raises NoPrediction for a model family that does not describe its network, or for an engine that cannot predict its
+    memory. Raises UserError for sizes that overflow.
     """
     try:
         if places := predict_memory_by_place(spec, device, rehearsed=rehearsed):
@@ -122,8 +126,11 @@ def predict_memory(
 def predict_memory_by_place(
     spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False
 ) -> tuple[MemoryPrediction, ...]:
-    """Return the memory of the ranks in each place of a pipeline; place s has the stages s, s + `parallel.pipeline`,
-    and so on. Empty for a model that is whole on every rank. Errors are those of `predict_memory`."""
+    """Return the predicted memory of the ranks at each position of a pipeline. Position s has the stages s, s +
+    `parallel.pipeline`, and so on.
+
+    Empty if every rank holds the whole model. Raises the errors of `predict_memory`.
+    """
     costs = predict_pipeline(spec, device, rehearsed=rehearsed)
     if costs is None:
         return ()
@@ -135,7 +142,8 @@ def predict_memory_by_place(
 
 
 def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) -> MemoryPrediction:
-    """Return the prediction of a rank with these phases, including its process and the allocator's reserve."""
+    """Return the prediction of a rank with these phases, to which the memory of its process and the reserve of the
+    allocator are added. `lasting` is the bytes that live between steps."""
     highest = max(phase.total for phase in phases)
     coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
@@ -146,7 +154,7 @@ def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _stack_segments(network: Stacks, load: Workload) -> Array:
-    """Return the fields of all segments in the order of forward, one row per field: (fields, segments)."""
+    """Return the fields of all segments in forward order as an array of shape (fields, segments)."""
     distinct: list[Segment] = []
     order: list[int] = []
     for block, times in list_segments(network, load):
@@ -156,7 +164,8 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
 
 
 def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
-    """Return forward and backward of the last micro-step, each at its peak: at a segment, or after the last one."""
+    """Return the phases `forward` and `backward` of the last micro-step at their peaks. A peak is at a segment or after
+    the last segment."""
     saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments  # (segments,) each
     kept, resident_terms = np.cumsum(saved), engine.resident()
     own_gradients = resident_terms.get("gradients", 0)
@@ -188,7 +197,8 @@ def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple
 
 
 def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
-    """Return the largest micro-batches with which `spec`, otherwise unchanged, fits `memory_bytes` per device."""
+    """Return the largest micro-batches with which `spec` fits `memory_bytes` per device, with all other fields
+    unchanged."""
 
     def fits(micro: int, end: int) -> bool:
         total = micro * spec.accumulation * spec.data_parallel
@@ -211,12 +221,13 @@ def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = 
 
 
 def format_gigabytes(size_bytes: float) -> str:
-    """Return bytes in units of 10^9, with three digits, or all digits of the integer part."""
+    """Return a number of bytes as text in units of 10^9, with three significant digits. Values from 1,000 GB have no
+    decimals."""
     return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"
 
 
 class HostMemory(NamedTuple):
-    """Host memory of one node for all its ranks, in bytes by name, low and high."""
+    """Host memory that all ranks of one node need, by term: low and high bytes of each term."""
 
     terms: dict[str, ByteRange]
 
@@ -229,12 +240,14 @@ class HostMemory(NamedTuple):
         return sum(high for _, high in self.terms.values())
 
     def fits(self, memory_bytes: int) -> bool | None:
-        """Return whether this fits into a host's memory; None if the uncertainty is too large to say."""
+        """Return whether the ranks fit into `memory_bytes` of host memory; None if the uncertainty is too large to
+        decide."""
         return _compare_with_room(self.low, self.high, memory_bytes)
 
 
 def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> HostMemory | None:
-    """Return the host memory of each node if a device has `room` bytes; None if its engine cannot predict it."""
+    """Return the host memory that each node needs; None if the engine cannot predict it. `room` is the memory of a
+    device in bytes."""
     if device == "cpu":  # host and device are the same memory
         of_a_rank: dict[str, ByteRange] | None = {"tensors": predict_memory(spec, device).device}
     else:
@@ -246,7 +259,8 @@ def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None
 
 
 def format_host_memory(needed: HostMemory | None, ranks: int, room: int | None) -> str:
-    """Return a sentence on host memory; `room` is the host's memory in bytes, None if it is unknown."""
+    """Return a sentence on the host memory that a node needs. `room` is the host's memory in bytes; None if it is
+    unknown."""
     if needed is None:
         return "The host memory of a node is unknown."
 

@@ -1,8 +1,7 @@
-"""Tensors that a network keeps for backward, and tensors that it needs temporarily, one by one.
+"""Bytes of the tensors that a network keeps for backward, and of its temporary tensors, tensor by tensor.
 
-Every term is a tensor that autograd saves in transformers 5's modules (modeling_t5.py, modeling_gpt2.py) or torch's
-own. The tests compare their sum with torch's own `saved_tensors_hooks`. Bytes are those of one rank and one
-micro-batch.
+Every term is a tensor that autograd saves in transformers 5's modules (modeling_t5.py, modeling_gpt2.py) or in torch's
+own. The tests compare their sum with torch's `saved_tensors_hooks`. Bytes are those of one rank and one micro-batch.
 """
 
 import itertools
@@ -13,19 +12,21 @@ from bench.core.spec import FULL
 from bench.predict.workload import Workload, is_fused
 
 INDEX = 8
-"""Bytes of a token, a position or a bucket of the position bias: int64."""
+"""Bytes of one index, an int64: a token id, a position, or a bucket of the position bias."""
 RANDOM_STATE = {"cpu": 5056, "cuda": 5056 + 16}
-"""Bytes that a checkpoint keeps to draw the same numbers again: torch's Mersenne twister; a GPU's seed and offset."""
+"""Bytes of the state of the random generators that a checkpoint keeps to repeat dropout: torch's Mersenne twister, and
+on a GPU also its seed and offset."""
 FUSED_QUERIES = 32
-"""Multiple to which torch's memory-efficient attention rounds up the rows of its log-sum-exp."""
+"""torch's memory-efficient attention rounds the rows of its log-sum-exp up to a multiple of this."""
 ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1, 0), "silu": (1, 0), "relu": (1, 1)}
-"""Tensors as wide as an MLP that an activation saves, and 1 if the last of them is its output, which is saved anyway.
-gelu_new consists of Python operations and keeps x, x/2, tanh and 1 + tanh."""
+"""For each activation function, the number of tensors of an MLP's inner width that it saves. The second value is 1 if
+one of them is its output, which the next matrix saves anyway. gelu_new consists of Python operations and keeps x, x/2,
+tanh and 1 + tanh."""
 
 
 class Segment(NamedTuple):
-    """A part of a forward pass; bytes per rank except for `parameters`, `largest`, `carried` and `transposed`, which
-    are elements."""
+    """One segment of a forward pass, such as a sub-layer. Values are bytes per rank, except that `parameters`,
+    `largest`, `carried` and `transposed` are numbers of elements."""
 
     saved: int  # from its forward to its backward
     forward: int = 0  # needed while its forward runs, beyond `saved`
@@ -39,14 +40,14 @@ class Segment(NamedTuple):
 
 
 class RepeatedSegments(NamedTuple):
-    """Segments in the order of forward, and the number of repetitions."""
+    """Segments in forward order, and how many times they are repeated."""
 
     block: list[Segment]
     times: int = 1
 
 
 def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
-    """Return the forward pass in order, from the first stack's embedding to the loss."""
+    """Return the segments of the forward pass in order, from the embedding of the first stack to the loss."""
     head = [_build_head(network, load), _build_loss(network, load)]
     if load.chunk:
         head = [_build_chunked_loss(network, load), Segment(0, logits=True)]
@@ -57,9 +58,12 @@ def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
 
 
 def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[RepeatedSegments]:
-    """Return a stack from its embedding to its last norm. A checkpointed block keeps its input and is run again before
-    its backward. The position bias of the stack lives while its blocks run, or as long as their checkpoints; the
-    bias's gradient lives from the last block's backward on."""
+    """Return the segments of a stack from its embedding to its last norm.
+
+    A checkpointed block keeps its input and is recomputed before its backward. The position bias of the stack lives
+    while its blocks run, or as long as their checkpoints. The gradient of the bias lives from the backward of the last
+    block on.
+    """
     length = load.tokens(stack.tokens)
     rows = load.micro * length
     embedding, block = _build_embedding(network, stack, load), _list_block_segments(network, stack, load)
@@ -82,8 +86,8 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
 
 
 def _list_block_segments(network: Stacks, stack: Stack, load: Workload) -> list[Segment]:
-    """Return one block. The gradient of a stack's output that the block attends to waits for that stack, while blocks
-    add to it."""
+    """Return the segments of one block. If the block attends to another stack, the gradient of that stack's output is
+    kept until the backward of that stack, and every block adds to it."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
     length = load.tokens(stack.tokens)
@@ -97,17 +101,18 @@ def _list_block_segments(network: Stacks, stack: Stack, load: Workload) -> list[
 
 
 def _count_keys(network: Stacks, stack: Stack, part: Attention, load: Workload) -> int:
-    """Return the number of tokens that are attended to."""
+    """Return the number of tokens per sample that an attention attends to."""
     return load.tokens(stack.tokens if part.over is None else network.named(part.over).tokens)
 
 
 def _add_waiting(part: Segment, waiting: int) -> Segment:
-    """Return a copy of this segment whose backward holds `waiting` extra bytes throughout."""
+    """Return a copy of this segment whose backward holds `waiting` extra bytes from its begin to its end."""
     return part._replace(backward=part.backward + waiting, standing=part.standing + waiting)
 
 
 def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
-    """Return a block that keeps `kept` bytes until it is run again; then backward frees its parts one by one."""
+    """Return a checkpointed block: it keeps `kept` bytes until it is recomputed, and its backward frees its segments
+    one by one."""
     until = itertools.accumulate(part.saved for part in block)
     return [
         part._replace(
@@ -121,12 +126,12 @@ def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
 
 
 def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
-    """Return the embedding of a stack, with its positions and everything that is made once for all its blocks: buckets
-    of the position bias, zeros in place of a bias, cosines and sines, the mask of documents.
+    """Return the embedding of a stack with its positions and with the tensors that are made once for all blocks. These
+    are buckets of the position bias, zeros in place of a bias, cosines and sines, and the mask of documents.
 
-    One matrix serves all stacks. Until the backward of the first stack ends, the gradients of the other stacks wait;
-    with a tied head, that of all stacks. torch adds them to the head's gradient, which nn.Linear leaves transposed, in
-    a third tensor.
+    One embedding matrix serves all stacks. The gradients of the other stacks are kept until the backward of the first
+    stack ends. With a tied head, the gradients of all stacks are kept. torch adds them to the head's gradient, which
+    nn.Linear leaves transposed, in a third tensor.
     """
     length, table, last = load.tokens(stack.tokens), network.table, stack == network.stacks[-1]
     buckets, heads = stack.bias_table or (0, 0)
@@ -157,7 +162,7 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
 
 
 def _build_attention(network: Stacks, load: Workload, part: Attention, queries: int, keys: int) -> Segment:
-    """Return an attention sub-layer with its norm."""
+    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample."""
     rows = load.micro * queries
     saved, forward, backward = _count_kernel_bytes(load, part, queries, keys)
     # with sdpa, transformers adds the causal mask to a bias in every layer: a mask of booleans
@@ -179,10 +184,11 @@ def _build_attention(network: Stacks, load: Workload, part: Attention, queries: 
 
 
 def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
-    """Return bytes saved, and needed in forward and in backward, by the attention kernel that torch chooses.
+    """Return three byte counts of the attention kernel that torch chooses: saved for backward, temporary in forward,
+    temporary in backward.
 
-    A position bias is a mask that needs a gradient, which no flash kernel supports. sdpa then writes scores in fp32 on
-    a CPU (without a gradient it does not) and uses the memory-efficient kernel on a GPU.
+    A position bias is a mask that needs a gradient, which no flash kernel supports. With such a bias, sdpa writes
+    scores in fp32 on a CPU and uses the memory-efficient kernel on a GPU.
     """
     # keys are kept repeated for each head that shares them, unless the kernel supports groups: none does so with a
     # mask, and a GPU's only below fp32
@@ -211,7 +217,7 @@ def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int
 def _count_fused_kernel_bytes(
     load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
 ) -> tuple[int, int]:
-    """Return bytes saved by a fused kernel, and needed in its backward."""
+    """Return the bytes that a fused attention kernel saves for backward, and its temporary bytes in backward."""
     rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
     saved = load.width * 2 * (query + key) + FULL * load.micro * part.heads * rounded
     backward = load.width * (query + 2 * key)
@@ -223,7 +229,7 @@ def _count_fused_kernel_bytes(
 
 
 def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment:
-    """Return an MLP with its norm."""
+    """Return the segment of an MLP with its norm; `rows` is the tokens of the micro-batch."""
     wide, states = rows * part.inner, rows * network.width
     kept, is_output = ACTIVATION[part.activation]
     # saved: tensors of the gate's product and the input of the last matrix, which is the output of a plain activation
@@ -246,11 +252,11 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment
 
 
 def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
-    """Return the bytes kept by a norm and by the next operation: input and output of the norm.
+    """Return the bytes saved by a norm and by the operation after it: input and output of the norm, and the statistics.
 
     torch's kernel also keeps a mean and a scale per token, on a GPU in fp32. A norm of Python operations also keeps the
-    normalised input, a scale per token and, below fp32, the input in fp32; `rms_wide` keeps the latter in place of the
-    input.
+    normalised input, a scale per token and, below fp32, the input in fp32. A norm of the kind `rms_wide` keeps the fp32
+    input in place of the input.
     """
     states = rows * network.width
     if network.norm == "layer":
@@ -261,17 +267,18 @@ def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
 
 
 def _count_mask_bytes(load: Workload, elements: int) -> int:
-    """Return the bytes of dropout's mask: as wide as its tensor on a CPU, a byte per element on a GPU."""
+    """Return the bytes of a dropout mask, which is as wide as its tensor on a CPU and one byte per element on a GPU."""
     return elements * (load.width if load.device == "cpu" else 1) if load.dropout else 0
 
 
 def _count_clamp_bytes(network: Stacks, load: Workload, states: int) -> int:
-    """Return the bytes that transformers' clamp of fp16 activations keeps: its input."""
+    """Return the bytes that transformers' clamp of fp16 activations saves, which is its input."""
     return states * load.width if load.fp16 and network.clamps_fp16 else 0
 
 
 def _build_head(network: Stacks, load: Workload) -> Segment:
-    """Return the matrix from states to logits. With tied weights its gradient waits for the embedding's."""
+    """Return the segment of the matrix from states to logits. With tied weights its gradient is kept until the gradient
+    of the embedding is complete."""
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab * load.width
     own = 0 if network.tied else network.table
@@ -281,8 +288,8 @@ def _build_head(network: Stacks, load: Workload) -> Segment:
 
 
 def _build_loss(network: Stacks, load: Workload) -> Segment:
-    """Return cross-entropy in the run's precision or in fp32: log-probabilities are kept while the logits are freed;
-    backward has two gradients of their size at once."""
+    """Return the segment of cross-entropy, computed in the run's precision or in fp32. Log-probabilities are kept after
+    the logits are freed. Backward has two gradients of their size at the same time."""
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab
     wide = FULL if network.full_loss else load.width
@@ -291,9 +298,11 @@ def _build_loss(network: Stacks, load: Workload) -> Segment:
 
 
 def _build_chunked_loss(network: Stacks, load: Workload) -> Segment:
-    """Return head and loss together (bench.models.modules.chunked_loss): forward makes the gradients of states and
-    matrix, next to one chunk's logits in the run's precision and in fp32. Backward returns the matrix's gradient
-    unchanged."""
+    """Return the segment of head and chunked loss together (bench.models.modules.chunked_loss).
+
+    Forward already computes the gradients of states and matrix. It holds one chunk's logits at a time, in the run's
+    precision and in fp32. Backward returns the matrix's gradient unchanged.
+    """
     rows, table = load.micro * load.tokens(network.stacks[-1].tokens), network.table
     chunk = min(load.chunk or rows, rows) * network.vocab
     own = 0 if network.tied else table

@@ -1,11 +1,12 @@
-"""Memory of the ranks of a pipeline, place by place.
+"""Memory of the ranks of a pipeline, by position in the pipeline.
 
-A rank holds a network that is cut into stages and sliced, which is a smaller network. A pass through a stage consists
-of the segments of its units, with received and sent states. At each moment of the schedule, a place holds the bytes
-kept by the passes of its stages, the states that wait between stages, and the states of its engine.
+A rank holds a smaller network: the model is cut into stages, and each stage is sliced for tensor parallelism. A pass
+through a stage consists of the segments of its layers, plus the states that the stage receives and sends. At each
+moment of the schedule, a position holds three kinds of bytes: tensors kept by the passes of its stages, states in
+transit between stages, and the states of its engine.
 
 States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted once, by
-`bench.core.engine_costs.StageMoment`, and not with the bytes kept by a pass.
+`bench.core.engine_costs.StageMoment`, and excluded from the bytes kept by a pass.
 """
 
 import dataclasses
@@ -25,8 +26,11 @@ from bench.predict.workload import Workload
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
 def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
-    """Return the network with only the blocks of a part, in one of `tensor` slices: heads, the width between an MLP's
-    matrices and the vocabulary are divided (bench.engines.distributed.cut). A stack may have no block."""
+    """Return the network of one stage for one of `tensor` tensor-parallel ranks. It has only the blocks of `part`; a
+    stack may have no block.
+
+    Heads, the inner width of an MLP and the vocabulary are divided by `tensor`, as in bench.engines.distributed.cut.
+    """
     blocks = part.blocks([stack.layers for stack in network.stacks])
 
     def slice_part(one: Attention | Mlp) -> Attention | Mlp:
@@ -44,8 +48,11 @@ def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
 
 @functools.lru_cache(maxsize=1024)
 def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
-    """Return for each stage the number of the first equal stage: with as many blocks of each stack, and the same ends
-    of stacks and of the model."""
+    """Return for each stage the index of the first stage that is equal to it.
+
+    Stages are equal if they have the same number of blocks of each stack, and contain the same ends of stacks and of
+    the model.
+    """
     first: dict[object, int] = {}
     layers = [stack.layers for stack in network.stacks]
     found = []
@@ -58,14 +65,15 @@ def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
 
 
 class TensorSlices(NamedTuple):
-    """Tensor parallelism: ranks that slice matrices, and whether states between these regions are divided by tokens."""
+    """Number of tensor-parallel ranks, and whether sequence parallelism divides the states between sub-layers by
+    tokens."""
 
     ranks: int = 1
     sequence: bool = False
 
     @property
     def shares(self) -> int:
-        """Ranks that divide the states between regions."""
+        """Number of ranks among which the tokens of the states between sub-layers are divided."""
         return self.ranks if self.sequence else 1
 
 
@@ -73,7 +81,7 @@ WHOLE = TensorSlices()
 
 
 class PassPeak(NamedTuple):
-    """Peak of a pass, in bytes, without received states and received gradients."""
+    """Bytes at the peak of one forward or backward pass, excluding received states and received gradients."""
 
     activations: int
     logits: int
@@ -86,7 +94,7 @@ class PassPeak(NamedTuple):
 
 
 class StagePass(NamedTuple):
-    """One micro-batch on one stage, in bytes."""
+    """Bytes of one micro-batch on one stage: received, kept for backward, and at the peak of each pass."""
 
     takes: int  # of the received states; 0 for the first stage
     kept: int  # from its forward to its backward, in addition
@@ -95,12 +103,12 @@ class StagePass(NamedTuple):
 
 
 def count_state_bytes(network: Stacks, load: Workload, slices: TensorSlices) -> int:
-    """Return the bytes sent between two stages for one micro-batch: a tensor for each stack."""
+    """Return the bytes that a stage sends to the next for one micro-batch: one tensor of states for each stack."""
     return sum(_count_states(network, stack, load, slices) for stack in network.stacks)
 
 
 def count_passed_bytes(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of states that a stage sends on unchanged: those of stacks without a block on this stage."""
+    """Return the bytes of states that a stage sends on unchanged, since it has no block of their stack."""
     here = part.blocks([stack.layers for stack in network.stacks])
     passed = [stack for stack, blocks in zip(network.stacks, here, strict=True) if not (blocks or part.first)]
     return sum(_count_states(network, stack, load, slices) for stack in passed)
@@ -112,7 +120,7 @@ def _count_states(network: Stacks, stack: Stack, load: Workload, slices: TensorS
 
 @functools.lru_cache(maxsize=4096)  # many stages are equal, and points of a sweep share them
 def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> StagePass:
-    """Return the bytes of a pass of a part."""
+    """Return the bytes of one micro-batch on one stage, for one tensor-parallel rank."""
     segments = list_stage_segments(network, load, part, slices)
     saved, running, backing, largest, carried, transposed, logits = np.array(
         [(s.saved, s.forward, s.backward, s.largest, s.carried, s.transposed, s.logits) for s in segments], np.int64
@@ -138,7 +146,8 @@ def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSli
 
 
 def _count_known_states(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the received bytes that a stage's first norms and checkpoints keep; these are counted with the states."""
+    """Return the bytes of received states that the first norms and checkpoints of a stage keep. They are counted with
+    the states, so they must not be counted again."""
     if part.first or (network.norm == "rms_wide" and load.width < FULL and not load.checkpointing):
         return 0
     here = part.blocks([stack.layers for stack in network.stacks])
@@ -150,7 +159,7 @@ def _count_known_states(network: Stacks, load: Workload, part: Part, slices: Ten
 
 
 def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Segment]:
-    """Return the segments of a part of the forward pass in order, for one tensor-parallel rank."""
+    """Return the segments of one stage in forward order, for one tensor-parallel rank."""
     sliced = cut_network(network, part, slices.ranks)
     first, *stacks, head = list_segments(sliced, load)
     embedded, blocks = list[Segment](), list[Segment]()
@@ -177,8 +186,11 @@ def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: Ten
 def _divide_embedding(
     network: Stacks, stack: Stack, load: Workload, whole: Segment, slices: TensorSlices
 ) -> tuple[Segment, Segment]:
-    """Return the embedding of tokens and positions, which is on the first stage, and the tables used by all blocks of a
-    stack, which every stage with such blocks makes."""
+    """Return two segments of a stack: its embedding, and the tables that its blocks use.
+
+    The embedding of tokens and positions is on the first stage. The tables are made on every stage with blocks of this
+    stack.
+    """
     length = load.tokens(stack.tokens)
     indices = load.micro * length + length * (stack.positions > 0)
     if stack.positions and load.documents:
@@ -193,8 +205,12 @@ def _divide_embedding(
 def _divide_by_tokens(
     network: Stacks, stack: Stack, load: Workload, block: list[Segment], norm: Segment, slices: TensorSlices
 ) -> list[Segment]:
-    """Return a block whose ranks divide the tokens of the states between regions: a norm keeps only its own tokens. The
-    input of a region is gathered, also from another stack, and kept whole."""
+    """Return the segments of a block whose tensor-parallel ranks divide the states between sub-layers by tokens
+    (sequence parallelism).
+
+    A norm keeps only the tokens of its rank. The input of a sub-layer is gathered and kept for all tokens, as is
+    another stack's output that it attends to.
+    """
     if slices.shares == 1:
         return block
     less = _count_saved_by_sharing(network, stack, load, norm, slices)
@@ -213,7 +229,8 @@ def _divide_by_tokens(
 
 
 def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm: Segment, slices: TensorSlices) -> int:
-    """Return the bytes that a norm saves if tokens are divided; its output is gathered, and so is whole."""
+    """Return by how many bytes sequence parallelism reduces what a norm keeps. The norm's output is gathered, so it is
+    not divided."""
     own = norm.saved - _count_states(network, stack, load, WHOLE)
     return own - own // slices.shares
 
@@ -221,8 +238,8 @@ def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm:
 def _build_last_norm(
     network: Stacks, place: int, load: Workload, norm: Segment, part: Part, slices: TensorSlices
 ) -> Segment:
-    """Return the norm after a stack. Its output is kept only if something on this stage uses it; with divided tokens,
-    the user gathers it."""
+    """Return the norm after a stack. Its output is kept only if this stage uses it. With sequence parallelism, the
+    sub-layer that uses the output gathers and keeps it."""
     stack = network.stacks[place]
     attended = any(stack.name in other.attended and other.layers for other in network.stacks)
     used = part.last or (attended and slices.shares == 1)
@@ -231,8 +248,8 @@ def _build_last_norm(
 
 
 def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: TensorSlices) -> list[Segment]:
-    """Return head and loss. With tensor slices the loss is in fp32 and keeps the probabilities of this rank's slice of
-    the vocabulary."""
+    """Return the segments of head and loss. With tensor parallelism the loss is computed in fp32, and each rank keeps
+    the probabilities of its slice of the vocabulary."""
     if slices.ranks == 1:
         return whole
     head, _ = whole
@@ -247,14 +264,14 @@ def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: Te
 
 
 class PlacePhases(NamedTuple):
-    """Bytes by term on the ranks of one place, at the peak of each phase and between two steps."""
+    """Bytes by term on the ranks at one position of the pipeline: at the peak of each phase, and between two steps."""
 
     phases: dict[str, Terms]
     resident: Terms
 
 
 def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: PipelineCosts) -> list[PlacePhases]:
-    """Return the memory of every place."""
+    """Return the bytes by phase and term for every position of the pipeline."""
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     states = count_state_bytes(network, load, slices)
     # inputs and labels of all micro-batches are on every rank; with one kind of tokens they are two tensors
@@ -272,7 +289,7 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
-    """Return the phases of a place, forward and backward at their peaks."""
+    """Return the phases of one position of the pipeline. Forward and backward are taken at their peaks."""
     moments = place.list_moments()
     counts = _count_what_lives(moments, place.stages)
     # thousands of moments: the totals of all by one product, the terms of only the two peaks
@@ -286,7 +303,7 @@ def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, sample
 
 
 class MomentCounts(NamedTuple):
-    """Counts of the live objects at each moment of a place."""
+    """Number of live objects of each kind at each moment of the schedule, for one position of the pipeline."""
 
     of_each: NDArray[np.float64]  # (moments, sizes), sizes as in `_list_sizes`
     forwards: NDArray[np.int64]  # rows of forwards
@@ -306,8 +323,11 @@ def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...])
 
 
 def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
-    """Return the bytes of one object of each kind that lives at a moment but not between steps. Multiplied with their
-    counts they give the sum of `_build_terms`, for many moments at once."""
+    """Return the bytes of one object of each kind that may live during a step but not between steps.
+
+    The product of these sizes with the object counts of a moment equals the sum of `_build_terms` without resident
+    states. So one matrix product gives the totals of many moments.
+    """
     return [
         states,
         *(one.kept + one.takes for one in passes),
@@ -321,7 +341,7 @@ def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list
 
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
-    """Return the bytes by term at a moment. A reduction runs no pass."""
+    """Return the bytes by term at one moment of the schedule. A moment of kind `reduce` runs no pass."""
     at = place.stages.index(moment.stage)
     reduces = moment.kind == "reduce"
     own = PassPeak(0, 0, 0) if reduces else passes[at].forward if moment.kind == "forward" else passes[at].backward

@@ -1,7 +1,8 @@
-"""Seconds of one optimizer step, part by part, with its bound and its interval.
+"""Predicted seconds of one optimizer step by part, with the largest part and an interval.
 
-Compute comes from the machine's rates or from a rehearsal of one rank, communication from the bytes that the engine
-moves and the links that they cross, overlap from the engine's schedule. Nothing is fitted to the time of a step.
+Compute time comes from the machine's rates or from a rehearsal of one rank. Communication time comes from the bytes
+that the engine moves and from the links that they cross. Overlap comes from the engine's schedule. Nothing is fitted to
+measured step times.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,14 @@ from bench.predict.work import StepFlops, compute_flops_per_step
 from bench.predict.workload import OWN, Software, predict_engine_step, predict_pipeline
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
-"""Parts that depend on the device's rates; idle: a rank waits for other stages of a pipeline."""
+"""Parts of a step whose time depends on the device's rates. In `idle`, a rank waits for other stages of a pipeline."""
 MOST_PASSES = 4096
-"""Passes of a step up to which they are listed one by one."""
+"""Largest number of passes of a step that `predict_passes` lists."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
 
 
 class StepTime(NamedTuple):
-    """One optimizer step."""
+    """Predicted time of one optimizer step, with its tokens and FLOPs."""
 
     parts: dict[str, float]  # seconds by name; their sum is the step's time
     hidden_s: float  # of communication that overlaps with compute
@@ -46,7 +47,7 @@ class StepTime(NamedTuple):
 
     @property
     def mfu(self) -> float | None:
-        """The model's FLOP/s over the devices' dense peak; None if the peak is unknown."""
+        """Model FLOPs utilization: model FLOP/s over the dense peak of all devices; None if the peak is unknown."""
         return self.flops.model / self.step_s / self.peak_flops if self.peak_flops else None
 
 
@@ -54,12 +55,12 @@ def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0, software: Software = OWN,
 ) -> StepTime:  # fmt: skip
-    """Return the time of one step of `spec`; UserError if the machine's file lacks a number, or if the engine cannot
-    predict its part.
+    """Return the predicted time of one step of `spec`. Raises UserError if the machine's file lacks a number, or if the
+    engine cannot predict its costs.
 
-    `rehearsed_s`: computing seconds of a step of this spec, from a rehearsal on this machine; `straggler`: computing
-    time of the slowest rank over that of the other ranks; `data_wait_s`: seconds in which a step waits for its batches;
-    `software`: class of the software that trains, by default this project's engines.
+    `rehearsed_s` is the computing seconds of a step of this spec, from a rehearsal on this machine. `straggler` is the
+    computing time of the slowest rank over that of the other ranks. `data_wait_s` is the seconds for which a step waits
+    for its batches. `software` is the class of the training software, by default that of this project's engines.
     """
     context = StepContext(spec=spec, machine=machine, device=device, software=software, rehearsed_s=rehearsed_s)
     own, moved, idle_s = _time_rank(context)
@@ -100,8 +101,11 @@ def predict_passes(
     spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES,
     software: Software = OWN,
 ) -> Sequence[SimulatedPass]:  # fmt: skip
-    """Return begin and end of each pass of a step; nothing for an engine that divides no layers among ranks, and for a
-    step with more than `most` passes. Errors are those of `predict_step_time`."""
+    """Return begin and end of each pass of a pipeline step, in seconds.
+
+    Empty for an engine without a pipeline, and for a step with more than `most` passes. Raises the errors of
+    `predict_step_time`.
+    """
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
     if costs is None or 2 * spec.accumulation * len(costs.parts) > most:
         return ()
@@ -110,8 +114,7 @@ def predict_passes(
 
 
 def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], float]:
-    """Return computing, transfers, and waiting for other stages of one rank; in a pipeline, of the rank with most
-    work."""
+    """Return computing time, transfers and idle seconds of one rank; in a pipeline, of the busiest rank."""
     spec = context.spec
     if costs := predict_pipeline(spec, context.device):
         found = time_pipeline(context, costs)

@@ -1,14 +1,15 @@
-"""Computing time of one rank in a step, pass by pass: from its work and the machine's rates, or from a rehearsal.
+"""Computing time of one rank in a step, pass by pass, from its work and the machine's rates, or from a rehearsal.
 
-Rates are those calibrated on the machine, else its published rates. Products, attention, element-wise work and the
-optimizer run one after the other. Where shapes were not calibrated, a product takes the time of its tiles or of its
-memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785). On a GPU the host starts
-operations while others run, so a pass takes about the longer of both times; on a CPU the starts are part of the pass.
+Rates are those calibrated on the machine; without a calibration, the machine's published rates. Matrix products,
+attention, element-wise work and the optimizer run one after the other. A product whose rate was not calibrated takes
+the time of its tiles or of its memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785).
+On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time. On
+a CPU, the time to start operations is added to the pass.
 
-A product on a GPU takes more than its FLOPs: for tiles that are not full, for waves of tiles that are not full, and for
-the begin and end of each tile. A library divides the result into tiles, one for each multiprocessor at a time (NVIDIA,
-Matrix Multiplication Background User's Guide: tile and wave quantization). It chooses the tile, and the division of k,
-with the shortest time; so does this model.
+A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and each tile has a
+begin and an end. A library divides the result into tiles, and a multiprocessor computes one tile at a time (NVIDIA,
+Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses the tile size, and the
+division of k, with the shortest time; so does this model.
 """
 
 import functools
@@ -27,58 +28,77 @@ from bench.predict.work import Matmul, PassWork, compute_backward, compute_forwa
 from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Rows and columns of the result: the sizes that the guide lists."""
+"""Rows and columns of a tile of the result: the sizes that NVIDIA's guide lists."""
 DIVISIONS = (1, 2, 4, 8)
-"""Parts that k is divided into."""
+"""Numbers of slices into which a library may divide the inner dimension k of a product."""
 NEEDED_INTENSITY = 43.0
-"""FLOPs per loaded byte below which a tile waits for memory: an A100 does 221,184 in 16 bits per clock, and its L2
-delivers 5,120 bytes (NVIDIA, A100 white paper)."""
+"""FLOPs per loaded byte below which a tile waits for memory. An A100 does 221,184 FLOPs per clock in 16 bits, and its
+L2 cache delivers 5,120 bytes per clock (NVIDIA, A100 white paper)."""
 STARTED_K = 160
-"""Elements of k whose time the begin and end of a tile take, since its operands come from memory and its result goes
-back. A product of k = 1024 loses 14 %. 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. Chosen in
-that range together with BESIDE."""
+"""Overhead of the begin and end of a tile, as a number of elements of k that take as long.
+
+A tile loads its operands from memory and writes its result back. With this value, a product of k = 1024 loses 14 %.
+Values of 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. The value was chosen in that range
+together with BESIDE.
+"""
 ALIGNMENT_BYTES = 16
-"""Tensor cores load whole vectors only if each row of the operands starts at a multiple of this."""
+"""Row alignment in bytes that tensor cores need to load whole vectors of the operands."""
 UNALIGNED = 3.0
-"""Factor on the time of unaligned products: 2 to 4 by the guide's figures for 16-bit operands."""
+"""Factor on the time of unaligned products. NVIDIA's guide shows 2 to 4 for 16-bit operands."""
 NEIGHBOURS = 4
-"""Calibrated shapes that a rate is interpolated from, weighted by inverse squared distance in log space."""
+"""Number of calibrated shapes from which a rate is interpolated. Weights are the inverse squared distance in log space.
+"""
 CEILING_OF_PEAK: dict[Precision, float] = {"fp32": 0.93, "bf16": 0.8, "fp16": 0.8}
-"""Best matmul as a share of the peak, where it is not published. 16 bits: A100 0.87, H100 and H200 0.80, B200 0.78,
-MI300X 0.51 (ml-engineering @744d01e, accelerator benchmarks). fp32 needs far less from memory and power per FLOP: V100
-14.4 of 15.7, which is 0.92 (arXiv 1804.06826 has 0.92 to 0.94)."""
+"""Rate of the best matrix product as a share of the peak, used if it is not published.
+
+Measured in 16 bits: A100 0.87, H100 and H200 0.80, B200 0.78, MI300X 0.51 (ml-engineering @744d01e, accelerator
+benchmarks). fp32 needs far less memory bandwidth and power per FLOP: V100 reaches 14.4 of 15.7, which is 0.92 (arXiv
+1804.06826 has 0.92 to 0.94).
+"""
 ATTENTION_OF_MATMUL = 0.5
-"""Rate of attention in one kernel as a share of a product's, where it was not calibrated: 0.3 to 0.5 of the peak for
-head width 64 (arXiv 2307.08691, figures 4 and 5, with kernels that accept a bias), the best product 0.87."""
+"""Rate of a fused attention kernel as a share of the best product's rate, used if it was not calibrated. Fused kernels
+reach 0.3 to 0.5 of the peak for head width 64 (arXiv 2307.08691, figures 4 and 5, kernels that accept a bias). The best
+product reaches 0.87 of the peak."""
 MEMORY_OF_PEAK = 0.88
-"""Bytes that element-wise work moves per second as a share of the memory's published rate: V100 0.88, A100 0.87, H200
-0.90 (device copies; ml-engineering @744d01e has the last)."""
+"""Memory rate that element-wise work reaches, as a share of the published rate. Device copies reach 0.88 on V100, 0.87
+on A100 and 0.90 on H200 (the last in ml-engineering @744d01e)."""
 SUSTAINED_OF_BURST = 0.775
-"""Rate of large products in a training as a share of the best product, on a GPU in 16 bits, where it is not published:
-A100's by published steps (conf/machine/a100_80.yaml)."""
+"""Sustained rate of large products in training as a share of the best product, for GPUs in 16 bits. Used if the
+sustained rate is not published. The value is that of A100 by published steps (conf/machine/a100_80.yaml)."""
 BESIDE = 3.0
-"""Order of the norm that combines host and device time of a pass: infinite if they always overlapped (the longer time),
-1 if they never did. Large products let the host run ahead, small operations wait for it, and each pass has both. Chosen
-on two thirds of the traces of GPT (analysis.validation.published_times)."""
+"""Order p of the norm that combines host time and device time of a pass, (host^p + device^p)^(1/p).
+
+Infinity would mean full overlap (the longer time), and 1 no overlap (the sum). Large products let the host run ahead,
+and small operations wait for it; each pass has both. Chosen on two thirds of the traces of GPT
+(analysis.validation.published_times).
+"""
 BETWEEN_S = 1.5e-6
-"""Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
-Getting Started with CUDA Graphs)."""
+"""Seconds between two operations on a GPU whose queue is never empty, from the end of one to the begin of the next.
+NVIDIA reports 1 to 2 µs (Getting Started with CUDA Graphs)."""
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
-"""fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes
-three. torch's own makes a decay, a lerp, a product, a square root, a quotient, a sum and the update, one after the
-other, each with operands and result in memory."""
+"""fp32 values that AdamW reads and writes per parameter, by implementation.
+
+A fused kernel reads gradient, weight and two moments, and writes three of them. torch's unfused implementation runs a
+decay, a lerp, a product, a square root, a quotient, a sum and the update one after the other. Each of these reads its
+operands from memory and writes its result.
+"""
 UPDATE_PASSES = 4
-"""The same for the rest of the update: the gradient's norm is read, its scaling read and written, weights copied."""
+"""fp32 values read and written per parameter by the rest of the update. The gradient is read for its norm, then read
+and written for its scaling, and the weights are copied."""
 UNCALIBRATED = OWN.interval
-"""Computing time over its prediction without a calibration, for unknown software. It contained 89 to 90 % of the
-published steps of decoders, each source predicted by constants of the other sources. The predicted time is the median.
-Sources differ more than steps of one source: all steps of a single source may lie outside
-(analysis.validation.published_steps)."""
+"""Low and high ratio of true to predicted computing time, without a calibration and for unknown software.
+
+The interval contained 89 to 90 % of the published steps of decoders; each source was predicted with constants from the
+other sources. Ratios vary more between sources than within a source: all steps of one source may lie outside
+(analysis.validation.published_steps).
+"""
 CALIBRATED = (0.8, 1.6)
-"""The same from calibrated rates, which contain no work of an engine on the host. On one node of the testbed steps took
-0.87 to 1.57 times their prediction, the latter at stage 3 (results/predictions)."""
+"""Low and high ratio of true to predicted computing time with calibrated rates. Calibrated rates exclude an engine's
+work on the host. On one node of the testbed, steps took 0.87 to 1.57 times their prediction; the latter at stage 3
+(results/predictions)."""
 REHEARSED = (0.9, 1.1)
-"""The same from a rehearsal: one node's steps took 0.94 to 1.06 times their prediction (as above)."""
+"""Low and high ratio of true to predicted computing time with a rehearsal. Steps on one node took 0.94 to 1.06 times
+their prediction (results/predictions)."""
 
 
 # -- rates
@@ -86,9 +106,9 @@ REHEARSED = (0.9, 1.1)
 
 @functools.lru_cache(maxsize=65536)  # points of a sweep share it
 def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
-    """Return the FLOPs that take as long at the rate of the best product; `width` in bytes per element.
+    """Return the FLOPs that the best product would do in the time of this product. `width` is the bytes per element.
 
-    Without `multiprocessors`, waves are assumed to be full.
+    If `multiprocessors` is None, all waves of tiles are assumed to be full.
     """
     m, k, n, times = product
     divisions = DIVISIONS if multiprocessors else (1,)
@@ -110,13 +130,13 @@ def _count_with_tile(
 
 
 class CalibratedShapes(NamedTuple):
-    """Calibrated products, one row each."""
+    """Shapes of the calibrated products with their rates, one row per product."""
 
     sizes: NDArray[np.float64]  # log2 of m, k, n
     rates: NDArray[np.float64]  # log2 of FLOP/s
 
     def interpolate_s(self, products: tuple[Matmul, ...]) -> float:
-        """Return the seconds of `products` at the rates of their nearest calibrated shapes, all at once."""
+        """Return the total seconds of `products`, whose rates are interpolated from the nearest calibrated shapes."""
         if not products:
             return 0.0
         wanted = np.log2([product[:3] for product in products])
@@ -128,7 +148,7 @@ class CalibratedShapes(NamedTuple):
 
 
 class DeviceRates(NamedTuple):
-    """Rates of a device in one precision."""
+    """Rates of a device in one precision, calibrated or published."""
 
     device: Device
     width: int  # bytes per element
@@ -142,7 +162,7 @@ class DeviceRates(NamedTuple):
     pace: float = 1.0  # time of a pass over that of its work at these rates
 
     def products_s(self, work: PassWork) -> float:
-        """Return the seconds of all matrix products, those of attention included."""
+        """Return the seconds of all matrix products of a pass, including those of attention."""
         if self.calibrated_attention or self.device == "cpu":
             attention_s = work.attention_flops / self.attention
         else:  # batched products are so many that they fill a device: no wave quantization
@@ -159,7 +179,7 @@ class DeviceRates(NamedTuple):
         return max(count_tiled_flops(product, self.width, multiprocessors) / self.ceiling, moved)
 
     def pass_s(self, work: PassWork) -> float:
-        """Return the seconds of one pass, the host's included."""
+        """Return the seconds of one pass, including the host's time to start its operations."""
         between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
         running = self.products_s(work) + work.traffic_bytes / self.memory + between
         starting = work.operations * self.start_s
@@ -170,8 +190,10 @@ class DeviceRates(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # points of a sweep share it
 def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
-    """Return the rates of the machine in `machine_json` (JSON, to cache calls); UserError for an unknown rate. A
-    calibration on the machine replaces the values of the class of software."""
+    """Return the rates of a machine, given as JSON so that calls can be cached. Raises UserError if a rate is unknown.
+
+    Calibrated values of the machine replace the host time and the pace of the class of software.
+    """
     machine = Machine.model_validate_json(machine_json)
     found, memory = machine.calibration, machine.memory_bytes_per_s
     products = [p for p in found.matmul if p.precision == precision] if found else []
@@ -200,8 +222,11 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
 
 
 def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:
-    """Return the rate in TFLOP/s of large products in a training. A machine file with only a best product is taken as
-    stated, and so is a best product below the sustained rate, which a user's file may have."""
+    """Return the rate of large products in training, in TFLOP/s.
+
+    If the machine file has only the rate of the best product, that rate is used unchanged. It is also used if a user's
+    file has a best product below the sustained rate.
+    """
     sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
     if known := [rate for rate in (sustained, burst) if rate]:
         return min(known)
@@ -213,7 +238,7 @@ def _find_sustained(machine: Machine, precision: Precision, device: Device) -> f
 
 
 class ComputeTime(NamedTuple):
-    """Seconds of one rank in one step, all micro-steps together."""
+    """Computing seconds of one rank in one step, for all micro-steps together."""
 
     forward: float
     recomputation: float
@@ -227,14 +252,14 @@ class ComputeTime(NamedTuple):
         return self.forward + self.recomputation + self.backward + self.optimizer
 
     def scaled(self, factor: float) -> "ComputeTime":
-        """Return this time multiplied by `factor`."""
+        """Return this time with all its seconds multiplied by `factor`."""
         forward, recomputation, backward, optimizer = (factor * seconds for seconds in self[:4])
         return ComputeTime(forward, recomputation, backward, optimizer, self.bound, self.doubt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """A point with everything that its step is predicted from. Derived values are computed once."""
+    """A configuration with all inputs of its step-time prediction. Derived values are computed once."""
 
     spec: RunSpec
     machine: Machine
@@ -244,29 +269,29 @@ class StepContext:
 
     @functools.cached_property
     def machine_json(self) -> str:
-        """The machine as a key for caches."""
+        """The machine as JSON, which serves as a key for caches."""
         return self.machine.model_dump_json()
 
     @functools.cached_property
     def rates(self) -> DeviceRates:
-        """The device's rates; UserError for an unknown rate."""
+        """Rates of the device; raises UserError if a rate is unknown."""
         return read_rates(self.machine_json, self.spec.precision, self.device, self.software)
 
     @functools.cached_property
     def load(self) -> Workload:
-        """The work of one rank in a micro-step."""
+        """Workload of one rank in a micro-step."""
         return build_workload(self.spec, self.device, self.software)
 
     @property
     def doubt(self) -> tuple[float, float]:
-        """Computing time over its prediction, low and high."""
+        """Low and high ratio of true to predicted computing time."""
         if self.rehearsed_s is not None:
             return REHEARSED
         return self.software.interval if self.rates.shapes is None else CALIBRATED
 
     @property
     def contention(self) -> float:
-        """Factor on the computing time of ranks that share a processor; 1 if it was not calibrated."""
+        """Factor by which ranks that share a processor compute longer; 1 on a GPU or if it was not calibrated."""
         slowdown = self.machine.calibration.slowdown if self.machine.calibration else ()
         if self.device == "cuda" or not slowdown:
             return 1.0
@@ -277,7 +302,7 @@ class StepContext:
 
 
 class PassTimes(NamedTuple):
-    """Seconds of a micro-step on one device."""
+    """Seconds of each pass of one micro-step on one device."""
 
     forward: float
     recomputation: float
@@ -286,8 +311,11 @@ class PassTimes(NamedTuple):
 
 
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
-    """Return the computing time of one rank that updates `updated` elements. A rehearsed time is divided among the
-    passes in proportion to their predicted times. UserError for an unknown rate."""
+    """Return the computing time in a step of one rank, whose optimizer updates `updated` elements. Raises UserError if
+    a rate is unknown.
+
+    A rehearsed time is divided among the passes in proportion to their predicted times.
+    """
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.rates)
@@ -299,7 +327,8 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
 
 
 def build_compute_time(passes: list[PassTimes], updating: float, micro_steps: int) -> ComputeTime:
-    """Return the time of a step from that of one micro-step in each stage of a rank."""
+    """Return the computing time of a rank in a step. `passes` has the times of one micro-step for each stage of the
+    rank."""
     kinds = {name: sum(one.kinds[name] for one in passes) for name in passes[0].kinds}
     kinds["memory traffic of the optimizer"] = updating / micro_steps
     forward, recomputation, backward = (
@@ -319,7 +348,7 @@ def time_passes(
     forward: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device,
     software: Software = OWN,
 ) -> PassTimes:  # fmt: skip
-    """Return the seconds of a forward pass, of its recomputation `again`, and of the backward pass."""
+    """Return the seconds of a forward pass, of the recomputation with the work `again`, and of the backward pass."""
     known, backward = read_rates(machine_json, precision, device, software), compute_backward(forward)
     work = forward.plus(again).plus(backward)
     kinds = {
@@ -331,7 +360,8 @@ def time_passes(
 
 
 def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
-    """Return the seconds of the optimizer's step on `elements`; every pass over them goes through memory."""
+    """Return the seconds of an optimizer update of `elements` parameters. Every read and write of them goes through
+    memory."""
     width = WIDTH[spec.precision]
     copies = (width + FULL) if width < FULL else 0  # the gradient converted to fp32, the weight converted back
     moved = FULL * (ADAMW_PASSES[spec.optimizer.implementation] + UPDATE_PASSES) + 2 * copies

@@ -1,9 +1,10 @@
-"""Seconds of a collective, and of the transfers of a step with their exposed part, which overlaps with no computing.
+"""Predicted seconds of collectives, and of the transfers of a step. A transfer's exposed part is the time for which a
+step waits for it, because no computing overlaps.
 
-A collective's time was calibrated on the machine, or follows from the links that a ring crosses. A ring over n ranks
-sends (n - 1) / n of the payload over every link, an all-reduce twice that (Patarasuk and Yuan,
-doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). It crosses the edge of a node once each way for any
-number of devices in the node, so all network cards of a node share the traffic from one device to the next.
+The time of a collective was calibrated on the machine, or follows from the links that a ring of ranks crosses. A ring
+over n ranks sends (n - 1) / n of the payload over every link, and an all-reduce sends twice that (Patarasuk and Yuan,
+doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). The ring enters and leaves each node once, for any
+number of devices in the node. So all network cards of a node share this traffic.
 """
 
 import contextlib
@@ -23,37 +24,39 @@ INSIDE_SPEED, INSIDE_REACHED = 300.0, (
     (32 * KIB, 1.31), (256 * KIB, 7.47), (MIB, 18.0), (4 * MIB, 72.33), (16 * MIB, 106.16), (64 * MIB, 171.54),
     (128 * MIB, 176.92), (256 * MIB, 194.07), (512 * MIB, 222.72), (GIB, 229.04), (4 * GIB, 233.88),
 )  # fmt: skip
-"""A link's GB/s, and the bus bandwidth of an all-reduce in GB/s by payload: 8 A100 (results/published/collectives.csv).
-Other devices are assumed to reach the same share of their links at every payload."""
+"""Speed of a link inside a node in GB/s, and bus bandwidths of an all-reduce as (payload in bytes, GB/s). Measured on 8
+A100 (results/published/collectives.csv). Other devices are assumed to reach the same share of their link speed at every
+payload."""
 BETWEEN_SPEED, BETWEEN_REACHED = 400.0, (
     (256 * KIB, 1.33), (MIB, 5.37), (4 * MIB, 18.9), (16 * MIB, 64.43), (64 * MIB, 156.74), (128 * MIB, 197.94),
     (256 * MIB, 229.09), (512 * MIB, 326.9), (GIB, 361.99), (4 * GIB, 377.34),
 )  # fmt: skip
-"""The same between 4 nodes of B200 (as above; its value at 32 KiB is printed to one digit, and excluded)."""
+"""Speed and bus bandwidths between 4 nodes of B200, from the same file. Its value at 32 KiB is excluded, because it is
+printed to one digit."""
 SCALES = {
     "intra_node_bytes_per_s": (INSIDE_REACHED, INSIDE_SPEED),
     "inter_node_bytes_per_s": (BETWEEN_REACHED, BETWEEN_SPEED),
 }
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
-"""Time of exposed communication over its prediction: 0.77 to 1.12 by the testbed's steps on several nodes at the two
-calibrated link rates (results/predictions)."""
+"""Low and high ratio of true to predicted exposed communication time. The testbed's steps on several nodes had 0.77 to
+1.12 at the two calibrated link rates (results/predictions)."""
 
 
 class RankSpan(NamedTuple):
-    """Nodes and ranks of a collective."""
+    """Number of nodes and ranks that take part in a collective."""
 
     nodes: int
     ranks: int
 
     @property
     def wire(self) -> float:
-        """Share of the payload that a link carries in one round of the ring."""
+        """Share of the payload that crosses each link in one round of the ring."""
         return (self.ranks - 1) / self.ranks
 
 
 def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankSpan, machine: Machine) -> float:
-    """Return the seconds of one collective; UserError if the machine's links are unknown."""
+    """Return the seconds of one collective. Raises UserError if the speed of a link is unknown."""
     if span.ranks == 1 or not payload_bytes:
         return 0.0
     rows = machine.calibration.collectives if machine.calibration else ()
@@ -64,13 +67,13 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
 
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
-    """Return the seconds of a transfer from one device to another: inside a node, or of all devices of a node together
-    to those of another node."""
+    """Return the seconds of sending `payload_bytes` from one device to another in a node, or from one node to another
+    with `between_nodes`."""
     return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
 
 
 def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) -> float:
-    """Return the rate of the slowest link of a ring, one way."""
+    """Return the bytes/s of the slowest link of a ring in one direction, at this payload."""
     inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
     needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
     needed |= {"inter_node_bytes_per_s": between} if span.nodes > 1 else {}
@@ -87,9 +90,11 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
 def _find_link_share(link: str, payload_bytes: float) -> float:
-    """Return the share of a link that an all-reduce of this payload reaches. Between published payloads its time is
-    linear, and never shorter than that of a smaller payload. Below the smallest payload the time is constant, above the
-    largest the rate is."""
+    """Return the share of a link's speed that an all-reduce of this payload reaches.
+
+    The time is interpolated linearly between published payloads, and is never shorter than that of a smaller payload.
+    Below the smallest payload the time is constant. Above the largest payload the rate is constant.
+    """
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
     at_speed_s = np.maximum.accumulate(sizes / rates)  # times 1e-9
@@ -98,8 +103,8 @@ def _find_link_share(link: str, payload_bytes: float) -> float:
 
 
 def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
-    """Interpolate linearly between calibrated payloads; below the smallest the time is constant, above the largest the
-    rate is."""
+    """Return the seconds of a collective, interpolated linearly between calibrated payloads. Below the smallest payload
+    the time is constant. Above the largest payload the rate is constant."""
     sizes, seconds = [row.payload_bytes for row in rows], [row.s for row in rows]
     if payload_bytes > sizes[-1]:
         return seconds[-1] * payload_bytes / sizes[-1]
@@ -107,10 +112,12 @@ def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
 
 
 def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
-    """Return `slow` with its nodes' links at another speed, from the calibrations of one machine at two speeds.
+    """Return the machine `slow` as it would be with `bytes_per_s` between its nodes. `slow` and `fast` are calibrations
+    of one machine at two link speeds.
 
-    A collective's time is that of the software, the same at any speed, plus its bytes over the speed: two measurements
-    determine both. Raises UserError if the two were not calibrated alike.
+    A collective's time is a constant software time plus its bytes over the link speed. Measurements at two speeds
+    determine both. Raises UserError if the two link speeds are not known or not different, or if either machine has no
+    calibration.
     """
     speeds = read_link_speed(slow), read_link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
@@ -133,14 +140,14 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
 
 
 def read_link_speed(machine: Machine) -> float | None:
-    """Return the published rate of the links between nodes, also where a calibration replaced it."""
+    """Return the published bytes/s between nodes, even if a calibration replaced the number; None if it is unknown."""
     with contextlib.suppress(KeyError, ValueError):
         return float(machine.calibrated["inter_node_bytes_per_s"])
     return machine.inter_node_bytes_per_s
 
 
 class TransferTime(NamedTuple):
-    """Seconds of a transfer in a step."""
+    """A transfer of a step with all its seconds, and the exposed seconds for which the step waits."""
 
     transfer: Transfer
     whole_s: float
@@ -150,9 +157,11 @@ class TransferTime(NamedTuple):
 def time_transfers(
     found: list[Transfer], own: ComputeTime, spec: RunSpec, machine: Machine, micro_steps: int
 ) -> list[TransferTime]:
-    """Return each transfer's seconds in a step of `micro_steps`. Transfers that overlap with one pass share the links,
-    and overlap with its computing: each call with its share of the pass, except the first call of a gather or the last
-    of a reduction."""
+    """Return the seconds of each transfer in a step of `micro_steps` micro-steps.
+
+    Transfers that overlap with the same pass share the links, and each gets a share of the pass's computing time in
+    which to overlap. The first call of a gather, or the last call of a reduction, does not overlap.
+    """
     whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}
     moved = []
@@ -172,7 +181,7 @@ def time_transfers(
 
 
 def compute_transfer_s(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
-    """Return the seconds of all calls in a step."""
+    """Return the seconds of all calls of a transfer in a step."""
     nodes = transfer.nodes or max(1, -(-transfer.ranks // spec.devices_per_node))
     calls = max(transfer.calls, 1)
     span = RankSpan(min(nodes, spec.nodes), transfer.ranks)

@@ -1,10 +1,11 @@
-"""Seconds of a step of a pipeline, by simulation of its schedule with computing and transfers of each stage for one
-micro-batch. After the last pass follow the reductions, a barrier of all ranks, the update, and the gathers.
+"""Predicted seconds of a pipeline step, from a simulation of its schedule.
 
-A tensor-parallel rank waits for each exchange at a region's edge: one all-reduce of the states where they are not
-divided by tokens (arXiv 1909.08053), else a gather and a reduce-scatter of as many bytes (arXiv 2205.05198).
+The simulation uses computing and transfer times of each stage for one micro-batch. After the last pass come the
+reductions of gradients, a barrier of all ranks, the update, and the gathers. A tensor-parallel rank waits for every
+exchange before and after a sub-layer. Without sequence parallelism, an exchange is one all-reduce of the states (arXiv
+1909.08053). With it, a gather and a reduce-scatter move as many bytes (arXiv 2205.05198).
 
-`predict_idle_share` depends on no machine: the backward of a stage has twice the FLOPs of its forward.
+`predict_idle_share` needs no machine. It assumes that the backward of a stage has twice the FLOPs of its forward.
 """
 
 import functools
@@ -32,16 +33,19 @@ from bench.predict.work import PassWork, compute_blocks, compute_ends, compute_r
 from bench.predict.workload import Workload, get_network, predict_pipeline
 
 _BACKWARD = 2
-"""FLOPs of backward over those of forward: a gradient of the inputs and a gradient of the weights."""
+"""FLOPs of backward over FLOPs of forward. Backward computes a gradient of the inputs and a gradient of the weights."""
 EXCHANGE_OPERATIONS = 2
-"""Operations that the host starts for one exchange of tensor parallelism: an autograd function and the collective.
-Chosen together with BESIDE of `compute`; 1 or 3 would be plausible too."""
+"""Number of operations that the host starts for one exchange of tensor parallelism: an autograd function and the
+collective. Chosen together with BESIDE in `compute`; 1 or 3 would be plausible too."""
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
-    """Return the share of a step's passes in which a rank waits, mean over ranks; None for an engine that divides no
-    layers among ranks. Stages take time in proportion to their FLOPs, transfers and the update take none. UserError if
-    the engine cannot predict its part."""
+    """Return the share of a pipeline's passes for which a rank is idle, as the mean over ranks; None without a
+    pipeline.
+
+    The time of a stage is assumed proportional to its FLOPs. Transfers and the update are assumed to take no time.
+    Raises UserError if the engine cannot predict its schedule.
+    """
     if (costs := _find_costs(spec)) is None:
         return None
     forward, backward = _count_stage_flops(spec, costs)
@@ -52,8 +56,11 @@ def predict_idle_share(spec: RunSpec) -> float | None:
 
 
 def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
-    """Return begin and end of each pass of such a step, in FLOPs of one sample in place of seconds; nothing for an
-    engine that divides no layers among ranks. UserError as `predict_idle_share`."""
+    """Return begin and end of each pass of a pipeline step. Times are given as FLOPs of one sample, since no machine is
+    known.
+
+    Empty without a pipeline. The assumptions and errors are those of `predict_idle_share`.
+    """
     costs = _find_costs(spec)
     return costs.list_passes(*_count_stage_flops(spec, costs), _move_at_once) if costs else ()
 
@@ -63,7 +70,7 @@ def _find_costs(spec: RunSpec) -> PipelineCosts | None:
 
 
 def _count_stage_flops(spec: RunSpec, costs: PipelineCosts) -> tuple[list[float], list[float]]:
-    """Return the FLOPs of a forward and of a backward, by stage."""
+    """Return the FLOPs of a forward pass and of a backward pass for each stage, for one sample."""
     flops = count_unit_flops(get_network(spec), dict(spec.sequence.items()))
     forward = [float(sum(flops[part.begin : part.end])) for part in costs.parts]
     return forward, [(_BACKWARD + spec.activation_checkpointing) * one for one in forward]
@@ -74,7 +81,7 @@ def _move_at_once(source: int, target: int) -> float:
 
 
 class PipelineTime(NamedTuple):
-    """A step of the rank with most work."""
+    """Times of a step on the rank that is busy longest."""
 
     own: ComputeTime
     moved: list[TransferTime]
@@ -82,7 +89,7 @@ class PipelineTime(NamedTuple):
 
 
 class _PlaceTime(NamedTuple):
-    """A step of the ranks in one place of the pipeline."""
+    """Times of a step on the ranks at one position of the pipeline."""
 
     own: ComputeTime
     exchanged: list[TransferTime]  # inside passes
@@ -90,12 +97,12 @@ class _PlaceTime(NamedTuple):
 
     @property
     def reduced_s(self) -> float:
-        """Seconds from the last pass to the barrier."""
+        """Seconds of communication from the last pass to the barrier of all ranks."""
         return sum(one.exposed_s for one in self.moved if one.transfer.when != "update")
 
     @property
     def updated_s(self) -> float:
-        """Seconds from the barrier to the end of the step."""
+        """Seconds from the barrier of all ranks to the end of the step."""
         return self.own.optimizer + sum(one.exposed_s for one in self.moved if one.transfer.when == "update")
 
     @property
@@ -105,7 +112,7 @@ class _PlaceTime(NamedTuple):
 
 
 def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
-    """Return the time of a step."""
+    """Return the times of a pipeline step for the rank that is busy longest."""
     places, forward_s, backward_s = _time_places(context, costs)
     ends_s = costs.simulate(forward_s, backward_s, _build_hop(context))
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
@@ -116,13 +123,14 @@ def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
 
 
 def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[SimulatedPass]:
-    """Return begin and end of each pass of a step."""
+    """Return begin and end of each pass of a pipeline step, in seconds."""
     _, forward_s, backward_s = _time_places(context, costs)
     return costs.list_passes(forward_s, backward_s, _build_hop(context))
 
 
 def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[_PlaceTime], list[float], list[float]]:
-    """Return the step of each place, and by stage the seconds of a forward and of a backward."""
+    """Return three lists: times of a step by position, and by stage the seconds of one forward pass and of one backward
+    pass."""
     passes, exchanges = _time_stages(context, costs.parts)
     places = [_time_place(context, place, passes, exchanges) for place in costs.places]
     # a rehearsal runs the first rank: all places scale by its ratio
@@ -141,7 +149,7 @@ def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[_Plac
 
 
 def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[PassTimes], list[list[TransferTime]]]:
-    """Return computing and exchanges of each stage for one micro-batch."""
+    """Return the computing times and the tensor-parallel exchanges of each stage for one micro-batch."""
     spec, load = context.spec, context.load
     network = get_network(spec)
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
@@ -177,8 +185,11 @@ def _time_part(
 
 @functools.lru_cache(maxsize=4096)
 def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges of tensor-parallel ranks in a pass of a part, forward and backward: states at the begin and
-    end of regions, and two numbers for each label. A recomputation ends with its last product."""
+    """Return the tensor-parallel exchanges of one stage in a forward and a backward pass.
+
+    States are exchanged before and after each sub-layer; the loss exchanges two numbers per label. A recomputation ends
+    with its last product, so it skips the exchange after the last sub-layer of a block.
+    """
     if slices.ranks == 1:
         return []
     found = list[Transfer]()
@@ -204,8 +215,11 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges of `states` bytes at the edges of regions: forward at their ends, backward at their begins;
-    with tokens divided among ranks, also the reverse."""
+    """Return the exchanges of `states` bytes before and after sub-layers: `begins` and `ends` count these places.
+
+    Without sequence parallelism, forward exchanges after a sub-layer and backward exchanges before it. With sequence
+    parallelism, each pass exchanges at both places.
+    """
     kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
         ("all_reduce", "forward", ends),
         ("all_reduce", "backward", begins),
@@ -233,8 +247,11 @@ def _time_place(
 
 
 def _build_hop(context: StepContext) -> Callable[[int, int], float]:
-    """Return the seconds of a transfer between two places as a function. All ranks of a place send at once. They share
-    the links of their nodes if the receivers are on other nodes."""
+    """Return a function that gives the seconds of sending states from one position of the pipeline to another.
+
+    All ranks of a position send at the same time. If the receivers are on other nodes, the ranks of a node share its
+    links.
+    """
     spec = context.spec
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     payload = count_state_bytes(get_network(spec), context.load, slices)

@@ -1,4 +1,4 @@
-"""Predicted and true times: the order of stages, intervals, and NVIDIA's T5-3B from its first row."""
+"""Predicted and true times: the order of ZeRO stages, intervals, and NVIDIA's T5-3B predicted from its first row."""
 
 import pytest
 
@@ -8,7 +8,8 @@ from analysis.validation.step_times import PredictedStep
 
 
 def at(engine: str, measured: tuple[float, float, float], predicted: float) -> PredictedStep:
-    """A configuration of two nodes: median and ends of its interval, and its prediction."""
+    """Return a step on two nodes. `measured` is the median and the ends of its interval, and `predicted` is the
+    predicted step time."""
     return PredictedStep("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
@@ -38,7 +39,7 @@ def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
 
 
 def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two() -> None:
-    """By hand: 10 of the 20 micro-steps of 9.98 s, plus the work after them once."""
+    """By hand: one node has 20 micro-steps and an update in 9.98 s. Two nodes have 10 micro-steps and one update."""
     assert [published_times.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
     one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
     expected = (9.984 - published_times.predict_update_s(1, machine)) / 2 + published_times.predict_update_s(2, machine)
@@ -47,9 +48,11 @@ def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two(
 
 
 def test_what_follows_the_micro_steps_is_what_is_moved_between_nodes() -> None:
-    """By hand: 2.78e9 parameters, half of them on a device. 4 bytes of each in buckets of 200 MiB over 79 of 80 links
-    of 100 GB/s at 54.5 % of the bandwidth, then 2 bytes of each in buckets of 100 MiB at 45.8 %; plus the norm and
-    a small part of the optimizer."""
+    """By hand: each device has half of 2.78e9 parameters, and the ring crosses 79 of 80 links of 100 GB/s.
+
+    Gradients are 4 bytes each in buckets of 200 MiB, which reach 54.5 % of the bandwidth. Weights are 2 bytes each in
+    buckets of 100 MiB, which reach 45.8 %. The norm and a small part of the optimizer are within the tolerance.
+    """
     reduced, gathered = 4 * 1.39e9 * 79 / 80 / 54.5e9, 2 * 1.39e9 * 79 / 80 / 45.8e9
     assert published_times.predict_update_s(20, published_times.build_replica_machine()) == pytest.approx(
         reduced + gathered, rel=0.02

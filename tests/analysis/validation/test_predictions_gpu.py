@@ -1,4 +1,4 @@
-"""GPU runs compared with their predictions, on synthetic records: none is recorded yet."""
+"""Comparison of GPU runs with predictions, tested on synthetic records, since no GPU run is recorded yet."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Predictions compared with measurements: signed errors, bounds, and current files."""
+"""The page that compares predictions with measurements: signed errors, bounds, and files that are up to date."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ HOLDS = {
     "fit_boundaries", "step_times_blind", "step_times", "scaling_a100", "published_steps_aside",
     "published_steps_left_out", "published_steps", "t5_times", "frontier_peak",
 }  # fmt: skip
-"""Parts that keep their bound, which later changes must preserve."""
+"""Names of the comparisons that keep their bound today. Later changes must preserve this."""
 
 
 def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison:
@@ -104,7 +104,7 @@ def found() -> list[PredictionComparison]:
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[PredictionComparison]) -> None:
-    """If this fails, `make predictions` renews the files; review the changes before committing them."""
+    """If this fails, write the files again with `make predictions`, and review the changes before the commit."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
     assert committed == ledger.render_files(found)
 

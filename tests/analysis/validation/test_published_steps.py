@@ -1,4 +1,4 @@
-"""Published steps compared with predictions: sources set aside by a draw, classes of software, and their questions."""
+"""Published steps compared with predictions: held-out sources, classes of software, and specs built from overrides."""
 
 import functools
 
@@ -13,7 +13,7 @@ from bench.predict.workload import SOFTWARE, USUAL
 
 MEAN = read_descriptions()["published_steps_aside"]["mean"]
 WIDTH = 1.8
-"""Ratio of the ends of the widest interval."""
+"""Ratio of the high to the low end of the widest predicted interval, that of class `usual`."""
 
 
 @functools.cache

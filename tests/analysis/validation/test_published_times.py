@@ -1,4 +1,4 @@
-"""Published step times compared with predictions: the traces set aside, and the bounds of each part."""
+"""Published step times compared with predictions: the held-out traces, and the bounds of each comparison."""
 
 import functools
 
@@ -9,7 +9,7 @@ from analysis.validation.published_runs import PublishedStep, read_nemo_runs
 from analysis.validation.published_times import draw_set_aside
 
 INTERVAL = 1.5
-"""Largest ratio of the ends of a predicted interval."""
+"""Largest allowed ratio of the high to the low end of a predicted interval."""
 
 
 @functools.cache

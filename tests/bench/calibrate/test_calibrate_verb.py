@@ -1,4 +1,4 @@
-"""`zeroscale calibrate` with real processes, and errors before any process starts."""
+"""`zeroscale calibrate` with real processes, and its errors before any process starts."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ number=0
 while [ $number -lt $nodes ]; do SLURM_PROCID=$number "$@" & number=$((number + 1)); done
 wait
 """
-"""A stand-in for Slurm's srun, with every node on this machine."""
+"""Shell script in place of Slurm's srun. It starts the processes of all nodes on this machine."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Calibrated machines: published and measured numbers in one file, which predictions read."""
+"""Machine files of calibrated machines, which have published and measured numbers, and predictions that read them."""
 
 from pathlib import Path
 

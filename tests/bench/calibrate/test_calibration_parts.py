@@ -1,4 +1,4 @@
-"""Parts of a calibration: decisions and computations, without processes."""
+"""Parts of a calibration, tested without processes: what is measured, and how results are computed."""
 
 import pytest
 
@@ -93,7 +93,8 @@ def test_parts_share_the_time() -> None:
 
 
 class Stopwatch:
-    """A device with 0.1 TFLOP/s and at least 1 ms per product."""
+    """Simulated device with 0.1 TFLOP/s on which a product takes at least 1 ms. Its clock advances with each
+    measurement."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -109,8 +110,8 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
 def test_shapes_of_every_size_that_fits_are_measured_however_short_the_time_is(seconds: float) -> None:
-    """All shapes take 1000 s, the largest 350. With less time only shapes are missing that would take most of it, and
-    every smaller size has a measured shape with a tenth to ten times its FLOPs."""
+    """All shapes together take 1000 s, and the largest takes 350 s. With less time, only shapes that would take most of
+    it may be missing. For every smaller shape, a shape with a tenth to ten times its FLOPs is measured."""
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds

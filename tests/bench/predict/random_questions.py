@@ -1,8 +1,8 @@
-"""Random questions to `predict` and `advise` with any machine file, and the faults of their answers.
+"""Random command lines of `predict` and `advise` with random machine files, and a check of their results.
 
-A question may have any input of a user: engines with their options, layouts, models, batches, lengths, precisions, and
-machine files that lack numbers, have odd numbers, or were calibrated. Each must get a consistent answer, or a
-one-line UserError.
+A command line may have any input of a user: engines with their options, layouts, models, batches, lengths and
+precisions. A machine file may lack numbers, have impossible numbers, or be calibrated. Each command must give a
+consistent result, or a UserError of one line.
 """
 
 import math
@@ -23,7 +23,7 @@ from bench.sweep.advise.search import Answer
 from bench.sweep.prediction import Prediction
 
 ADVISED = 20
-"""One question in this many is for `advise`, which searches hundreds of points."""
+"""One command in this many is an `advise`, which searches hundreds of configurations."""
 ROUNDING = 1 + 1e-9
 LONGEST = 700  # characters of a refusal
 
@@ -70,12 +70,12 @@ MACHINE_NUMBERS = {
     "power_w": (0.1, 1e5), "host_memory_bytes": (1e8, 1e14), "host_link_bytes_per_s": (1e6, 1e13),
     "price_per_device_hour": (1e-9, 1e9),
 }  # fmt: skip
-"""Ranges of the numbers of a plausible machine."""
+"""Low and high end of the range from which each number of a machine file is drawn."""
 ODD = (0, -1, math.nan, math.inf, "much", [1, 2], {"bf16": 1}, 1e-300, 1e300, True, "")
 
 
 class Question(NamedTuple):
-    """A question in the words of the command line, and the folder of its machine files."""
+    """A command line of `predict` or `advise`, and the folder of its machine files."""
 
     verb: str
     overrides: tuple[str, ...]
@@ -83,7 +83,7 @@ class Question(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A fault of an answer."""
+    """An inconsistency in the result of a command, such as negative bytes."""
 
     question: Question
     what: str
@@ -93,7 +93,7 @@ class Fault(NamedTuple):
 
 
 def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
-    """Yield random questions by seed; their machine files are written into `folder`."""
+    """Yield `count` random command lines, drawn with this seed. Their machine files are written into `folder`."""
     dice = Random(seed)
     models = sorted(path.stem for path in (find_conf_folder() / "model").glob("*.yaml") if path.stem != "hugging_face")
     machines = sorted(path.stem for path in (find_conf_folder() / "machine").glob("*.yaml") if path.stem != "auto")
@@ -110,7 +110,7 @@ def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
 
 
 def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
-    """Return a machine file that lacks some numbers, and sometimes has an impossible one."""
+    """Return a machine file in which some numbers are missing, and sometimes one number is impossible."""
     drawn: dict[str, Any] = {"name": name, "device": dice.choice(["cuda", "cuda", "cpu"])}
     for field, (low, high) in MACHINE_NUMBERS.items():
         if dice.random() < 0.85:
@@ -128,7 +128,7 @@ def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
 
 
 def _draw_calibration(dice: Random, peaks: dict[str, float]) -> dict[str, Any]:
-    """Return a few measured rates at uneven sizes, none above the peak."""
+    """Return a calibration with a few random shapes and payloads. No rate is above the peak."""
 
     def draw_sizes(count: int) -> list[int]:
         return [2 ** dice.randint(0, 15) for _ in range(count)]
@@ -216,7 +216,7 @@ def _draw_advised(dice: Random, models: Sequence[str]) -> Iterator[str]:
 
 
 def find_faults(question: Question) -> tuple[str, list[Fault]]:
-    """Ask a question; return "answered" or "refused", and the faults of the answer."""
+    """Run a command. Return "answered" or "refused", and the faults of the result."""
     verb, overrides, config_dir = question
     try:
         if verb == "advise":
@@ -234,8 +234,11 @@ def find_faults(question: Question) -> tuple[str, list[Fault]]:
 
 
 def _list_prediction_faults(found: Prediction) -> Iterator[str]:
-    """Yield impossible values of one point: negative terms, NaN, ends in the wrong order, a larger micro-batch that
-    needs less memory."""
+    """Yield a text for each inconsistent value in one prediction.
+
+    It looks for negative terms, NaN, intervals whose ends are in the wrong order, and less memory or time with twice
+    the micro-batch.
+    """
     spec, machine = found.point.composed.spec, found.point.composed.machine
     if found.memory:
         for phase in found.memory.phases:

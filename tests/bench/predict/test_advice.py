@@ -1,4 +1,4 @@
-"""Advice from choices: candidates, the best choice for each question, and choices that cannot be told apart."""
+"""Advice: the candidates, the best choice for each question, and choices whose difference is within the error."""
 
 import functools
 import statistics
@@ -48,7 +48,8 @@ def choice(
     engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
-    """Return a choice whose step has these parts; computing may take `rate` times as long."""
+    """Return a choice whose step has these parts in seconds. True computing time may be `rate[0]` to `rate[1]` times
+    the prediction."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
     changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())
@@ -225,7 +226,7 @@ def test_why_names_the_parts_that_take_longer() -> None:
 
 
 def recorded(engine: str, **changes: Any) -> RunRecord:
-    """Return a real run of the smoke study: two processes, micro-batch 4."""
+    """Return a recorded run of the smoke study with this engine: two processes, micro-batch 4."""
     for path in store.find_records([RUNS]):
         record = store.read_record(path)
         found = record.spec
@@ -236,13 +237,13 @@ def recorded(engine: str, **changes: Any) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def here() -> Any:
-    """Return the machine of the recorded runs, with the rates that a prediction needs."""
+    """Return the machine of the recorded runs, to which the rates needed by a prediction are added."""
     rates = {"peak_tflops": {"fp32": 0.1}, "memory_bytes_per_s": 1e10, "intra_node_bytes_per_s": 1e9}
     return recorded("zero2").circumstance.machine.model_copy(update=rates)
 
 
 def chosen(record: RunRecord, here: Any, *others: RunRecord) -> Choice:
-    """Return the estimate of a record's point if `others` were measured."""
+    """Return the choice for the configuration of `record`, if the runs `others` are the measurements."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, here, "cpu")

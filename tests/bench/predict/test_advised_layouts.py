@@ -1,4 +1,5 @@
-"""Layouts that advice searches: those of the engine, with a useful number of ranks per copy, and as overrides."""
+"""Layouts that the advice searches: only those that the engine supports, with a useful number of ranks per model copy,
+printed as overrides."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Prediction of a network other than T5: GPT-2, described as stacks, compared with transformers' own."""
+"""Predictions for a network other than T5: GPT-2, described as stacks, is compared with the transformers model."""
 
 from collections import Counter
 from typing import Any
@@ -84,7 +84,7 @@ def test_matrices_are_those_of_its_projections_and_its_head() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_flops_of_a_sample_are_what_torch_counts(dropout: float, checkpointing: bool) -> None:
-    """With eager attention, since a fused kernel recomputes its scores in backward, which model FLOPs exclude."""
+    """Attention is eager, since a fused kernel recomputes its scores in backward and model FLOPs exclude this."""
     described, sample = network(**SMALL), {"tokens": TOKENS}
     model = built(dropout=dropout, checkpointing=checkpointing)
     with FlopCounterMode(display=False) as counter:
@@ -151,7 +151,8 @@ def test_a_family_that_describes_its_network_is_predicted_under_every_engine(eng
 
 
 def test_logits_of_a_large_vocabulary_are_what_a_gpt2_needs_most_of(gpt2: Stacks) -> None:
-    """4 × 1,024 tokens of 50,257 words in fp32 are 0.82 GB: log-probabilities, and two gradients of that size."""
+    """By hand: logits of 4 × 1,024 tokens and 50,257 words in fp32 are 0.82 GB. Log-probabilities and two gradients
+    have this size."""
     (backward,) = (phase for phase in predict_memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
     assert backward.terms["logits and loss"] == pytest.approx(3 * 4 * 4096 * 50257, rel=0.001)
 

@@ -1,4 +1,4 @@
-"""The estimators on the page of predictions equal DeepSpeed's own."""
+"""DeepSpeed's memory estimators, as the page of predictions computes them, equal the functions of DeepSpeed."""
 
 import itertools
 
@@ -35,7 +35,8 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
 def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
-    """DeepSpeed's model_to_params searches for the module with most parameters of its own; in a T5 each has one."""
+    """DeepSpeed's model_to_params finds the module that has the most parameters of its own. In a T5 every such module
+    has one matrix."""
     shape = compose.compose_request(
         compose.parse_single([f"model={name}", "devices_per_node=2", "launcher=slurm"])
     ).spec.model.shape

@@ -1,4 +1,4 @@
-"""The page of predictions reads a published report as the configuration would have composed it."""
+"""Specs of the published reports on the page of predictions equal the specs that Hydra composes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""FLOPs of a step: samples times the family's closed form, without recomputation."""
+"""FLOPs of a step equal the samples times the closed form of the model family, without recomputation."""
 
 import subprocess
 import sys

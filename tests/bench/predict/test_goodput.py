@@ -1,4 +1,4 @@
-"""Goodput: Young's and Daly's formulas by hand, the best interval, simulated failures, and publications."""
+"""Goodput: Young's and Daly's formulas by hand, the optimal interval, simulated failures, and published rates."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_young_by_hand() -> None:
 
 
 def test_daly_by_hand() -> None:
-    """1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 − 100."""
+    """By hand: 1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 − 100."""
     assert compute_daly_interval(mtbf_s=7200, write_s=100) == pytest.approx(1134.259, abs=1e-3)
     assert compute_daly_interval(mtbf_s=50, write_s=100) == 50  # a checkpoint that takes longer than the job lives
 
@@ -45,12 +45,13 @@ def test_daly_interval_is_the_best_of_the_complete_model(write_s: float, mtbf_s:
 
 
 def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int, seed: int) -> float:
-    """Return the share of time with progress in a simulated job of `stretches` intervals between checkpoints."""
+    """Return the goodput of a simulated job with random failures. The job ends after `stretches` intervals between
+    checkpoints."""
     draw = np.random.default_rng(seed)
     clock_s, next_failure_s = 0.0, draw.exponential(reliability.mtbf_s)
 
     def advance(length_s: float) -> bool:
-        """Advance by a time, or to the next failure; return whether there was none."""
+        """Advance the clock by `length_s`, or to an earlier failure. Return True if no failure occurred."""
         nonlocal clock_s, next_failure_s
         if clock_s + length_s <= next_failure_s:
             clock_s += length_s
@@ -89,7 +90,8 @@ def test_published_rates_by_hand() -> None:
 
 
 def test_llama_3_made_progress_in_more_than_nine_tenths_of_its_time() -> None:
-    """As in its paper. 405e9 parameters are 5.67e12 bytes, and its storage sustained 2e12 per second."""
+    """The paper reports more than 90 % effective training time. A checkpoint of 405e9 parameters has 5.67e12 bytes, and
+    the storage sustained 2e12 bytes/s."""
     size = compute_checkpoint_bytes(405_000_000_000, "bf16")
     assert size == 5.67e12
     found = predict_goodput(16_384, FailureTerms(size / 2e12))

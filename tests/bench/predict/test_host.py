@@ -1,4 +1,5 @@
-"""Host memory by hand: bytes per parameter that DeepSpeed keeps on hosts; their sum is equal for any node count."""
+"""Host memory by hand, from the bytes per parameter that DeepSpeed keeps on hosts. Their sum over nodes is equal for
+any number of nodes."""
 
 import pytest
 
@@ -30,7 +31,8 @@ def test_mt5_xxl_offloads_155_gb_of_fp32_states_with_its_gradients_beside() -> N
 
 
 def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host() -> None:
-    """DeepSpeed keeps bf16 weights on the device, their gradients on the host, and the configured share of the rest."""
+    """DeepSpeed keeps 2 bytes of bf16 weights per parameter on the device and 2 bytes of their gradients on the host.
+    Of the other 16 bytes, the configured share (`ratio`) is on the host."""
     words = (
         "model=mt5_xxl",
         "engine=zero3",
@@ -54,7 +56,8 @@ def test_more_nodes_hold_less_each() -> None:
 
 
 def test_flan_t5_xxl_in_fp32_with_both_offloads_takes_24_bytes_per_parameter() -> None:
-    """Weights, master weights, two moments, gradients as accumulated and as AdamW reads them: 267 GB."""
+    """By hand: weights, master weights, two moments, accumulated gradients and the gradients that AdamW reads are 6 × 4
+    bytes per parameter, 267 GB."""
     spec = asked(
         "model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", *OFFLOAD,
         "engine.offload_param.device=cpu",
@@ -89,7 +92,8 @@ def test_without_offload_the_host_holds_processes_only(engine: str) -> None:
 def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_stage_2_is_built(
     room: float, low: int, high: int
 ) -> None:
-    """8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB, since the second copy does not fit the device."""
+    """By hand: 8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB. They are on the host if the device has no
+    room for the second copy."""
     spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
     needed = predict_host_memory(spec, "cuda", int(room))
     assert needed is not None

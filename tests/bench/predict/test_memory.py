@@ -1,4 +1,5 @@
-"""Memory: ZeRO's own table, tensors that autograd saves, recorded runs, and published reports of what fits."""
+"""Memory predictions compared with ZeRO's table, tensors that autograd saves, recorded runs, and published reports of
+what fits."""
 
 import csv
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
@@ -54,7 +55,7 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
 
 
 def kept_by_t5(spec: RunSpec) -> int:
-    """Return the bytes that a forward pass of the real model saves for backward, without weights."""
+    """Return the bytes that a forward pass of the transformers model saves for backward, without weights."""
     module = build(spec, on_device(spec.precision))
     initialise(module, spec)
     encoder, decoder = (torch.randint(2, 96, (spec.batch.micro, length)) for length in spec.sequence.values())
@@ -98,7 +99,8 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 128), (128, 2), (1, 500)], ids=str)
 def test_no_term_is_negative_where_scores_are_smaller_than_the_output(engine: str, lengths: tuple[int, int]) -> None:
-    """128 heads of width 128: with 2 tokens to attend to, an output has 64 times as many elements as scores."""
+    """With 128 heads of width 128 and 2 tokens to attend to, an attention output has 64 times as many elements as the
+    scores."""
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
     spec = asked("model=t5_11b", f"engine={engine}", "model.attention=eager", "nodes=7", "devices_per_node=3", *words)
     assert min(size for phase in predict_memory(spec).phases for size in phase.terms.values()) >= 0
@@ -192,7 +194,7 @@ def test_t5_3b_does_not_fit_a_24_gb_card_without_offload(tokens: int) -> None:
 
 
 def test_t5_3b_with_zero2_and_offload_fits_20_samples_and_not_30_at_about_80_tokens() -> None:
-    """The source gives no lengths; its data are sentences of a translation task."""
+    """The source states no lengths. Its data are sentences of a translation task, so 75 and 80 tokens are plausible."""
     stated = ("engine=zero2", "engine.reduce_bucket_size=200000000", *OLD_T5, *OFFLOAD)
     for tokens in (75, 80):
         micro = find_largest_micro_batch(asked(*stated, *lengths(tokens)), RTX_3090)
@@ -217,9 +219,13 @@ def test_flan_t5_xxl_fits_eight_cards_of_40_gb_with_zero3_and_checkpointing() ->
 
 
 def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb() -> None:
-    """The one exception: the source says that it does not fit, without batch size and checkpointing. Without
-    checkpointing one sample is too much already; with it the device would do, and the host would have to hold 24 bytes
-    per parameter, 267 GB (test_host.py), and each process's copy of the weights while they load."""
+    """The only report that the prediction contradicts. Its source says that the run does not fit, without stating batch
+    size or checkpointing.
+
+    Without checkpointing, one sample already exceeds the device. With checkpointing, one sample fits the device. But
+    the host would need 24 bytes per parameter, 267 GB (test_host.py), and a copy of the weights per process while they
+    load.
+    """
     stated = ("model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", "batch.micro=1", *FLAN,
               *OFFLOAD, "engine.offload_param.device=cpu", *HUGGING_FACE_AUTO[4096])  # fmt: skip
     assert predict_memory(asked(*stated, "activation_checkpointing=false")).fits(V100_16) is False
@@ -240,13 +246,16 @@ def test_the_largest_micro_batch_fits_and_the_next_one_does_not() -> None:
 
 
 MT5_XXL = 12_921_057_280
-"""Parameters; twice their 2 bytes are 51.7 GB."""
+"""Number of parameters of mt5_xxl. Two copies of its weights at 2 bytes each are 51.7 GB."""
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
 def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where_it_fits(engine: str) -> None:
-    """DeepSpeed 0.19.8 compares the device's free memory with the flat copy. Next to 25.8 GB of weights and 0.6 to 2 GB
-    of CUDA's, a second 25.8 GB fits 80 GB, may fit 53 GB, and does not fit 42.5 GB."""
+    """DeepSpeed 0.19.8 makes the flat copy of the weights on the device if its free memory suffices.
+
+    Weights need 25.8 GB and CUDA 0.6 to 2 GB. A second copy of 25.8 GB fits a device of 80 GB, may fit 53 GB, and does
+    not fit 42.5 GB.
+    """
     spec = asked("model=mt5_xxl", f"engine={engine}", "nodes=8", "devices_per_node=8", "batch.micro=1")
     built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # with the two embeddings that transformers makes for nothing
     for room, peak in [(None, 4 * MT5_XXL), (80e9, 4 * MT5_XXL), (53e9, None), (A100_40, None)]:
@@ -259,9 +268,11 @@ def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where
 
 
 def test_a_chunked_loss_keeps_gradients_of_states_and_head_in_place_of_logits() -> None:
-    """mt5_base, micro-batch 8, bf16. Logits of 1,024 tokens and 250,112 words exist twice in backward. With chunks they
-    are replaced by the gradient of the head (needed anyway), the gradient of the states, and one chunk's logits in bf16
-    and fp32."""
+    """mt5_base with micro-batch 8 in bf16: logits of 1,024 tokens and 250,112 words exist twice in backward.
+
+    A chunked loss has three tensors in place of them: the gradient of the head (which is needed anyway), the gradient
+    of the states, and one chunk's logits in bf16 and fp32.
+    """
     whole, chunked = (
         {
             phase.name: phase

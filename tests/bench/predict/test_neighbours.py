@@ -1,4 +1,4 @@
-"""Corrections of predictions by measured runs of neighbouring points."""
+"""Corrections of predictions by measured runs of neighbouring configurations."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -38,12 +38,12 @@ def peak_bytes(record: RunRecord) -> int:
 
 
 def scaled(step: float, memory: float) -> Any:
-    """Return predictions that are too small by these factors."""
+    """Return a predictor whose predictions are too small by these factors."""
     return lambda record: PredictedRun(median_s(record) / step, round(peak_bytes(record) / memory))
 
 
 def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], PredictedRun | None]) -> Correction:
-    """Return the ratios of runs to their predictions."""
+    """Return the correction that follows from these records and their predictions."""
     return compute_correction(
         [found for record in records if (found := compare_with_prediction(record, predict(record)))]
     )

@@ -1,4 +1,4 @@
-"""Seconds of a collective: by hand, by published tables of three machines, and from two calibrations."""
+"""Seconds of a collective: by hand, by published tables of three machines, and from two calibrations of one machine."""
 
 import csv
 import itertools
@@ -15,7 +15,7 @@ NODE = Machine(name="node", intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=
 
 
 def published(column: str) -> dict[int, float]:
-    """Bus bandwidth in bytes per second by payload."""
+    """Published bus bandwidths in bytes/s by payload in bytes, from one column of collectives.csv."""
     lines = Path("results/published/collectives.csv").read_text().splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return {int(row["payload_bytes"]): 1e9 * float(row[column]) for row in rows}
@@ -96,6 +96,7 @@ def test_one_link_speed_tells_no_other() -> None:
 
 @pytest.mark.parametrize("span", [RankSpan(1, 8), RankSpan(4, 32)])
 def test_more_bytes_never_take_less_time(span: RankSpan) -> None:
-    """Published rates rise fourfold from 1 to 4 MiB. A payload in between takes at least the time of 1 MiB."""
+    """Published bus bandwidths rise fourfold from 1 to 4 MiB. A payload between them must take at least as long as 1
+    MiB."""
     seconds = [compute_collective_s("all_reduce", 2 ** (step / 4), span, NODE) for step in range(40, 140)]
     assert all(more >= less * (1 - 1e-12) for less, more in itertools.pairwise(seconds))

@@ -1,4 +1,5 @@
-"""Predicted step of a pipeline: bubbles by hand, exchanges of slices in closed form, and rules for any machine."""
+"""Predicted step time of a pipeline: idle time by hand, tensor-parallel exchanges in closed form, and rules for any
+machine."""
 
 from typing import Any
 
@@ -46,7 +47,8 @@ def predict(*words: str) -> StepTime:
 ])  # fmt: skip
 @pytest.mark.parametrize("micro_batches", [8, 24])
 def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], stages: int, micro_batches: int) -> None:
-    """(m + p - 1) (f + b) with one stage per rank; with v stages (v m + p - 1) (f + b) of one stage."""
+    """By hand: m micro-batches on p ranks take (m + p - 1) (f + b) with one stage per rank. With v stages per rank they
+    take (v m + p - 1) (f + b). Here f and b are the seconds of one stage's forward and backward."""
     spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
     forward_s, backward_s = [FORWARD_S] * 4 * stages, [BACKWARD_S] * 4 * stages
     ends_s = find_costs(spec).simulate(forward_s, backward_s, lambda source, target: 0.0)
@@ -60,7 +62,8 @@ def test_a_hop_is_waited_for_once_each_way_between_neighbours() -> None:
 
 
 def test_the_parts_are_the_step_and_waiting_is_the_bubble() -> None:
-    """A step has the same idle time with few and many micro-batches: while the pipeline fills and drains."""
+    """Idle seconds are equal with few and many micro-batches, since ranks are idle only while the pipeline fills and
+    drains."""
     few, many = (
         predict("engine=pipeline", "parallel.pipeline=4", f"batch.accumulation={number}") for number in (4, 64)
     )
@@ -112,7 +115,8 @@ def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> Non
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
 def test_slices_exchange_what_the_closed_form_says(words: list[str]) -> None:
-    """Each sub-layer reduces its output, and the gradient of its input; a recomputation all outputs but the last."""
+    """By hand: each sub-layer all-reduces its output in forward and the gradient of its input in backward. A
+    recomputation all-reduces all outputs of a block but the last."""
     given = ["engine=pipeline", "parallel.tensor=4", *words]
     network = get_network(build(*given))
     layers = {stack.name: stack.layers for stack in network.stacks}
@@ -168,7 +172,7 @@ def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
 def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
     schedule: ScheduleName, size: PipelineSize, slow: float
 ) -> None:
-    """Compared with the simulation of every pass, with one slower stage; the kept bytes are equal as well."""
+    """The shortened simulation is compared with the simulation of every pass, with one slower stage."""
     forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
     backward_s = [2 * seconds for seconds in forward_s]
     ends_s = costs.simulate_ends(schedule, size, forward_s, backward_s, lambda source, target: 0.1)

@@ -1,4 +1,4 @@
-"""`zeroscale predict` prints the time of a step, or the number that is missing."""
+"""`zeroscale predict` prints the time of a step, or names the number that is missing in the machine file."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""`zeroscale predict`: a table by term for one point, two lines each for several, and the same as JSON."""
+"""`zeroscale predict` prints a table by term for one configuration, two lines for each of several configurations, and
+the same as JSON."""
 
 import json
 import subprocess
@@ -66,7 +67,8 @@ def test_predicting_imports_no_training_library() -> None:
 
 
 def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint has 14 bytes per parameter, written at the rate of storage; failures have Llama 3's rate."""
+    """A checkpoint has 14 bytes per parameter and is written at the rate given by `--storage`. Failures have Llama 3's
+    rate."""
     words = ["predict", "model=gpt2_xl", "engine=zero1", "machine=h100", "devices_per_node=8", "nodes=16"]
     assert main([*words, "--storage", "2e9", "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
@@ -118,7 +120,8 @@ def test_a_point_that_does_not_fit_gets_no_time_but_the_batch_or_the_nodes_that_
 def test_what_would_fit_is_printed_in_place_of_step_time_rate_and_mfu(
     point: str, remedies: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A smaller micro-batch, more devices, a higher stage, a fused optimizer or offload; else combinations of them."""
+    """Remedies are a smaller micro-batch, more devices, a higher ZeRO stage, a fused optimizer or offload. If none
+    suffices alone, combinations are printed."""
     assert main(["predict", *point.split(), "--storage", "2e9"]) == 0
     told = capsys.readouterr().out
     assert "does not fit" in told

@@ -1,6 +1,6 @@
-"""Random configurations and machine files get a consistent answer, or a one-line error.
+"""Random configurations and machine files get a consistent prediction, or an error of one line.
 
-This asks a few of them; `python -m tests.benchmarks.prediction --random 3000` asks more.
+This test runs a few; `python -m tests.benchmarks.prediction --random 3000` runs more.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Memory of decoder-only models: predictions compared with recorded runs over gloo."""
+"""Predicted memory of decoder-only models compared with recorded runs over gloo."""
 
 from pathlib import Path
 
@@ -12,8 +12,11 @@ RUNS = Path(__file__).parents[3] / "results/measured/two_cores.zip"
 STUDIES = ("fsdp_beside_zero_cpu", "gpt2_3b_cpu", "fsdp_beside_zero_testbed", "gpt2_3b_testbed")
 PEAK = {"ddp": 0.012, "zero1": 0.006, "zero2": 0.045, "zero3": 0.008, "fsdp": 0.036}
 CHECKPOINTED = {"ddp": 0.012, "zero1": 0.02, "zero2": 0.035, "zero3": 0.06, "fsdp": 0.12}
-"""Errors of predicted peaks. FSDP2 does not yet gather a block ahead while the head's backward
-runs; with recomputation ZeRO needs two or three gradients more than the prediction."""
+"""Bounds on the relative error of predicted peaks, by engine, without and with checkpointing.
+
+FSDP2 does not yet gather the next block while the head's backward runs. With recomputation, ZeRO needs two or three
+gradients more than predicted.
+"""
 
 
 def recorded() -> list[RunRecord]:

@@ -1,4 +1,4 @@
-"""Scaling laws compared with the tables of their papers, and by hand."""
+"""Scaling laws compared with the tables of their papers, and with calculations by hand."""
 
 import math
 
@@ -20,46 +20,50 @@ PF_DAY = 1e15 * 86_400
 
 
 def kaplan_data_loss(parameters: float, tokens: float) -> float:
-    """Return the loss of early stopping on a data set of so many tokens, repeated while it helps: arXiv 2001.08361,
-    equation 1.5 with the constants of table 2."""
+    """Return the loss of training with early stopping on a data set of `tokens` tokens, repeated as long as it helps.
+    This is arXiv 2001.08361, equation 1.5 with the constants of table 2."""
     return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
 
 
 def optimal_parameters(law: ParametricLaw, flops: float) -> float:
-    """Return the parameters with the least loss for 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556 equation 4."""
+    """Return the number of parameters with the lowest loss for 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556
+    equation 4."""
     scale = (law.alpha * law.a / (law.beta * law.b)) ** (1 / (law.alpha + law.beta))
     return float(scale * (flops / 6) ** (law.beta / (law.alpha + law.beta)))
 
 
 def test_kaplans_critical_batch_at_the_best_loss_of_a_petaflop_day() -> None:
-    """Its table 6: B = 2.0e6 tokens × C^0.24, at the loss (3.1e8 / C)^0.050 of C = 1 and 100 PF-days."""
+    """Table 6 of arXiv 2001.08361: the critical batch is 2.0e6 tokens × C^0.24, and the best loss is (3.1e8 / C)^0.050.
+    It is checked at a compute C of 1 and 100 PF-days."""
     for petaflop_days in (1, 100):
         loss = (3.1e8 / petaflop_days) ** 0.050
         assert compute_critical_batch(loss) == pytest.approx(2.0e6 * petaflop_days**0.24, rel=0.03)
 
 
 def test_kaplans_loss_of_the_best_model_for_a_petaflop_day() -> None:
-    """Its table 6: 1.3e9 parameters, at least 5.4e3 steps; its equation 1.3: a loss of 3.1e8^0.050 = 2.66. These are
-    two separate fits."""
+    """Two separate fits of arXiv 2001.08361 must agree for 1 PF-day. Table 6: 1.3e9 parameters, at least 5.4e3 steps.
+    Equation 1.3: a loss of 3.1e8^0.050 = 2.66."""
     assert KAPLAN.compute_loss(1.3e9, 5.4e3) == pytest.approx(3.1e8**0.050, rel=0.06)
     spent = 6 * 1.3e9 * 5.4e3 * 2.0e6
     assert spent == pytest.approx(PF_DAY, rel=0.05)
 
 
 def test_kaplans_loss_on_a_data_set() -> None:
-    """With unlimited data only the law in parameters remains: (8.8e13 / N)^0.076 in equation 1.1, a separate fit."""
+    """With unlimited data, the loss must equal the law in parameters alone, (8.8e13 / N)^0.076. This is equation 1.1, a
+    separate fit."""
     assert kaplan_data_loss(1.5e9, 1e30) == pytest.approx((8.8e13 / 1.5e9) ** 0.076, rel=0.03)
 
 
 def test_kaplans_data_that_a_model_needs() -> None:
-    """Equation 4.4: 5e3 · N^0.74 tokens keep the loss within 2 % of the loss with unlimited data."""
+    """Equation 4.4 of arXiv 2001.08361: 5e3 · N^0.74 tokens keep the loss within 2 % of that with unlimited data."""
     for parameters in (1e8, 1e9, 1e10):
         endless = kaplan_data_loss(parameters, math.inf)
         assert kaplan_data_loss(parameters, 5e3 * parameters**0.74) / endless - 1 == pytest.approx(0.02, abs=2e-3)
 
 
 def test_kaplans_two_fits_of_data_differ() -> None:
-    """Equation 1.2 is a fit of its own, (5.4e13 / D)^0.095: at the 22e9 tokens of its text it is 5 % above this law."""
+    """Equation 1.2 of arXiv 2001.08361 is a separate fit, (5.4e13 / D)^0.095. At the 22e9 tokens of the paper's text,
+    its loss is 5 % above this law."""
     assert (5.4e13 / 22e9) ** 0.095 / kaplan_data_loss(math.inf, 22e9) == pytest.approx(1.052, abs=1e-3)
 
 
@@ -94,7 +98,8 @@ def test_chinchillas_loss_by_hand(parameters: float, tokens: float, loss: float)
 def test_corrected_law_agrees_with_chinchillas_table_of_best_sizes(
     parameters: float, flops: float, tokens: float
 ) -> None:
-    """Table 3 of arXiv 2203.15556, from another of its approaches; the rounded law of its approach 3 differs."""
+    """The table is table 3 of arXiv 2203.15556, from another approach of that paper. The rounded law of its approach 3
+    disagrees with the table."""
     best = optimal_parameters(CHINCHILLA_CORRECTED, flops)
     assert best == pytest.approx(parameters, rel=0.25)
     assert flops / (6 * best) == pytest.approx(tokens, rel=0.25)

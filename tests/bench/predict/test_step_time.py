@@ -1,4 +1,4 @@
-"""The time of a step: parts that add up, overlap by hand, contention, and numbers that a machine file must have."""
+"""Predicted time of a step: its parts add up, overlap by hand, contention, and numbers needed in a machine file."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def with_links(bytes_per_s: float) -> Machine:
 
 
 def cpu(ranks: int, *slowdown: float, gather_s: float = 0.01) -> Machine:
-    """Return a calibrated processor whose collectives take `gather_s` for any size."""
+    """Return a calibrated CPU machine whose collectives take `gather_s` seconds for any payload."""
     kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     return Machine(
         name="bed",

@@ -1,4 +1,4 @@
-"""Matrix products by shape: tiles, waves and alignment, by hand for a device with 108 multiprocessors."""
+"""Time of matrix products by shape: tiles, waves and alignment, by hand for a device with 108 multiprocessors."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from bench.predict.work import Matmul
 
 
 def find_share(product: Matmul, width: int = 2, multiprocessors: int | None = 108) -> float:
-    """Return the share of the best product's rate that a product reaches."""
+    """Return the rate of a product as a share of the rate of the best product."""
     return product.flops / count_tiled_flops(product, width, multiprocessors)
 
 

@@ -1,4 +1,5 @@
-"""Work of a pass, compared with a closed form of T5's FLOPs, which equals torch's FlopCounterMode (test_t5.py)."""
+"""Work of a pass, compared with a closed form of T5's FLOPs. Another test (test_t5.py) compares that form with torch's
+FlopCounterMode."""
 
 from collections.abc import Callable
 
@@ -34,7 +35,7 @@ def flops(work: PassWork) -> int:
 
 
 def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
-    """Return the FLOPs of all blocks, and of the head, in one forward pass of a sample."""
+    """Return the forward FLOPs of one sample: of all blocks, and of the head."""
     projection = 2 * shape.d_model * shape.d_inner  # per token; query, key, value and output are one each
     feed_forward = 2 * (3 if shape.gated else 2) * shape.d_model * shape.d_ff  # per token
     pair = 2 * 2 * shape.d_inner  # per query and key: the score, the weighted value
@@ -68,7 +69,7 @@ def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_
 
 
 class TwoProducts(torch.nn.Module):
-    """A block of two matrices; torch's own modules are not compiled alone."""
+    """A block of two weight matrices. It is a class of its own, since torch's own modules are not compiled alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +81,8 @@ class TwoProducts(torch.nn.Module):
 
 
 def test_a_compiled_block_is_computed_again_whole() -> None:
-    """Count the products of a block of two matrices in the compiled graphs, in forward and in the recomputation."""
+    """The products of a block with two weight matrices are counted in its compiled graphs: two in forward, and two in
+    the recomputation."""
     ran: list[int] = []
 
     def compile_forward(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
