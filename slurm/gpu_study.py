@@ -1,10 +1,11 @@
-"""Run the studies of one GPU in turn, and pack their results into an archive: `make gpu-study`.
+"""Run all studies for a machine with one GPU, and pack their results into an archive.
 
   make gpu-study GPU_STUDY="--machine h200"     on a machine with a GPU
-  make gpu-study GPU_STUDY=--trial              on a CPU: every study is planned, and one tiny point is measured
-  timeout --signal=INT 9m make gpu-study        ends in an orderly way after nine minutes; call it again to continue
+  make gpu-study GPU_STUDY=--trial              on a CPU: plan every study, and measure one tiny point
+  timeout --signal=INT 9m make gpu-study        stop in an orderly way after nine minutes
 
-It needs no network. Points that have an answer are not measured again.
+The program needs no network. Call it again to continue after an interruption. Points that already
+have a result are not measured again.
 """
 
 import argparse
@@ -24,13 +25,15 @@ SHORT = (
     "measure.warmup_steps=4", "measure.gpu_warmup_s=0", "measure.block_steps=2", "measure.min_steps=4",
     "measure.window_s=0",
 )  # fmt: skip
-"""Protocol of rehearsals and trials, whose times are not compared."""
+"""Measurement protocol of rehearsals and trials. Their times are not compared, so a few steps are enough."""
 PLAIN = {"mt5_xl": 8, "mt5_large": 16}
-"""Models that are compared with a plain transformers Trainer, and micro-batches that fit both."""
+"""Models that are also measured with a plain transformers Trainer, and a micro-batch size that fits in memory for both.
+"""
 
 
 class Step(NamedTuple):
-    """A module with its arguments; `output` is a file with what it prints, written only after a success."""
+    """Python module with command-line arguments. If `output` is set, the printed text is written to this file after a
+    success."""
 
     module: str
     words: tuple[str, ...]
@@ -39,7 +42,7 @@ class Step(NamedTuple):
 
 
 def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield the steps, the most valuable first, since a user's time may end."""
+    """Yield the steps of the study. The most valuable steps come first, since the available GPU time may end."""
     place = (f"machine={machine}", "--results", str(runs))
 
     def sweep(study: str) -> Step:
@@ -49,7 +52,7 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
     tests = ("-q", "-rs", "tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
     yield Step("pytest", tests, reports / "check.txt", {"ZEROSCALE_REQUIRE_CUDA": "1"})
     yield from map(sweep, ("single_gpu", "single_gpu_tuning"))
-    # Another setting of the allocator is another question, and no repeat of a point: hence a folder of its own.
+    # Runs with another setting of the allocator are no repeats of a point, so they have their own folder.
     apart = (f"machine={machine}", "--results", str(runs / "expandable_segments"))
     expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     yield Step(CLI, ("sweep", "study=single_gpu_fast", *apart), environment=expandable)
@@ -76,7 +79,7 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
 
 
 def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield dry runs of the same sweeps for a cluster, and one tiny point that is measured."""
+    """Yield the steps of a trial: dry runs of the same sweeps for a cluster, and one tiny point that is measured."""
     for step in list_steps("h200", runs, reports):
         if step.words[0] == "sweep":
             yield step._replace(
@@ -86,7 +89,7 @@ def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
 
 
 def list_fastest(folder: Path) -> Iterator[list[str]]:
-    """Yield the overrides of each model's fastest run in a study's results."""
+    """Yield the overrides of the fastest run of each model in a results folder."""
     import analysis
 
     if not folder.is_dir():
@@ -100,7 +103,7 @@ def list_fastest(folder: Path) -> Iterator[list[str]]:
 
 
 def call(step: Step) -> bool:
-    """Run a step unless its output exists; return whether it succeeded."""
+    """Run a step unless its output file exists. Return True if the step succeeded or the file exists."""
     if step.output and step.output.exists():
         return True
     print(" ".join((step.module, *step.words)), flush=True)
@@ -116,7 +119,7 @@ def call(step: Step) -> bool:
 
 
 def main() -> int:
-    """Return 0 if every step has its answer."""
+    """Run all steps, write reports and archive. Return 0 if every step succeeded, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default="auto", help="file of conf/machine, for the peak rate (%(default)s)")
     parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")

@@ -1,7 +1,8 @@
-"""Measure a study on a testbed of its own, and write its report: `make testbed-study`, as root.
+"""Measure a study on a new Slurm testbed, and write its report: `make testbed-study`, as root.
 
-A testbed of four nodes is started, every point is measured at one link rate after the other, and the report is written.
-The testbed is taken down in any case. Points that have an answer are not measured again.
+The program starts a testbed with four nodes, measures every point at each link rate in turn, and
+writes the report. The testbed is always removed at the end. Points that already have a result are
+not measured again.
 """
 
 import argparse
@@ -20,12 +21,13 @@ _BEGAN_AT = time.monotonic()
 
 
 def main() -> int:
-    """Return 0 if every point has its answer at every rate and the report is written."""
+    """Measure the study at every rate and write the report. Return 0 if every point has a result and the report is
+    written."""
     args = _build_parser().parse_args()
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     os.environ["SLURM_CONF"] = f"/tmp/zeroscale-testbed-{args.name}/slurm.conf"
-    # Inherited by the ranks; a node here is one core, and more threads only wait.
+    # The ranks inherit it. A node has one core here, and further threads would only wait for it.
     os.environ["OMP_NUM_THREADS"] = "1"
     shape = ("--nodes", "4", "--rate", args.rates[0], "--subnet", args.subnet)
     failed = 0
@@ -35,7 +37,7 @@ def main() -> int:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        # Else `up` has printed why, and left nothing.
+        # If `up` failed, it has printed the reason and removed everything.
         if not failed:
             _testbed("down", args.name)
 
@@ -53,7 +55,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _parse_rates(text: str) -> list[str]:
-    """Return the rates in `--rates`; refuse a rate without a machine file before anything is started."""
+    """Return the link rates in the option `--rates`. Refuse a rate that has no machine file."""
     machines = Path(__file__).parents[1] / "conf/machine"
     known = sorted(path.stem.removeprefix("testbed_") for path in machines.glob("testbed_*.yaml"))
     rates = text.split(",")
@@ -74,10 +76,10 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _measure(study: str, rate: str, bed: str, results: Path) -> bool:
-    """Measure the study with every link of the testbed `bed` at `rate`; return whether every point has its answer.
+    """Measure the study with all links of the testbed `bed` at `rate`. Return True if every point has a result.
 
-    Each rate has its own results folder: `resume` starts all points that are left in a folder, and a point of one rate
-    must not run at another.
+    Each rate has its own results folder. The command `resume` starts all unfinished points in a folder, and a point of
+    one rate must not run at another rate.
     """
     folder, words = str(results / study), (f"study={study}", f"machine=testbed_{rate}", "--results", str(results))
     if _testbed("link", bed, "all", "--rate", rate) or _zeroscale("sweep", *words):
@@ -97,7 +99,10 @@ def _zeroscale(*words: str) -> int:
 
 
 def _call(*command: str) -> int:
-    """Print and run a command. It has its own session, so that only this program passes Ctrl-C on, once."""
+    """Print a command, run it, and return its exit code.
+
+    The command runs in its own session. So only this program passes Ctrl-C on, and the command receives it once.
+    """
     minutes, seconds = divmod(round(time.monotonic() - _BEGAN_AT), 60)
     shown = " ".join(command[1:]).replace("-m bench.cli", "zeroscale")
     print(f"{minutes}:{seconds:02} {shown}", flush=True)
@@ -111,7 +116,7 @@ def _call(*command: str) -> int:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    # An exception, so that the testbed is taken down.
+    # This raises an exception, so that the testbed is removed.
     sys.exit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""Launchers, one file or package each; `bench.core.plugins` documents what each of them defines."""
+"""Launchers, each a module or package in this folder. `bench.core.plugins` documents the functions of a launcher."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,20 +15,21 @@ def load(name: str) -> LauncherPlugin:
 
 
 def load_starting(name: str) -> StartingLauncherPlugin:
-    """Return the launcher named `name`, which starts work at once; raise UserError if there is none."""
+    """Return the launcher named `name`, which must start runs immediately on this machine; raise UserError if there is
+    none."""
     return plugins.load(plugins.STARTING, name)
 
 
 def find_cluster() -> str:
-    """Return the default launcher on a cluster: the first queueing launcher that ships with zeroscale."""
+    """Return the name of the default launcher on a cluster: the first queueing launcher that is part of zeroscale."""
     return next(name for name in _list_queueing() if find_spec(f"{__name__}.{name}"))
 
 
 def format_queueing() -> str:
-    """Return the launchers that submit to a queue, as overrides for a message."""
+    """Return the launchers that submit to a queue, formatted as overrides for a message, e.g. "launcher=slurm"."""
     return " or ".join(f"launcher={name}" for name in _list_queueing())
 
 
 def _list_queueing() -> Iterator[str]:
-    """Yield the names of the launchers that submit to a queue, without those that cannot be imported."""
+    """Yield the names of the launchers that submit to a queue. Launchers that cannot be imported are omitted."""
     return (name for name, launcher in plugins.list_usable(plugins.LAUNCHER) if launcher.QUEUES)

@@ -1,4 +1,4 @@
-"""Start a run on this machine: a supervisor as a child process."""
+"""Launcher for runs on this machine. It starts a supervisor as a child process."""
 
 import os
 import signal
@@ -15,26 +15,27 @@ QUEUES = False
 
 
 class Options(Limits):
-    """Options in conf/launcher/local.yaml: the limits of a run, and whether it waits for other local runs."""
+    """Options in conf/launcher/local.yaml: the limits of a run, and `lock`, to wait for the end of other local runs."""
 
     lock: bool = True
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a run that needs several nodes."""
+    """Raise UserError if the run needs several nodes."""
     if spec.nodes > 1:
         raise UserError(f"nodes={spec.nodes}", "launcher=local starts one node", "set nodes=1")
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return the command that starts `work`."""
+    """Return the command that starts a run's supervisor."""
     return LaunchPlan(tuple(build_module_command(work.module, *work.arguments)), {}, work.folder)
 
 
 def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
-    """Start the supervisor in a session of its own.
+    """Start the supervisor of a run in its own session.
 
-    It gets SIGTERM if this process dies. The terminal's Ctrl-C does not reach it, so that it always writes a record.
+    The supervisor receives SIGTERM if this process dies. Ctrl-C in the terminal does not reach the supervisor, so it
+    always writes a record.
     """
     return subprocess.Popen(
         launch.command,
@@ -46,12 +47,12 @@ def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
 
 
 def poll(handle: subprocess.Popen[bytes]) -> bool:
-    """Return whether the run has ended."""
+    """Return True if the run has ended."""
     return handle.poll() is not None
 
 
 def cancel(handle: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to the supervisor, which records the run as `cancelled`."""
+    """Send SIGTERM to the supervisor, which then records the run as `cancelled`."""
     # Not SIGINT: before the supervisor has installed its handlers, Python would print a traceback.
     if handle.poll() is None:
         handle.send_signal(signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""Measurements of a run: clock, window, memory, collectives, environment."""
+"""Measurements of a run: step times, losses, memory, collectives, background load and the environment."""

@@ -1,7 +1,8 @@
-"""The channel from a rank to its node's supervisor: a heartbeat in shared memory, and a pipe for a failure's details.
+"""Communication from a rank to the supervisor of its node: a heartbeat in shared memory, and a pipe for the details of
+a failure.
 
-The supervisor reads the heartbeat whenever it polls. A beat costs the rank less than a microsecond, and interrupts no
-timed step.
+The supervisor reads the heartbeat whenever it polls. Writing a heartbeat costs the rank less than a microsecond and
+does not interrupt a timed step.
 """
 
 import faulthandler
@@ -32,11 +33,13 @@ _SLOT = struct.Struct("<dq48sq")
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
-"""Returns the use of the memory that ran out by an exception of this outcome; None if it is unknown."""
+"""Function that gets an out-of-memory outcome and its exception. It returns the use of the exhausted memory, or None if
+that is unknown."""
 
 
 class RankProgress(NamedTuple):
-    """Progress of a rank at its last beat: monotonic seconds of this machine, phase, and step (-1 outside the loop)."""
+    """Progress of a rank at its last heartbeat: time in seconds of this machine's monotonic clock, phase, and step
+    number (-1 outside the training loop)."""
 
     at: float
     phase: str
@@ -45,7 +48,7 @@ class RankProgress(NamedTuple):
 
 
 class SharedHeartbeat:
-    """Heartbeats of a node's ranks in one anonymous shared file."""
+    """Heartbeats of all ranks of a node in one anonymous shared memory file, with one slot per rank."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         self.descriptor = descriptor
@@ -53,7 +56,7 @@ class SharedHeartbeat:
 
     @classmethod
     def create(cls, ranks: int) -> "SharedHeartbeat":
-        """Return a new heartbeat that child processes can inherit."""
+        """Return a new set of heartbeats whose file descriptor child processes can inherit."""
         descriptor = os.memfd_create("zeroscale-pulse", 0)
         os.ftruncate(descriptor, _SLOT.size * ranks)
         return cls(descriptor, ranks)
@@ -70,7 +73,8 @@ class SharedHeartbeat:
 
 
 class Channel:
-    """Reports this rank's progress and failure to its supervisor; does nothing in a process without a supervisor."""
+    """Sender of a rank's progress and failure to its supervisor. It does nothing in a process that no supervisor
+    started."""
 
     def __init__(self, pipe: int | None, heartbeat: SharedHeartbeat | None, slot: int) -> None:
         self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
@@ -82,7 +86,10 @@ class Channel:
 
     @classmethod
     def open(cls) -> "Channel":
-        """Return the channel that this process inherited; from now on print all stacks on the supervisor's signal."""
+        """Return the channel that this process inherited from its supervisor.
+
+        The call also registers a handler that prints the stacks of all threads on `STACKS_SIGNAL`.
+        """
         faulthandler.enable()
         faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
         if PIPE not in os.environ:
@@ -91,7 +98,7 @@ class Channel:
         return cls(int(os.environ[PIPE]), heartbeat, int(os.environ["LOCAL_RANK"]))
 
     def beat(self, phase: str, step: int = -1) -> None:
-        """Report that this rank is in `phase`, at `step` of the loop."""
+        """Write a heartbeat: this rank is in `phase`, at `step` of the training loop (-1 outside the loop)."""
         self.phase = phase
         if self._first_step is None and step >= 0:
             self._first_step = step
@@ -99,7 +106,10 @@ class Channel:
             self._heartbeat.write(self._slot, phase, step, max(0, step - (self._first_step or 0)))
 
     def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
-        """Report the exception that ended this rank with its outcome and, if memory ran out, the use of that memory."""
+        """Send the exception that ended this rank, and the outcome that follows from it, to the supervisor.
+
+        If memory ran out, the use of that memory is sent too, as returned by `find_shortage`.
+        """
         if self._pipe is None:
             return
         oom_kills = count_oom_kills() - self._oom_kills
@@ -124,7 +134,8 @@ class Channel:
 
 
 def strip_folders(text: str) -> str:
-    """Return a traceback with files named from their package on: records do not tell where a user installed it."""
+    """Return a traceback with file names relative to the folders in `sys.path`, so that a record does not contain a
+    user's installation path."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         text = text.replace(f"{folder}/", "")
     return text

@@ -1,7 +1,9 @@
-"""Checkpoints of a training in the folders of its attempts: `checkpoint-<steps>`, complete or absent.
+"""Checkpoints of a training, in the folder of the attempt that wrote them.
 
-They serve an attempt that resumes after another attempt of its repeat was lost, or a run that continues a stopped
-training. Each attempt keeps its latest checkpoint; the attempt that ends the training removes all of them.
+The name `checkpoint-<steps>` exists only for a complete checkpoint. A later attempt of the same repeat resumes from a
+checkpoint if an earlier attempt failed. A run that continues a stopped training resumes from the checkpoint of the
+stopped run. Each attempt keeps only its latest checkpoint. The attempt that completes the training removes all
+checkpoints.
 """
 
 import re
@@ -19,27 +21,27 @@ _PROGRESS = "progress.json"
 
 
 class LearningProgress(Frozen):
-    """Progress of a training up to a checkpoint, next to the engine's own files."""
+    """Training time and evaluations up to a checkpoint, stored next to the engine's own files."""
 
     trained_s: float = 0.0  # of all optimizer steps, over all attempts
     evaluations: tuple[Evaluation, ...] = ()
 
 
 class SavedTraining(NamedTuple):
-    """A checkpoint to resume from."""
+    """A complete checkpoint, from which a training can resume."""
 
     folder: Path
     steps: int  # optimizer steps before it
 
     def read_progress(self) -> LearningProgress:
-        """Return the progress at this checkpoint."""
+        """Return the training time and evaluations stored in this checkpoint."""
         return store.read_value(self.folder / _PROGRESS, LearningProgress)
 
 
 def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:
-    """Return the furthest checkpoint of this attempt's repeat; None without a checkpoint.
+    """Return the checkpoint with the most steps among all attempts of this attempt's repeat; None if there is none.
 
-    Checkpoints of the run whose config_id is `goes_on_from` count too.
+    Checkpoints of the run whose config_id is `goes_on_from` are included.
     """
     found = (
         SavedTraining(path, int(match[1]))
@@ -50,12 +52,15 @@ def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining
 
 
 def find_unfinished(attempt: Path, steps: int) -> Path:
-    """Return the folder in which a checkpoint is written until it is complete."""
+    """Return the hidden folder into which a checkpoint is written until it is complete."""
     return attempt / f".checkpoint-{steps}"
 
 
 def complete(attempt: Path, steps: int, progress: LearningProgress) -> int:
-    """Rename a checkpoint that all ranks have written, and remove this attempt's earlier ones; return its bytes."""
+    """Make a checkpoint valid after all ranks have written it, and return its size in bytes.
+
+    The folder gets its final name, and the earlier checkpoints of this attempt are removed.
+    """
     unfinished = find_unfinished(attempt, steps)
     store.write_json(unfinished / _PROGRESS, progress)
     # The rename is atomic: a checkpoint of this name is complete, whatever is killed when.
@@ -67,14 +72,15 @@ def complete(attempt: Path, steps: int, progress: LearningProgress) -> int:
 
 
 def count_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
+    """Return the total size in bytes of all files in a folder and its subfolders."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
-    """Remove every checkpoint of this attempt's repeat and of the run that it continues, incomplete ones included.
+    """Remove every checkpoint of this attempt's repeat, incomplete checkpoints included.
 
-    `but` is kept: another run may resume from it.
+    Checkpoints of the same repeat in the run `goes_on_from`, which this run continues, are removed too. The folder
+    `but` is kept, because another run may resume from it.
     """
     for path in _list_entries(attempt, goes_on_from):
         if _NAME.fullmatch(path.name.removeprefix(".")) and path != but:
@@ -82,7 +88,7 @@ def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | No
 
 
 def _list_entries(attempt: Path, goes_on_from: str | None) -> Iterator[Path]:
-    """Yield the content of all attempts' folders of a repeat, in this run and in the run that it continues."""
+    """Yield all files and folders in the attempt folders of a repeat, in this run and in the run that it continues."""
     runs = [attempt.parent, *([attempt.parent.parent / goes_on_from] if goes_on_from else [])]
     repeat, _, _ = attempt.name.partition(".")
     for run in runs:

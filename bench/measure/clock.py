@@ -1,4 +1,7 @@
-"""Clocks: seconds per optimizer step, from the host's time or from events that never make the device wait."""
+"""Clocks that measure the seconds per optimizer step, with the host's clock or with device events.
+
+Recording an event never makes the device wait.
+"""
 
 import time
 from collections.abc import Callable
@@ -8,58 +11,61 @@ from typing import Any, Protocol
 import torch
 
 ReadBlock = Callable[[], list[float]]
-"""Returns the seconds of every step of a block, once the last of them has finished."""
+"""Function that waits until the last step of a block has finished, and returns the seconds of every step of the block.
+"""
 
 
 class Clock:
-    """Times blocks of consecutive steps: begin, one mark at the end of every step, end.
+    """Clock for blocks of consecutive steps. Call `begin`, then `mark` at the end of every step, then `end`.
 
-    This class reads the host's monotonic time, for devices on which a step has finished when its call returns: CPUs.
+    This class reads the host's monotonic clock. It is for devices on which a step has finished when its call returns,
+    such as CPUs.
     """
 
     blocks_ahead = 0
-    """Number of blocks that are still running when the times of the block before them are read."""
+    """Number of later blocks that are launched before the times of a block are read."""
 
     def drain(self) -> None:
-        """Wait until all launched work has finished."""
+        """Wait until the device has finished all launched work."""
 
     def begin(self) -> None:
-        """Start a block after the work launched so far. Time in which the device has no work is not counted."""
+        """Start the time of a block after all work launched so far. Time in which the device is idle before the block
+        is not counted."""
         self._times = [time.perf_counter()]
 
     def mark(self) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         self._times.append(time.perf_counter())
 
     def end(self) -> ReadBlock:
-        """End the block; return the function that reads its times."""
+        """End the block, and return the function that reads the times of its steps."""
         seconds = [later - earlier for earlier, later in pairwise(self._times)]
         return lambda: seconds
 
 
 class DeviceEvent(Protocol):
-    """A position in a device's queue of work, such as `torch.cuda.Event`."""
+    """Event in a device's queue of work, such as `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Take the position after all work launched so far."""
+        """Put the event into the queue, after all work launched so far."""
 
     def synchronize(self) -> None:
-        """Wait until the device has reached this position."""
+        """Wait until the device has reached this event."""
 
     def elapsed_time(self, later: Any, /) -> float:
-        """Return the milliseconds from here to a later event."""
+        """Return the milliseconds from this event to a later event."""
         ...
 
 
 class DeviceClock(Clock):
-    """Events on the device's current stream.
+    """Clock that records events on the device's current stream.
 
-    A block is read while the next block runs. The device always has work in its queue, and the host runs ahead as it
-    would untimed.
+    The times of a block are read while the next block runs. So the device always has work in its queue, and the host
+    runs ahead of the device as in an untimed training.
 
-    A block begins with an event of its own, which excludes host work between two blocks where the host is slower than
-    its device. A busy device reaches that event right after the last step of the previous block. On an idle device the
-    first step of the block also contains its own launch.
+    Each block begins with its own event. If the host is slower than the device, this excludes host work between two
+    blocks. A busy device reaches the event right after the last step of the previous block. On an idle device the time
+    of the first step also contains the launch of that step.
     """
 
     blocks_ahead = 1
@@ -94,7 +100,7 @@ class DeviceClock(Clock):
 
 
 def create_clock(device: torch.device) -> Clock:
-    """Return the clock for work on `device`."""
+    """Return the clock for steps on `device`."""
     if device.type != "cuda":
         return Clock()
     # blocking: a host that waits for an event sleeps, and its core is free for the loaders

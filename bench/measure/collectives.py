@@ -1,6 +1,7 @@
-"""Payload bytes of every collective in a step, and the time that a rank spends in them, seen at torch's dispatcher.
+"""Counter of collectives in a step: payload bytes of each kind, and the time that a rank spends in collectives.
 
-Only for untimed steps: every operation passes through Python, and no collective overlaps with other work.
+The counter intercepts torch's dispatcher. It is only for untimed steps, because every operation then passes through
+Python and no collective overlaps with other work.
 """
 
 import time
@@ -48,17 +49,19 @@ _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
     "all_to_all_single": ("all_to_all", 0),
 }
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
-"""Subclasses that wrap the tensors on which collectives work."""
+"""Tensor subclasses that wrap the tensors that collectives transfer."""
 # Two ranks may each send before they receive: waiting for the first send would be a deadlock.
 _NEVER_AWAITED = ("send", "recv_", "recv_any_source_")
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Count calls, payload bytes and seconds of collectives by kind, while active.
+    """Dispatch mode that counts calls and payload bytes of collectives by kind, and the seconds spent in all
+    collectives.
 
-    The seconds of a collective last from the moment when this rank's device is ready for it until it is complete.
-    Every collective is awaited where it begins. All ranks begin the collectives of a group in the same order, so this
-    cannot deadlock. Compiled code stays compiled, and higher-order operators (flex attention) run as they are.
+    The time of a collective starts when this rank's device has finished its earlier work, and ends when the collective
+    is complete. Every collective is awaited immediately after its launch. All ranks launch the collectives of a group
+    in the same order, so waiting cannot deadlock. Compiled code stays compiled, and higher-order operators such as flex
+    attention run unchanged.
     """
 
     supports_higher_order_operators = True
@@ -68,7 +71,7 @@ class CollectiveCounter(TorchDispatchMode):
         return True
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        """`wait` returns once this rank's device has finished its launched work."""
+        """Create a counter. `wait` returns when this rank's device has finished all launched work."""
         super().__init__()
         self._wait = wait
         self.calls: Counter[str] = Counter()
@@ -112,14 +115,17 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _complete(result: Any) -> None:
-    """Wait for a c10d operation: it returns its Work, boxed for TorchScript, alone or after tensors."""
+    """Wait until a c10d operation is complete.
+
+    The operation returns a Work object, boxed for TorchScript, either alone or as the last element of a tuple.
+    """
     work = result[-1] if isinstance(result, tuple) else result
     if isinstance(work, torch.ScriptObject):
         Work.unbox(work).wait()
 
 
 def _complete_functional(result: Any) -> None:
-    """Wait for a functional collective; the program's own `wait_tensor` then returns at once."""
+    """Wait until a functional collective is complete. A later `wait_tensor` in the program then returns at once."""
     for tensor in _list_tensors(result):
         torch.ops._c10d_functional.wait_tensor(tensor)
 
@@ -133,6 +139,6 @@ def _list_tensors(argument: Any) -> Iterable[torch.Tensor]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until `device` has finished its launched work."""
+    """Wait until `device` has finished all launched work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

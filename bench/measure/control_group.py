@@ -1,6 +1,6 @@
-"""Control groups (cgroups) of this process: the limits set by the system, a container or a scheduler, and their counts.
+"""Limits and counters of the control groups (cgroups) that contain this process.
 
-Both versions of the kernel's interface are read.
+The system, a container or a scheduler sets such limits. Both cgroup versions of the kernel are supported.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ _UNLIMITED = 2**60
 
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Return the folders that may be this process's group for a controller, the likeliest first.
+    """Return the folders that may be this process's control group for a controller, the most likely folder first.
 
-    In a container the path may be the host's, while the group itself is mounted at the top.
+    In a container, the path in /proc may be the path on the host, while the group itself is mounted at the top.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -30,9 +30,9 @@ def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
 
 
 def read_throttled_s(root: Path = Path("/")) -> float | None:
-    """Return the seconds for which CPU quotas have held back this process's groups so far, summed over cores.
+    """Return the seconds for which CPU quotas have throttled this process's control groups so far, summed over cores.
 
-    The group with the largest count is taken. None if no group counts it.
+    If several groups count throttled time, the largest value is returned. None if no group counts it.
     """
     found = []
     for folder in _list_enclosing("cpu", root):
@@ -45,7 +45,7 @@ _THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}  # by version, in un
 
 
 def read_quota_cores(root: Path = Path("/")) -> float | None:
-    """Return the smallest CPU quota of this process's groups, in cores; None without a quota."""
+    """Return the smallest CPU quota of this process's control groups, in cores; None if no group has a quota."""
     quotas = []
     for folder in _list_enclosing("cpu", root):
         try:
@@ -61,7 +61,7 @@ def read_quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """Return (used, limit) in bytes of each of this process's groups that limits memory."""
+    """Return the bytes (used, limit) of each of this process's control groups that limits memory."""
     found = []
     for folder in _list_enclosing("memory", root):
         for names in _MEMORY:
@@ -74,8 +74,8 @@ def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
 
 
 def _list_enclosing(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's group for a controller, and of the groups around it."""
-    # A limit of any group around this one holds as well.
+    """Yield the folders of this process's control group for a controller, and then of all parent groups."""
+    # The limits of all parent groups apply too.
     for own in own_groups(controller, root):
         for folder in (own, *own.parents):
             if folder == root / "sys/fs":
@@ -84,7 +84,7 @@ def _list_enclosing(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _read_counters(path: Path) -> dict[str, int]:
-    """Return a file of names and numbers; empty if it cannot be read."""
+    """Return the counters in a file with one name and one number per line; empty if the file cannot be read."""
     try:
         pairs = (line.split() for line in path.read_text().splitlines())
         return {name: int(number) for name, number in pairs}

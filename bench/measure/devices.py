@@ -1,7 +1,7 @@
-"""The GPUs of this machine as their driver's library reports them: names, clocks, power, energy, processes.
+"""State of this machine's GPUs as reported by the driver's library: names, clocks, power, energy and processes.
 
-The code for AMD follows AMD SMI's manual (https://rocm.docs.amd.com/projects/amdsmi) and has not been tried on a
-device yet. Some of its fields were renamed between versions; all known names are tried.
+The code for AMD follows AMD SMI's manual (https://rocm.docs.amd.com/projects/amdsmi) and has not been tested on an AMD
+device yet. Some fields were renamed between versions of AMD SMI. The code tries all known names.
 """
 
 import functools
@@ -27,33 +27,36 @@ Question = Literal[
 STATE: tuple[Question, ...] = (
     "name", "sm_clock_mhz", "memory_clock_mhz", "power_cap_w", "temperature_c", "throttle_reasons",
 )  # fmt: skip
-"""Fields of a device in a record."""
+"""Properties of each device that a record contains."""
 
 
 class DeviceDriver(Protocol):
-    """The library of one maker's driver."""
+    """Interface to the driver library of a GPU manufacturer."""
 
     def count(self) -> int:
         """Return the number of devices."""
 
     def ask(self, device: int | str, question: Question) -> Any:
-        """Return a device's answer; None if there is no such device, or if it does not support the question.
+        """Return the value that answers a question about a device.
 
-        `device` is the driver's number, or the device's own name: NVIDIA's UUID, AMD's PCI address.
+        None if there is no such device, or if the device does not support the question. `device` is the driver's device
+        number or the device's own name: the UUID for NVIDIA, the PCI address for AMD.
         """
 
 
 _OF_WHOLE_DEVICE: tuple[Question, ...] = (
     "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons", "throttled",
 )  # fmt: skip
-"""The same for every slice of a device. Energy and power cap are shared with other slices, and stay unknown."""
+"""Properties that are read from the whole device if `device` is a MIG slice. Energy and power cap are shared between
+slices, so they stay unknown for a slice."""
 
 
 class NvidiaDriver:
-    """NVIDIA's devices by NVML. A slice of a device (MIG) has a UUID of its own; its clocks are the whole device's."""
+    """NVIDIA devices, accessed with NVML. A MIG slice of a device has its own UUID; its clocks are those of the whole
+    device."""
 
     def __init__(self, nvml: Any) -> None:
-        """`nvml` is the initialised module."""
+        """Wrap `nvml`, the pynvml module after its initialisation."""
         self._nvml = nvml
 
     def count(self) -> int:
@@ -83,14 +86,17 @@ class NvidiaDriver:
 
 
 def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
-    """Return the seconds of NVML's violation times, and the clock's as `all`."""
+    """Return the seconds for which power and thermal limits have throttled a device, by reason.
+
+    The times are NVML's violation times. The key `all` is the current host time in seconds, as the reference.
+    """
     policies = {"power": nvml.NVML_PERF_POLICY_POWER, "thermal": nvml.NVML_PERF_POLICY_THERMAL}
     found = {"all": time.perf_counter()}
     for reason, policy in policies.items():
         try:
             found[reason] = nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime / 1e9
         except nvml.NVMLError:
-            # A device may support only one of them.
+            # A device may support only one of the two policies.
             continue
     if len(found) == 1:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -120,10 +126,10 @@ _MICRO = 1e-6
 
 
 class AmdDriver:
-    """AMD's devices by amdsmi, which comes with ROCm. A device's own name is its PCI address, as in torch."""
+    """AMD devices, accessed with amdsmi, which is part of ROCm. A device's name is its PCI address, as in torch."""
 
     def __init__(self, amdsmi: Any) -> None:
-        """`amdsmi` is the initialised module."""
+        """Wrap `amdsmi`, the amdsmi module after its initialisation."""
         self._amdsmi = amdsmi
 
     def count(self) -> int:
@@ -144,7 +150,7 @@ class AmdDriver:
 
 
 def _read_field(answer: Mapping[str, Any], *names: str) -> Any:
-    """Return the field that has one of these names; raise KeyError without one."""
+    """Return the value of the first of these fields that the answer contains; raise KeyError if it contains none."""
     return answer[next((name for name in names if name in answer), names[0])]
 
 
@@ -166,7 +172,10 @@ def _list_amd_processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
 
 
 def _count_amd_throttled(smi: Any, handle: Any) -> dict[str, float]:
-    """Return the samples in which a limit throttled the device, and all samples. The call takes a tenth of a second."""
+    """Return the number of samples in which a limit throttled the device, by reason, and of all samples as `all`.
+
+    The call takes 0.1 s.
+    """
     answer = smi.amdsmi_get_violation_status(handle)
     names = {"all": "acc_counter", "power": "acc_ppt_pwr", "thermal": "acc_socket_thrm"}
     counts = {reason: answer[name] for reason, name in names.items() if isinstance(answer.get(name), int)}
@@ -198,7 +207,7 @@ _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
 
 @functools.cache
 def _load_driver() -> DeviceDriver | None:
-    """Return the driver of the first maker with a device here; None without one."""
+    """Return the driver of the first manufacturer that has a device in this machine; None if there is no device."""
     makers = (("pynvml", "nvmlInit", NvidiaDriver), ("amdsmi", "amdsmi_init", AmdDriver))
     for module, initialise, kind in makers:
         try:
@@ -213,47 +222,47 @@ def _load_driver() -> DeviceDriver | None:
 
 
 def query(device: int | str, question: Question) -> Any:
-    """Return a device's answer, as `DeviceDriver.ask`; None also without a driver."""
+    """Return a property of a device as `DeviceDriver.ask` does; None also if no driver was found."""
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
 
 def count_devices() -> int:
-    """Return the number of devices."""
+    """Return the number of GPUs of this machine; 0 if no driver was found."""
     driver = _load_driver()
     return driver.count() if driver else 0
 
 
 def read_name(device: int | str) -> str | None:
-    """Return the device's name, e.g. "NVIDIA H200"."""
+    """Return the name of a device, e.g. "NVIDIA H200"; None if it is unknown."""
     answer: str | None = query(device, "name")
     return answer
 
 
 def read_driver_version() -> str | None:
-    """Return the driver's version; None without a device."""
+    """Return the version of the GPU driver; None if there is no device."""
     version: str | None = query(0, "driver_version")
     return version
 
 
 def read_memory_bytes(device: int | str = 0) -> int | None:
-    """Return the free bytes of a device's memory."""
+    """Return the free memory of a device in bytes; None if it is unknown."""
     answer: int | None = query(device, "free_bytes")
     return answer
 
 
 class BackgroundUse(NamedTuple):
-    """Processes on a device that do not belong to a run; None if the driver does not report them."""
+    """Number of processes on a device that do not belong to a run, and their memory in bytes; None if unknown."""
 
     processes: int | None = None
     bytes: int | None = None
 
 
 def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUse:
-    """Return the use of a device by other processes than the run's, whose process ids are `own`.
+    """Return the use of a device by processes outside of the run. `own` are the process ids of the run.
 
-    In a container the driver may know the run's processes by other ids. Then every process but one counts as
-    background load, and its memory is unknown.
+    In a container the driver may use other process ids than the run. If no process on the device is in `own`, all
+    processes but one count as background load, and the memory of the background load is unknown.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

@@ -1,6 +1,7 @@
-"""The machine and its software: devices, versions, variables, and the environment class of a run.
+"""Description of the machine and its software: devices, versions, environment variables, and a run's environment class.
 
-Packages are not imported to read their versions, and torch only where a rank finds its device.
+Package versions are read without importing the packages. torch is imported only by the functions that find a rank's
+device.
 """
 
 import functools
@@ -44,32 +45,33 @@ _VARIABLES = re.compile(
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
 )
-"""Variables whose values are always recorded."""
+"""Environment variables whose values are always recorded."""
 _OF_LIBRARIES = re.compile(r"(NCCL|GLOO|TORCH_NCCL|G?OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+")
-"""Other variables that libraries read: only numbers and switches among their values are recorded."""
+"""Further environment variables of libraries. Their values are recorded only if they are numbers or switches such as
+`true`."""
 _PLAIN = re.compile(r"[-+]?\d{1,12}(\.\d+)?([KMG]B?|m?s|us)?(,\d{1,6})*|true|false|yes|no|on|off|y|n", re.IGNORECASE)
 _NOT_RECORDED = "(set, not recorded)"
 
 _OPENMP_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables that decide how long OpenMP threads spin before they sleep."""
+"""Environment variables that set how long OpenMP threads spin before they sleep."""
 _OPENMP_WAIT_DEFAULT = {"GOMP_SPINCOUNT": "1000"}
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that hide GPUs; torch for AMD obeys all of them."""
+"""Environment variables that hide GPUs from a process. torch for AMD obeys all of them."""
 
 
 def find_device_kind() -> str:
-    """Return "cuda" if this machine has a GPU that this torch supports and that is not hidden, else "cpu"."""
+    """Return "cuda" if this machine has a visible GPU that the installed torch supports, else "cpu"."""
     built = _read_torch_constant("cuda") or _read_torch_constant("hip")
     found = devices.count_devices() or Path("/dev/kfd").exists()
     return "cuda" if built and found and _count_visible() != 0 else "cpu"
 
 
 def count_local_devices(kind: str) -> int | None:
-    """Return the number of devices that a run uses here by default; None if there are GPUs that cannot be counted.
+    """Return the default number of devices of a run on this machine, for the device kind "cuda" or "cpu".
 
-    GPUs count if torch supports them and they are not hidden. On a CPU a device is a process: two, or one on a single
-    core.
+    For "cuda" this is the number of visible GPUs that torch supports; None if there are GPUs but their number is
+    unknown. For "cpu" a device is a process. The default is two processes, or one process on a single core.
     """
     if kind == "cpu":
         return min(2, count_cores())
@@ -80,17 +82,20 @@ def count_local_devices(kind: str) -> int | None:
 
 
 def read_device_name(kind: str) -> str | None:
-    """Return the name of the first device of a kind; None if its driver does not report it."""
+    """Return the name of the first "cuda" or "cpu" device; None if the driver does not report it."""
     return read_cpu_model() if kind == "cpu" else devices.read_name(0)
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _count_visible() -> int | None:
-    """Return the smallest number of GPUs that one of the variables VISIBLE names; None if none of them is set."""
+    """Return the number of GPUs that the variables VISIBLE leave visible; None if none of these variables is set.
+
+    If several variables are set, the shortest list counts.
+    """
     named = [os.environ[name].split(",") for name in VISIBLE if name in os.environ]
     # CUDA ignores the rest of a list from the first invalid entry on.
     valid = (itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), entries) for entries in named)
@@ -98,9 +103,9 @@ def _count_visible() -> int | None:
 
 
 def find_device(machine: Machine, devices_per_node: int, local_rank: int) -> "torch.device":
-    """Return this rank's device and make it the current one.
+    """Return this rank's device, and make it torch's current device.
 
-    Raise Refused if the node has fewer than `devices_per_node`, or another device than `machine` names.
+    Raise Refused if the node has fewer than `devices_per_node` GPUs, or if the device's name does not match `machine`.
     """
     import torch
 
@@ -118,9 +123,10 @@ def find_device(machine: Machine, devices_per_node: int, local_rank: int) -> "to
 
 
 def read_driver_name(device: "torch.device") -> str | None:
-    """Return the driver's name of a device: NVIDIA's UUID, AMD's PCI address; None for a CPU.
+    """Return the name by which the driver knows a device: the UUID for NVIDIA, the PCI address for AMD.
 
-    A slice of a device (MIG) has a UUID of its own, to which torch gives the prefix of a device.
+    None for a CPU, or if torch does not report the address. A MIG slice has its own UUID, which torch reports with the
+    prefix of a whole device, `GPU-`.
     """
     import torch
 
@@ -135,10 +141,10 @@ def read_driver_name(device: "torch.device") -> str | None:
 
 
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
-    """Return the environment class of runs here on `device` ("cpu" or "cuda"): what results depend on besides the spec.
+    """Return the environment class of runs on this machine: everything except the spec that results depend on.
 
-    Of several GPUs the one with this `uuid` counts, or the first that is not hidden. Cores and threads are those of one
-    rank.
+    `device` is "cpu" or "cuda". The GPU is the device with this `uuid`, by default the first visible GPU. The numbers
+    of cores and threads are those of one rank.
     """
     on_gpu, threads = device == "cuda", _count_threads(devices_per_node)
     versions = {
@@ -164,9 +170,10 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
 
 
 def check_alike(classes: Sequence[EnvironmentClass]) -> None:
-    """Raise Refused unless all ranks have one environment class, since their common result would belong to none.
+    """Raise Refused if the ranks are in different environment classes, because their combined result would belong to
+    none.
 
-    The number of cores that a rank is bound to may differ.
+    Cores, threads and the OpenMP wait policy are ignored: ranks may be bound to different numbers of cores.
     """
     # A job may bind its ranks to different numbers of cores; their steps take as long as the slowest's.
     bound = {"cores": None, "threads": None, "openmp_wait": None}
@@ -179,17 +186,17 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
 
 
 def _find_first_visible() -> int | str:
-    """Return the driver's number or name of the first GPU that is not hidden."""
+    """Return the driver's number or name of the first visible GPU."""
     named = next((os.environ[name] for name in VISIBLE if name in os.environ), "0")
     first = named.split(",")[0].strip()
     return int(first) if first.isdigit() else first or 0
 
 
 def choose_openmp_variables(device: str, devices_per_node: int) -> dict[str, str]:
-    """Return the OpenMP variables of a rank on `device` ("cpu" or "cuda"), without those that the user has set.
+    """Return the default OpenMP variables of a rank on `device` ("cpu" or "cuda"), except those that the user has set.
 
-    libgomp's threads spin for milliseconds before they sleep. Under background load a spinning thread occupies the core
-    of the thread that it waits for, and a step takes many times as long.
+    By default the threads of libgomp spin for milliseconds before they sleep. Under background load, a spinning thread
+    can occupy the core that another thread of the rank needs. A step then takes many times as long.
     """
     chosen = {"OMP_NUM_THREADS": str(_count_threads(devices_per_node))}
     if device == "cpu" and not any(name in os.environ for name in _OPENMP_WAIT):
@@ -198,9 +205,11 @@ def choose_openmp_variables(device: str, devices_per_node: int) -> dict[str, str
 
 
 def _count_threads(devices_per_node: int) -> int:
-    """Return the threads of a rank: the user's OMP_NUM_THREADS, or its share of the cores.
+    """Return the number of OpenMP threads of a rank: OMP_NUM_THREADS if the user has set it, else the rank's share of
+    the cores.
 
-    A scheduler that does not bind processes to cores may give a process fewer cores than its affinity shows.
+    The number of cores of the scheduler's job counts as well. Without core binding, it can be less than the number of
+    cores in the process's affinity mask.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
@@ -213,7 +222,7 @@ def _count_threads(devices_per_node: int) -> int:
 
 
 def _format_openmp_wait() -> str:
-    """Return the variables that decide how the OpenMP threads of a rank wait, as the rank has them."""
+    """Return the OpenMP wait variables in effect for a rank, as text: `NAME=value`, separated by spaces."""
     given = {name: os.environ[name] for name in _OPENMP_WAIT if name in os.environ} or _OPENMP_WAIT_DEFAULT
     return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
 
@@ -223,9 +232,10 @@ _LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")
 
 
 def compute_environment_id(classification: EnvironmentClass) -> str:
-    """Return the short name of an environment class: 8 hexadecimal digits of its hash.
+    """Return the id of an environment class: the first 8 hexadecimal digits of its SHA-256 hash.
 
-    Later fields that are None are not hashed, so that classes in older records keep their names.
+    Fields that were added later are not hashed if they are None. So environment classes in older records keep their
+    ids.
     """
     later = {name for name in _LATER_FIELDS if getattr(classification, name) is None}
     return hashlib.sha256(classification.model_dump_json(exclude=later).encode()).hexdigest()[:8]
@@ -234,9 +244,10 @@ def compute_environment_id(classification: EnvironmentClass) -> str:
 def probe(
     classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any], job: JobContext
 ) -> Environment:
-    """Describe the machine that this process runs on.
+    """Return the description of the machine that this process runs on.
 
-    `hosts` are by node, `cpus` facts of the ranks' processors, and `job` is the scheduler's job around this process.
+    `hosts` are the host names by node. `cpus` are facts about the processors of the ranks. `job` is the scheduler's job
+    that this process runs in.
     """
     scheduled = ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
     return Environment(
@@ -256,9 +267,10 @@ def probe(
 
 
 def select_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that affect results, without any that looks like a secret.
+    """Return the environment variables that affect results, without any variable that looks like a secret.
 
-    A library's variable that is not known here may hold anything. If its value is a text, only its name is recorded.
+    A library's variable that is not in `_VARIABLES` may contain private text. For such a variable, text is replaced by
+    a note that the variable was set.
     """
     shown = {}
     for name, value in sorted(environment.items()):
@@ -272,7 +284,7 @@ def select_variables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def read_version(package: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -281,19 +293,19 @@ def read_version(package: str) -> str | None:
 
 @functools.cache
 def read_cpu_model() -> str:
-    """Return the processor's name."""
+    """Return the model name of this machine's CPU; the architecture if the kernel reports no name."""
     match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return match[1].strip() if match else platform.machine()
 
 
 def read_host_memory_bytes() -> int:
-    """Return the bytes of this host's memory."""
+    """Return the size of this host's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache
 def _read_torch_constant(name: str) -> str | None:
-    """Return a version from torch/version.py, without importing torch; None if it has none."""
+    """Return a version constant such as `cuda` from torch/version.py without importing torch; None if it is not set."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -302,9 +314,9 @@ def _read_torch_constant(name: str) -> str | None:
 
 
 def read_loaded_collectives() -> dict[str, str | None]:
-    """Return the version of NCCL, or of AMD's RCCL, that the loaded torch calls; empty if it calls neither.
+    """Return the version of NCCL, or of RCCL on AMD, that the imported torch uses, by name of the library.
 
-    Without a loaded torch, as in the environment class, only the installed package of NCCL is known.
+    Empty if torch is not imported, if no GPU is available, or if torch was built without the library.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
@@ -316,7 +328,7 @@ def read_loaded_collectives() -> dict[str, str | None]:
 
 
 def name_collectives() -> str:
-    """Return the library through which ranks on GPUs communicate. torch names both of them `nccl`."""
+    """Return the name of the GPU communication library: "rccl" on AMD, else "nccl". torch calls both `nccl`."""
     return "rccl" if _read_torch_constant("hip") else "nccl"
 
 
@@ -327,11 +339,11 @@ def _read_nccl_version() -> str | None:
 
 # Not results/ or docs/, where a study writes files of its own.
 _CODE = (":/bench", ":/analysis", ":/conf")
-"""Folders in which an untracked file may affect a run."""
+"""Folders of the repository in which an untracked file may change the results of a run."""
 
 
 def _read_git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit, and whether files differ from it; None outside of a checkout."""
+    """Return the git commit of the code, and whether files differ from it (`dirty`); None outside of a git checkout."""
 
     def ask(*question: str) -> str:
         command = ["git", "-C", str(folder), *question]

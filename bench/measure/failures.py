@@ -1,11 +1,12 @@
-"""Outcomes of exceptions, by type, by the place that raised them, or by message for types without meaning.
+"""Classification of exceptions into outcomes of a run, and injection of faults.
 
-Only the caught exception's own message is matched, never the text of a log.
+An exception is classified by its type or by the code that raised it. Its message is matched only for unspecific types
+such as RuntimeError. Only the message of the caught exception is matched, never the text of a log.
 
-Faults can be injected on purpose, to test a harness, a cluster or an alarm.
-ZEROSCALE_DRILL="rank=1 step=3 action=sleep" makes rank 1 sleep for an hour before step 3. Other actions are `raise`,
-`exit`, `slow` (150 ms more before this and every later step) and `slow_compute` (150 ms more between forward and
-backward, in every step). The record names the drill, and tables flag it.
+Faults can be injected to test the harness, a cluster or an alarm. ZEROSCALE_DRILL="rank=1 step=3 action=sleep" makes
+rank 1 sleep for an hour before step 3. Other actions are `raise`, `exit`, `slow` and `slow_compute`. `slow` adds 150 ms
+before this step and every later step. `slow_compute` adds 150 ms between the forward and backward pass of every step.
+The record contains the fault, and tables flag the run.
 """
 
 import os
@@ -28,7 +29,7 @@ _SLOW_S = 0.15
 
 
 class InjectedFault(NamedTuple):
-    """An injected fault; `text` is its description in the environment."""
+    """A fault to inject into a run. `text` is the value of the environment variable that describes it."""
 
     rank: int
     step: int
@@ -37,7 +38,8 @@ class InjectedFault(NamedTuple):
 
     @classmethod
     def read_environment(cls) -> Self | None:
-        """Return the fault that the environment asks for, or None; raise UserError for one that cannot be parsed."""
+        """Return the fault described by ZEROSCALE_DRILL, or None if it is not set; raise UserError for an invalid
+        description."""
         text = os.environ.get(DRILL_VARIABLE)
         if not text:
             return None
@@ -51,7 +53,7 @@ class InjectedFault(NamedTuple):
         return drill
 
     def inject(self, rank: int, step: int) -> None:
-        """Execute the fault if it is for this rank and step; call it before every step."""
+        """Inject the fault if it is meant for this rank and step. Call this before every step."""
         if rank != self.rank or step < self.step or self.action == "slow_compute":
             return
         if self.action == "slow":
@@ -64,7 +66,7 @@ class InjectedFault(NamedTuple):
             raise RuntimeError(f"drill: rank {rank} raises at step {step}")
 
     def attach(self, rank: int, module: "Module") -> None:
-        """Attach a fault inside a step to the model."""
+        """Attach the fault `slow_compute`, which acts inside a step, to this rank's model."""
         if rank == self.rank and self.action == "slow_compute":
             from bench.engines.distributed.executor import RankStages
 
@@ -73,11 +75,12 @@ class InjectedFault(NamedTuple):
 
 
 class Refused(Exception):
-    """The run would not measure what its record claims: another model, another machine, a slower transport."""
+    """Error for a run that would not measure what its record claims: another model, another machine, or a slower
+    transport."""
 
 
 class WrongTransport(Refused):
-    """The network between the nodes is not the one that the site's file names: results would be of another machine."""
+    """Error for a network between nodes that is not the network named in the site file."""
 
 
 # Outcomes after which the use of the memory is read.
@@ -121,11 +124,11 @@ _LOADER_LOST = ("is killed by signal: Killed", "exited unexpectedly")
 def classify_error(
     error: BaseException, oom_kills: int = 0, others_bytes: int | None = None
 ) -> tuple[OutcomeKind, str]:
-    """Return the outcome of a caught exception, and the rule that decided it.
+    """Return the outcome of a caught exception, and the rule that determined it.
 
-    `oom_kills` is the number of processes in this one's control group that the kernel's out-of-memory killer ended
-    meanwhile. `others_bytes` is the memory of other processes on the rank's device: next to them, running out of memory
-    is no property of the point, which may fit at another time.
+    `oom_kills` is the number of processes in this control group that the kernel's out-of-memory killer ended since the
+    rank started. `others_bytes` is the memory of other processes on the rank's device. If it is large, running out of
+    device memory gives the outcome `error`, because the point may fit without the other processes.
     """
     kind, rule = _find_outcome(error, oom_kills)
     if kind == "oom" and others_bytes is not None and others_bytes >= FOREIGN_BYTES:
@@ -137,7 +140,7 @@ def _find_outcome(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, st
     names, message = [base.__name__ for base in type(error).__mro__], str(error)
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ConnectionError | EOFError):
-        # A connection that closes inside torch's DataLoader leads to one of its processes, and not to a peer.
+        # A connection that closes inside torch's DataLoader was to a loader process, and not to another rank.
         is_loader_lost = any("torch/utils/data" in frame.filename for frame in frames)
     else:
         is_loader_lost = isinstance(error, RuntimeError) and message.startswith("DataLoader worker")
@@ -160,9 +163,9 @@ def _find_outcome(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, st
 
 
 def count_oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this control group the kernel's out-of-memory killer has ended so far.
+    """Return the number of processes in this control group that the kernel's out-of-memory killer has ended so far.
 
-    Without a group that counts them, those of the host count. Files are read under `root`.
+    If no control group counts them, the number for the whole host is returned. All files are read under `root`.
     """
     names = ("memory.events", "memory.oom_control")  # by version
     groups = [folder / name for folder in own_groups("memory", root) for name in names]

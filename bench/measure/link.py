@@ -1,6 +1,7 @@
-"""The link between ranks: a short all-reduce, the transport that carried its bytes, and the bandwidth of every rank.
+"""Test of the communication link between ranks: a short all-reduce, the transport that carried its bytes, and the
+bandwidth of every rank.
 
-The transport is read from the counters of network interfaces and InfiniBand ports.
+The transport is determined from the byte counters of network interfaces and InfiniBand ports.
 """
 
 import os
@@ -27,19 +28,20 @@ _REPEATS = 5
 _FIRST_BYTES, _LAST_BYTES, _GROWTH = 2**18, 2**26, 4
 # A round trip that is much longer than the clock's resolution and the latency of a link.
 _LONG_ENOUGH_S = 0.02
-# The fastest of so many counts.
+# Timed round trips per pair of nodes. The fastest is used.
 _EXCHANGES = 3
 # An InfiniBand port counts words (sysfs-class-infiniband, port_xmit_data).
 _WORD_BYTES = 4
-# Share of the sent bytes on a transport that carried them.
+# Minimum fraction of the moved bytes that a transport's counters must show.
 _MOST = 0.5
 
 
 def measure_link(device: torch.device, spec: RunSpec) -> Link:
-    """Return the bus bandwidth of an all-reduce in bytes per second and, of several nodes, the transport and rates.
+    """Return the bus bandwidth of an all-reduce in bytes per second. With several nodes, the transport and the
+    bandwidth of each rank are included.
 
-    The bus bandwidth is 2 (n - 1) / n × payload ÷ median time of n ranks; source of the factor: nccl-tests,
-    doc/PERFORMANCE.md. Collective.
+    For n ranks, the bus bandwidth is 2 (n - 1) / n × payload bytes / median time. The source of this factor is
+    doc/PERFORMANCE.md of nccl-tests. All ranks must call this function.
     """
     size, world = _PAYLOAD_BYTES[device.type], dist.get_world_size()
     interfaces = os.environ.get("NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME")
@@ -98,20 +100,20 @@ def _read_count(path: Path) -> int:
 
 
 def subtract_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes sent between two readings, by interface or port that sent any."""
+    """Return the bytes sent between two readings, by interface or port. Interfaces without traffic are omitted."""
     return {name: sent for name, count in after.items() if (sent := count - before.get(name, count)) > 0}
 
 
 def add_counts(hosts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the bytes that all hosts have sent, by interface or port."""
+    """Return the sum of the bytes sent by all hosts, by interface or port."""
     return dict(sorted(sum(map(Counter, hosts), Counter[str]()).items()))
 
 
 def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
-    """Return `infiniband` or `sockets`, whichever counted most of `moved_bytes`; None if neither did.
+    """Return the transport ("infiniband" or "sockets") whose counters contain at least half of `moved_bytes`.
 
-    Then the bytes went between devices of a node, or over a network without these counters. RDMA over Ethernet counts
-    on InfiniBand's ports, and perhaps on the interface too.
+    None if neither does. The bytes then went between devices of a node, or over a network without these counters. RDMA
+    over Ethernet is counted on InfiniBand ports, and on some systems also on the network interface.
     """
     ports = sum(count for name, count in sent.items() if "/" in name)
     interfaces = sum(count for name, count in sent.items() if "/" not in name and name != "lo")
@@ -121,7 +123,8 @@ def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
 
 
 def check_link(link: Link, network: Network, machine: Machine) -> None:
-    """Raise WrongTransport for another transport than the site expects, or for a rate below the machine's floor."""
+    """Raise WrongTransport if the transport is not the one expected in the site file, or if a rank's bandwidth is below
+    the minimum of the machine."""
     if network.expects and link.transport and link.transport != network.expects:
         shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())
         raise WrongTransport(f"the site expects {network.expects}, and {link.transport} carried the bytes: {shown}")
@@ -133,9 +136,10 @@ def check_link(link: Link, network: Network, machine: Machine) -> None:
 
 
 def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return the pairs of neighbours in a ring of nodes, in rounds in which every node is in one pair at most.
+    """Return the pairs of neighbouring nodes in a ring, grouped into rounds. In each round, a node is in at most one
+    pair.
 
-    Two pairs of one node at once would measure how they share its link.
+    Two pairs that exchange data with the same node at the same time would share its bandwidth.
     """
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
     # Both nodes of the last pair are in the other two rounds.
@@ -144,17 +148,19 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
-    """Return the bandwidth of each node: the better of its two pairs. Pair n is node n with the next node.
+    """Return the bandwidth of each node: the larger of the bandwidths with its two neighbours.
 
-    A good node next to a slow one does not look slow. Of two nodes, the slow one cannot be identified.
+    `pairs[n]` is the bandwidth between node n and the next node. With the maximum, a fast node next to a slow node is
+    not reported as slow. With only two nodes, the slow node cannot be identified.
     """
     return tuple(max(pairs[node], pairs[node - 1]) for node in range(len(pairs)))
 
 
 def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
-    """Exchange bytes between neighbouring nodes; return every rank's bytes per second, the same on all ranks.
+    """Exchange data between neighbouring nodes. Return the bandwidth of every rank in bytes per second, on all ranks.
 
-    Local ranks are probed in turn, since each may have a network card of its own. Collective.
+    The local ranks of a node are measured one after another, because each may have its own network card. All ranks must
+    call this function.
     """
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):
@@ -170,7 +176,10 @@ def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
 
 
 def _probe_ring(members: list[int], device: torch.device, group: dist.ProcessGroup) -> float:
-    """Exchange bytes between neighbours among `members`, one rank of each node; return this rank's rate."""
+    """Exchange data between neighbouring ranks in a ring, and return this rank's bandwidth in bytes per second.
+
+    `members` are the ranks in the ring, one per node.
+    """
     own, pairs = members.index(dist.get_rank()), torch.zeros(len(members), dtype=torch.float64)
     for together in pair_in_rounds(len(members)):
         dist.all_reduce(torch.zeros(1), group=group)  # over gloo, with any device
@@ -184,7 +193,10 @@ def _probe_ring(members: list[int], device: torch.device, group: dist.ProcessGro
 
 
 def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> float:
-    """Send bytes to a peer and back, more until a round trip is long enough; return bytes per second one way."""
+    """Send bytes to a peer and receive them back. Return the bandwidth in bytes per second and direction.
+
+    The number of bytes is increased until a round trip takes long enough to be measured.
+    """
 
     def time_round_trip(size: int) -> float:
         dist.send(torch.tensor([size]), peer, group)
@@ -206,7 +218,7 @@ def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> floa
 
 
 def _send_back(peer: int, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Return every payload to the peer, until it sends the size 0."""
+    """Send every received payload back to the peer, until the peer announces the size 0."""
     size = torch.tensor([0])
     while True:
         dist.recv(size, peer, group)

@@ -1,11 +1,13 @@
-"""The measured loop: warm-up, window, and the times and losses of every step on every rank.
+"""Measured training loop: warm-up, measurement window, and the times and losses of every step on every rank.
 
-The lengths of both are fixed before the run. An end that depends on the measured times would bias the mean by which
-configurations are ranked: a window with a stall would be prolonged, and the stall diluted.
+The lengths of warm-up and window are fixed before the run. If the end of the window depended on measured times, the
+mean step time would be biased. A window with a stall, for example, would be prolonged, and the stall would have less
+weight.
 
-Rank 0 decides between blocks of steps, and the other ranks follow: with a decision per rank, some would wait forever.
+Rank 0 decides between blocks of steps whether to continue, and the other ranks follow. If each rank decided by itself,
+some ranks would wait forever.
 
-The copy of a micro-batch on a side stream follows torch's notes on CUDA semantics, and has not been tried on a GPU yet.
+The copy of micro-batches on a side stream follows torch's notes on CUDA semantics. It has not been tested on a GPU yet.
 """
 
 import math
@@ -27,11 +29,14 @@ from bench.measure.failures import Refused
 from bench.measure.peers import Peers
 
 BatchCopy = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""Copies a micro-batch to a device; the result is ready for work that is launched next."""
+"""Function that copies a micro-batch to a device. Work launched after the call can use the result."""
 
 
 def create_batch_copy(device: torch.device, *, pinned: bool) -> BatchCopy:
-    """Return the function that copies micro-batches to `device`; a CPU ignores `pinned`."""
+    """Return the function that copies micro-batches to `device`.
+
+    With `pinned`, a GPU copies from page-locked memory on a side stream. A CPU ignores `pinned`.
+    """
     if device.type == "cuda" and pinned:
         return SideStreamCopy(device)
     # On the computing stream. From pageable memory the driver first makes a copy of its own, and may wait for the
@@ -40,14 +45,15 @@ def create_batch_copy(device: torch.device, *, pinned: bool) -> BatchCopy:
 
 
 class SideStreamCopy:
-    """Copies from page-locked memory on a stream of its own, while the device computes earlier work."""
+    """Copy from page-locked memory on a separate stream, while the device computes earlier work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the tensors on the device; work that is launched next waits for them, the host does not."""
+        """Return copies of the tensors on the device. Work launched next waits for the copies, but the host does not
+        wait."""
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             # The allocator of page-locked memory notes the copy, and frees no tensor before it has been copied.
@@ -66,24 +72,28 @@ _SLOWER_LEVEL = 0.998
 
 
 def is_warmup_done(steps: int, elapsed_s: float, protocol: MeasureSpec, *, on_gpu: bool) -> bool:
-    """Return whether the warm-up has its steps and, on a GPU, its seconds.
+    """Return True if the warm-up has its minimum number of steps and, on a GPU, its minimum number of seconds.
 
-    Under load a GPU's clock settles with its temperature, in half a minute or more.
+    Under load, the clock frequency of a GPU changes with its temperature and needs half a minute or more to settle.
     """
     return steps >= protocol.warmup_steps and (not on_gpu or elapsed_s >= protocol.gpu_warmup_s)
 
 
 def is_slower(step_s: Sequence[float], than_s: float, block: int) -> bool:
-    """Return whether the median step surely takes longer than `than_s` seconds; False before two blocks."""
+    """Return True if the confidence interval of the median step time lies above `than_s` seconds.
+
+    False if there are fewer than two blocks of steps.
+    """
     interval = series_interval(step_s, _SLOWER_LEVEL) if len(step_s) >= 2 * block else None
     return interval is not None and interval[0] > than_s
 
 
 def find_stop_reason(steps: int, elapsed_s: float, protocol: MeasureSpec) -> WindowEnd | None:
-    """Return why the window ends now, or None.
+    """Return the reason to end the window now; None if the window continues.
 
-    `steps` are the window's, launched ones included, `elapsed_s` its seconds so far. A window has at least the
-    protocol's seconds and steps. If its steps are too long for that, it ends after the protocol's longest time.
+    `steps` is the number of steps in the window, including launched steps that have not finished. `elapsed_s` is the
+    length of the window so far in seconds. The window ends normally after the protocol's minimum seconds and minimum
+    steps. If the steps are too slow for that, the window ends after the protocol's maximum time.
     """
     if elapsed_s >= protocol.window_s and steps >= protocol.min_steps:
         return "window"
@@ -91,12 +101,12 @@ def find_stop_reason(steps: int, elapsed_s: float, protocol: MeasureSpec) -> Win
 
 
 Reading = torch.Tensor | float | None
-"""A loss or a norm of one step, perhaps still on its way from the device."""
+"""Loss or gradient norm of a step, possibly still being copied from the device; None if there is no value."""
 
 
 @dataclass
 class FetchedBatches:
-    """Waiting time and padding of the micro-batches of one optimizer step."""
+    """Time spent waiting for the micro-batches of one optimizer step, and the number of their padding tokens."""
 
     wait_s: float = 0.0
     padding: Counter[str] = field(default_factory=Counter)  # by kind of tokens
@@ -104,7 +114,7 @@ class FetchedBatches:
 
 @dataclass
 class LaunchedBlock:
-    """Steps whose work has been launched, and may not have finished."""
+    """Block of steps whose work has been launched but may not have finished."""
 
     read_seconds: ReadBlock
     fetched: list[FetchedBatches]  # by step, as the losses and norms
@@ -116,7 +126,7 @@ class LaunchedBlock:
 
 @dataclass
 class Series:
-    """All steps in order, warm-up included: their times, and the columns of every rank."""
+    """All steps in order, warm-up included: their times, and the values of all columns on every rank."""
 
     kinds: tuple[str, ...]  # of tokens; each has a column of its padding
     loss_ranks: tuple[int, ...] | None = None  # ranks with a loss; None: all
@@ -128,34 +138,39 @@ class Series:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
+        """Names of the columns that are recorded for each step and rank."""
         return "step_s", "data_wait_s", "loss", "gradient_norm", *(f"{kind}_padding" for kind in self.kinds)
 
     def column(self, name: str) -> torch.Tensor:
-        """Return one column of every step and rank, (steps, ranks), float64; NaN where a rank has no value."""
+        """Return a column with shape (steps, ranks), float64; NaN for a rank that has no value."""
         stacked = torch.stack(self.ranks) if self.ranks else torch.zeros(0, 1, len(self.columns))
         return stacked[:, :, self.columns.index(name)]
 
     @property
     def losses(self) -> torch.Tensor:
-        """Losses of every step on the ranks that have one, (steps, ranks with a loss)."""
+        """Losses with shape (steps, ranks with a loss)."""
         losses = self.column("loss")
         return losses if self.loss_ranks is None else losses[:, list(self.loss_ranks)]
 
     @property
     def step_s(self) -> list[float]:
-        """Seconds of each step, from the slowest rank's completion of the step before to its completion of this one."""
+        """Seconds of each step. A step lasts from the time when the slowest rank completed the previous step to the
+        time when the slowest rank completed this step."""
         return self.times.step_s
 
     def append(self, ranks: list[torch.Tensor], skipped: list[int], *, together: bool) -> None:
-        """Add the steps of a block, which all ranks began `together`, or right after the block before."""
+        """Append the steps of a block. `ranks` has one tensor (ranks, columns) per step.
+
+        If `together` is true, all ranks began the block at the same time, after a barrier. Otherwise each rank began it
+        right after its previous block.
+        """
         self.ranks.extend(ranks)
         own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]  # (steps, ranks)
         self.times.append(own_s.numpy(), together=together)
         self.skipped.extend(skipped)
 
     def is_finite(self, since: int) -> bool:
-        """Return whether every loss and every known gradient norm from step `since` on is finite."""
+        """Return True if all losses and all reported gradient norms are finite, from step number `since` on."""
         if since >= len(self.ranks):
             return True
         latest = Series(self.kinds, self.loss_ranks, self.ranks[since:])
@@ -164,17 +179,18 @@ class Series:
 
     @property
     def warmup(self) -> int:
-        """Number of steps before the window: all steps if there is no window."""
+        """Number of warm-up steps. If no window has begun, all steps are warm-up steps."""
         return len(self.ranks) if self.window_start is None else self.window_start
 
     @property
     def window_s(self) -> float:
-        """Seconds of the window's blocks, without the time between them."""
+        """Sum of the step times in the window, in seconds. The time between blocks is excluded."""
         return sum(self.step_s[self.warmup :])
 
 
 class Trainer:
-    """One rank's side of the loop: fetch, step, time. Results are gathered between blocks, and not timed."""
+    """Training loop of one rank: it fetches batches, makes steps and times them. Results are gathered between blocks,
+    outside of the timed steps."""
 
     def __init__(
         self,
@@ -190,9 +206,10 @@ class Trainer:
         first: int = 0,
         before_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`hook` gets the phase and the step before each of them begins, `before_step` the number of each step.
+        """Create the loop of a rank.
 
-        `first` is the number of the first step.
+        `hook` is called with the phase and the step number at the beginning of each phase. `before_step` is called with
+        the step number before each step. `first` is the number of the first step.
         """
         self.peers = peers
         self.on_gpu = device.type == "cuda"
@@ -205,9 +222,10 @@ class Trainer:
         self._launched: deque[LaunchedBlock] = deque()
 
     def step(self) -> tuple[torch.Tensor | None, FetchedBatches]:
-        """Make one optimizer step, with the fetch and copy of its data.
+        """Make one optimizer step, including the fetch and copy of its micro-batches.
 
-        Return the loss, not synchronised, or None on a rank without a loss, and the batches' facts.
+        Return the loss, possibly still being computed on the device, and the waiting time and padding of the
+        micro-batches. The loss is None on a rank without a loss.
         """
         fetched = FetchedBatches()
         self._before_step(self._steps)
@@ -221,7 +239,7 @@ class Trainer:
         return loss, fetched
 
     def _fetch_micro_batches(self, fetched: FetchedBatches) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the micro-batches of an optimizer step, each fetched when the engine requests it."""
+        """Yield the micro-batches of an optimizer step. Each is fetched when the engine requests it."""
         for _ in range(self._spec.accumulation):
             begin = time.perf_counter()
             self._hook("fetch", self._steps)
@@ -232,9 +250,9 @@ class Trainer:
             yield self._copy(batch.tensors)
 
     def block(self, steps: int, series: Series) -> None:
-        """Run and time `steps` steps, and append finished blocks to `series`.
+        """Run and time a block of steps, and append finished blocks to `series`.
 
-        On a CPU a block is appended at once, on a GPU while the next block runs.
+        On a CPU the block is appended immediately. On a GPU it is appended while the next block runs.
         """
         # Only a block after a drain begins with a barrier. Others follow the block before without any waiting.
         together = not self._launched
@@ -246,13 +264,13 @@ class Trainer:
             self._gather(self._launched.popleft(), series)
 
     def finish(self, series: Series) -> None:
-        """Wait for all launched blocks and append them to `series`."""
+        """Wait until all launched blocks have finished, and append them to `series`."""
         while self._launched:
             self._gather(self._launched.popleft(), series)
 
     @property
     def steps_under_way(self) -> int:
-        """Number of launched steps that are in no series yet."""
+        """Number of launched steps that have not been appended to a series yet."""
         return sum(len(block.fetched) for block in self._launched)
 
     def _launch(self, steps: int, together: bool) -> LaunchedBlock:
@@ -272,10 +290,10 @@ class Trainer:
                 # While fp16 adjusts its loss scale, gradients overflow now and then. In other precisions gradients
                 # that are not finite end the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
-        # The other ranks' contributions are missing from both.
+        # In a rehearsal, losses and norms lack the contributions of the other ranks.
         if not self.peers.are_real:
             losses, norms = [math.nan] * steps, [None] * steps
-        # Before the block ends, since its end is waited for.
+        # Before the block ends, because reading the times waits only for the end of the block.
         losses, norms = _send_to_host(losses), _send_to_host(norms)
         return LaunchedBlock(clock.end(), data, losses, norms, found, together)
 
@@ -301,11 +319,11 @@ def run(
     after_block: Callable[[], None] = lambda: None,
     limit_s: float | None = None,
 ) -> None:
-    """Warm up, then measure a window, both of the protocol's length; fill `series` meanwhile.
+    """Run the warm-up and then the measurement window, as set by the protocol, and fill `series`.
 
-    `open_window` is called once in between, `after_block` after every block of the window; neither is timed. The window
-    also ends once steps surely take longer than `limit_s` seconds. Steps that are still running at a decision belong to
-    the warm-up, or to the window, that it ends.
+    `open_window` is called once between warm-up and window. `after_block` is called after every block of the window.
+    Neither call is timed. The window also ends as soon as the confidence interval of the step time lies above `limit_s`
+    seconds. If warm-up or window ends while steps are still running, these steps belong to the part that ends.
     """
     peers, checked = trainer.peers, 0
 
@@ -345,12 +363,19 @@ def run(
 
 
 def _count_block_steps(protocol: MeasureSpec, lacking: int) -> int:
-    """Return the steps of the next block: at most those that are lacking, or a whole block if only seconds are."""
+    """Return the number of steps of the next block.
+
+    `lacking` is the number of steps missing to the minimum. If it is positive, the block has at most this number of
+    steps. Otherwise only time is missing, and the block has its full length.
+    """
     return min(protocol.block_steps, lacking) if lacking > 0 else protocol.block_steps
 
 
 def _send_to_host(values: list[Reading]) -> list[Reading]:
-    """Return the values with those on a device on their way to page-locked memory, without waiting for them."""
+    """Return the values, with each device tensor replaced by a copy on the host.
+
+    The copies go to page-locked memory and may still be in progress on return.
+    """
     return [
         value.detach().to("cpu", non_blocking=True) if isinstance(value, torch.Tensor) else value for value in values
     ]

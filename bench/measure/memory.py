@@ -1,9 +1,9 @@
-"""Memory of one rank: live tensor bytes and their peak as the device's allocator counts them, and resident sets.
+"""Memory of one rank: bytes of live tensors, their peak, and the resident set of the process.
 
-CUDA's caching allocator counts by itself. On a CPU torch's allocator is wrapped by one that counts (cpu_allocator.cpp).
-Neither has a measurable cost in a step, so the peak is that of the timed window itself.
+CUDA's caching allocator counts live bytes itself. On a CPU, torch's allocator is wrapped by a counting allocator
+(cpu_allocator.cpp). Neither has a measurable cost per step, so the peak is that of the timed window itself.
 
-When a rank runs out of memory, the use of that memory is read at the failure, before it is freed.
+If a rank runs out of memory, the use of memory is read at the failure, before the memory is freed.
 """
 
 import contextlib
@@ -36,9 +36,10 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 def read_device_shortage(
     rank: int, device: torch.device, error: BaseException, others_bytes: int | None
 ) -> MemoryShortage:
-    """Return the use of a GPU's memory; `others_bytes` is that of processes outside of the run.
+    """Return the use of a GPU's memory after a rank ran out of it.
 
-    Written by torch's manual, and not tried on a GPU yet.
+    `others_bytes` is the memory used by processes outside of the run. The code follows torch's manual and has not been
+    tested on a GPU yet.
     """
     free, total = torch.cuda.mem_get_info(device)
     return MemoryShortage(
@@ -53,9 +54,9 @@ def read_device_shortage(
 
 
 def read_host_shortage(rank: int, device: torch.device, error: BaseException, root: Path = Path("/")) -> MemoryShortage:
-    """Return the use of the host's memory within the tightest limit of this process.
+    """Return the use of host memory after a rank ran out of it, for the limit with the least free memory.
 
-    The bytes of tensors are known if the rank's `device` is a CPU.
+    The bytes of tensors are known only if `device` is a CPU.
     """
     free, total = min(_list_limits(root))
     on_host, resident = device.type == "cpu", _read_number(root / "proc/self/status", "VmRSS")
@@ -70,7 +71,11 @@ def read_host_shortage(rank: int, device: torch.device, error: BaseException, ro
 
 
 def parse_requested_bytes(message: str) -> int | None:
-    """Return the bytes that an allocator's message says were requested, rounded on a GPU; None without them."""
+    """Return the bytes of the failed request as stated in an allocator's message; None if the message does not state
+    them.
+
+    Messages of the GPU allocator contain rounded values.
+    """
     found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", message, re.IGNORECASE)
     return round(float(found[1]) * 1024 ** _UNITS.index(found[2])) if found else None
 
@@ -82,7 +87,11 @@ def _describe_request(error: BaseException, free: int, total: int) -> dict[str, 
 
 
 def _list_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the bytes (free, total) of the host, of each control group around this process and of its address space."""
+    """Yield the bytes (free, total) of each memory limit of this process.
+
+    The limits are the memory of the host, the limit of each enclosing control group, and the limit of the address
+    space.
+    """
     free, total = (1024 * (_read_number(root / "proc/meminfo", name) or 0) for name in ("MemAvailable", "MemTotal"))
     yield free, total
     for used, limit in find_memory_limits(root):
@@ -94,7 +103,7 @@ def _list_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _read_number(path: Path, name: str) -> int | None:
-    """Return the number of an entry such as `VmRSS: 12 kB`; None without the entry or the file."""
+    """Return the number in a line such as `VmRSS: 12 kB` of a file; None if there is no such line or file."""
     with contextlib.suppress(OSError):
         if found := re.search(rf"^{name}:\s+(\d+)", path.read_text(), re.MULTILINE):
             return int(found[1])
@@ -103,7 +112,10 @@ def _read_number(path: Path, name: str) -> int | None:
 
 @dataclass
 class MemoryTrace:
-    """Live tensor bytes around and inside a block of code, filled in when the block ends; None where unknown."""
+    """Bytes of live tensors before, during and after a block of code; None if unknown.
+
+    The fields are filled in when the block ends.
+    """
 
     before_bytes: int | None = None
     peak_bytes: int | None = None
@@ -112,31 +124,31 @@ class MemoryTrace:
 
 
 class PhasePeaks(NamedTuple):
-    """Peaks of live bytes, and of bytes held by the caching allocator, since `reset_peak`; None where unknown."""
+    """Peaks since `reset_peak`: bytes of live tensors, and bytes reserved by the caching allocator; None if unknown."""
 
     allocated_bytes: int | None
     reserved_bytes: int | None
 
 
 def install_counter(device: torch.device) -> None:
-    """Start counting on `device`; call it before the first tensor that counts.
+    """Start counting the memory of tensors on `device`. Call this before the first tensor is created.
 
-    On a CPU this needs a C++ compiler, once for each version of torch. Without one the memory of a run stays unknown,
-    and its log has the reason.
+    On a CPU, this needs a C++ compiler once for each version of torch. Without a compiler the memory of a run stays
+    unknown, and a warning in its log states the reason.
     """
     if device.type == "cpu" and (library := _load_cpu_allocator()):
         library.zeroscale_install()
 
 
 def pause_counting(device: torch.device, paused: bool) -> None:
-    """Stop counting new tensors on a CPU, or count them again. For a benchmark of the cost of counting."""
+    """Stop or resume counting new CPU tensors. This is for a benchmark of the cost of counting."""
     if device.type == "cpu" and (library := _load_cpu_allocator()):
         library.zeroscale_count(not paused)
 
 
 @contextmanager
 def trace_memory(device: torch.device) -> Iterator[MemoryTrace]:
-    """Trace live tensor bytes on `device` inside the block."""
+    """Context manager that records the bytes of live tensors on `device` during a block of code."""
     trace = MemoryTrace(before_bytes=read_live_bytes(device))
     reset_peak(device)
     yield trace
@@ -145,7 +157,7 @@ def trace_memory(device: torch.device) -> Iterator[MemoryTrace]:
 
 
 def read_live_bytes(device: torch.device) -> int | None:
-    """Return the bytes of all tensors that live on `device` in this process."""
+    """Return the bytes of all live tensors of this process on `device`; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     library = _load_cpu_allocator()
@@ -153,7 +165,7 @@ def read_live_bytes(device: torch.device) -> int | None:
 
 
 def read_peak_bytes(device: torch.device) -> int | None:
-    """Return the largest `read_live_bytes` since `reset_peak`."""
+    """Return the largest value of `read_live_bytes` since `reset_peak`, in bytes; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     library = _load_cpu_allocator()
@@ -161,7 +173,7 @@ def read_peak_bytes(device: torch.device) -> int | None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Restart the peak from the bytes that live now."""
+    """Set the peak to the current bytes of live tensors."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif library := _load_cpu_allocator():
@@ -169,10 +181,10 @@ def reset_peak(device: torch.device) -> None:
 
 
 def count_reachable_bytes(device: torch.device) -> int:
-    """Return the bytes of all distinct storages on `device` that Python can reach, gradients included.
+    """Return the bytes of all distinct tensor storages on `device` that Python can reach, gradients included.
 
-    An independent check of `read_live_bytes`. It misses storages that only C++ holds, and includes those of other
-    allocators.
+    This is an independent check of `read_live_bytes`. It misses storages that only C++ code holds, and includes
+    storages from other allocators.
     """
     gc.collect()  # unreachable tensors in cycles would count
     storages: dict[int, int] = {}
@@ -190,9 +202,9 @@ def count_reachable_bytes(device: torch.device) -> int:
 
 
 def read_loaders_rss_bytes() -> int | None:
-    """Return the sum of the peak resident sets of this process's loaders, and of the server that forks them.
+    """Return the sum in bytes of the peak resident sets of the DataLoader processes and of the server that forks them.
 
-    Pages that they share are counted for each of them. None without loaders.
+    Pages shared between these processes are counted once per process. None if this process has no DataLoader processes.
     """
     loaders = {loader.pid for loader in multiprocessing.active_children() if loader.pid}
     parents = {_read_number(Path(f"/proc/{loader}/status"), "PPid") for loader in loaders}
@@ -202,18 +214,18 @@ def read_loaders_rss_bytes() -> int | None:
 
 
 def read_peak_rss_bytes() -> int:
-    """Return the largest resident set of this process so far."""
+    """Return the peak resident set of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def read_peaks(device: torch.device) -> PhasePeaks:
-    """Return the peaks since `reset_peak`. A CPU has no caching allocator."""
+    """Return the memory peaks since `reset_peak`. A CPU has no caching allocator, so `reserved_bytes` is None."""
     reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     return PhasePeaks(read_peak_bytes(device), reserved)
 
 
 def read_device_used_bytes(device: torch.device) -> int | None:
-    """Return the bytes in use on a device by all processes and its own libraries; None on a CPU."""
+    """Return the used bytes of a GPU, including those of other processes and of CUDA libraries; None on a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -221,9 +233,9 @@ def read_device_used_bytes(device: torch.device) -> int | None:
 
 
 class DeviceUsePeak:
-    """The highest sampled use of a device by all processes.
+    """Highest sampled memory use of a GPU by all processes.
 
-    The caching allocator returns no memory, so samples at the ends of phases and between blocks miss little.
+    The caching allocator keeps freed memory. So samples at the ends of phases and between blocks miss little.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -249,7 +261,10 @@ def _load_cpu_allocator() -> ctypes.CDLL | None:
 
 
 def _compile_allocator() -> Path:
-    """Return the compiled allocator from the user's cache; compile it first if it is missing, in about a second."""
+    """Return the path of the compiled counting allocator in the user's cache.
+
+    If it is missing, it is compiled first, which takes about a second.
+    """
     source, abi = Path(__file__).with_name("cpu_allocator.cpp"), int(torch._C._GLIBCXX_USE_CXX11_ABI)
     key = hashlib.sha256(f"{torch.__version__} {abi} {source.read_text()}".encode()).hexdigest()[:12]
     cache = get_cache_folder(os.environ)

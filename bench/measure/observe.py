@@ -1,8 +1,8 @@
-"""From the results of every rank to one attempt's Observations, and every rank's steps as a Parquet table.
+"""Conversion of the results of all ranks into the Observations of an attempt, and into a Parquet table of all steps.
 
-Untimed steps after the window are inspected: bytes per collective, the time outside of collectives, FLOPs without a
-formula, and the engine's own facts of a step. Stragglers do not show in step times, since every rank waits in
-collectives; they show in the time outside of them.
+After the window a few untimed steps are inspected. They give the bytes per collective, the time outside of collectives,
+measured FLOPs for models without a formula, and facts that the engine reports about a step. Stragglers are not visible
+in step times, because every rank waits for them in collectives. They are visible in the time outside of collectives.
 """
 
 import io
@@ -31,16 +31,17 @@ from bench.measure.surroundings import Surrounded
 from bench.measure.training import Training
 
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-_STEPS = 3  # inspected; their median counts
+_STEPS = 3  # inspected steps; the median of their times is recorded
 MOST_PASSES = 4096
-"""Passes of a step up to which a record lists them one by one."""
+"""Maximum number of passes in a step that a record lists individually."""
 
 
 def count_flops(run: Callable[[], object]) -> int:
-    """Return the matmul FLOPs of `run` on this rank, recomputed activations included.
+    """Return the matmul FLOPs of `run` on this rank, including those of recomputed activations.
 
-    Fused attention counts over the full square, and its backward as two matmuls for each of the forward, as in
-    bench.predict.work. torch's own counter includes the recomputed scores, and knows no CPU kernel.
+    As in bench.predict.work, fused attention counts as if it were not causal, and its backward pass counts twice the
+    FLOPs of the forward pass. torch's own formula for the backward pass adds recomputed scores, and torch has no
+    formula for CPU kernels.
     """
     formulas: dict[Any, Callable[..., int]] = {}
     for name in _KERNELS:
@@ -53,7 +54,7 @@ def count_flops(run: Callable[[], object]) -> int:
 
 
 def _count_attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the FLOPs of scores and weighted values, from shapes (samples, heads, tokens, width of a head)."""
+    """Return the FLOPs of attention scores and weighted values. Shapes are (samples, heads, tokens, head size)."""
     samples, heads, tokens, width = query
     return 2 * samples * heads * tokens * key[-2] * (width + value[-1])
 
@@ -64,7 +65,7 @@ def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> 
 
 @dataclass
 class Inspection:
-    """Facts of one step of this rank, from inspected steps."""
+    """Results of the inspected steps on this rank, per step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
     outside_collectives_s: float = 0.0  # waiting for data included, for transfers from neighbours excluded
@@ -77,7 +78,10 @@ class Inspection:
 def inspect(
     trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, *, counts_flops: bool
 ) -> Inspection:
-    """Make and inspect a few more optimizer steps, which are not timed. `members` are the engine's optional members."""
+    """Make a few more optimizer steps that are not timed, and return what was counted in them.
+
+    `members` are the optional methods that the engine supports.
+    """
     seen, outside = Inspection(), []
     for _ in range(_STEPS):
         wait_for(device)
@@ -119,7 +123,7 @@ def inspect(
 
 @dataclass
 class RankView:
-    """Results of one rank, sent to rank 0 at the end."""
+    """Results of one rank, which are gathered on rank 0 at the end of the run."""
 
     memory: RankMemory
     phases_s: dict[str, float]
@@ -135,10 +139,10 @@ def build_rank_memory(
     warmup: PhasePeaks | None,
     device_peak_bytes: int | None,
 ) -> RankMemory:
-    """Return one rank's memory at the end of its window, or of its warm-up if there was no window.
+    """Return the memory of one rank at the end of its window, or at the end of its warm-up if there was no window.
 
-    `rss_bytes` is the resident set's peak after initialisation. `warmup` are the allocator's peaks before the window,
-    None without a window.
+    `rss_bytes` is the peak resident set after initialisation. `warmup` are the memory peaks before the window; None if
+    there was no window.
     """
     latest = memory.read_peaks(device)
     window = latest if warmup else PhasePeaks(None, None)
@@ -167,7 +171,10 @@ def build_rank_memory(
 def build_observations(
     spec: RunSpec, series: Series, views: list[RankView], training: Training | None, **known: Any
 ) -> Observations:
-    """Return the observations of an attempt; `views` are by rank, `known` other fields of the result."""
+    """Return the observations of an attempt.
+
+    `views` are the results of each rank, in the order of ranks. `known` are further fields of Observations.
+    """
     seen = [view.seen for view in views if view.seen]
     around = [view.surrounded for view in views]
     counted = [rank.flops for rank in seen if rank.flops is not None]
@@ -199,17 +206,18 @@ def build_observations(
 
 
 def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPass, ...], ...] | None:
-    """Return the passes of the first rank in each place of a pipeline; None if there are none or too many."""
-    # Ranks of one place in a pipeline follow each other.
+    """Return the timed passes of the first rank of each pipeline position; None if there are no passes or too many."""
+    # Ranks at the same pipeline position have consecutive numbers.
     firsts = seen[:: spec.world_size // spec.parallel.pipeline] if len(seen) == spec.world_size else []
     number = sum(len(rank.passes) for rank in firsts)
     return tuple(tuple(rank.passes) for rank in firsts) if 0 < number <= MOST_PASSES else None
 
 
 def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
-    """Return the observations of a rehearsal without losses, and without step times, which lack communication.
+    """Return the observations of a rehearsal without the values that a rehearsal cannot measure.
 
-    The window's times are kept as time of computation, if the rehearsal `computes`.
+    Losses are dropped, and step times too because they contain no communication. If the rehearsal executes its
+    operations (`computes`), the step times of the window are kept as computing times.
     """
     assert observed.steps
     compute_s = observed.steps.step_s[observed.steps.cut :] if computes else ()
@@ -218,7 +226,10 @@ def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
 
 
 def reduce_steps(series: Series) -> Steps:
-    """Return the times between the slowest rank's completions, and the mean loss, of the ranks' series."""
+    """Return the step times of the whole run and the mean loss over ranks, for each step.
+
+    A step time is the time between two completions of the slowest rank.
+    """
     norms, own_s = series.column("gradient_norm"), series.column("step_s")  # (steps, ranks) each
     return Steps.model_validate(
         {
@@ -237,7 +248,7 @@ def reduce_steps(series: Series) -> Steps:
 
 
 def build_outcome(series: Series) -> Outcome:
-    """Return `ok`, or `invalid` with the first step whose loss or gradient norm is not finite."""
+    """Return the outcome `ok`; or `invalid` with the first step whose loss or gradient norm is not finite."""
     if series.stopped != "invalid":
         return Outcome(kind="ok")
     finite = {
@@ -249,9 +260,9 @@ def build_outcome(series: Series) -> Outcome:
 
 
 def count_tokens(spec: RunSpec, series: Series) -> Tokens | None:
-    """Return the tokens of an optimizer step, averaged over the window.
+    """Return the number of tokens and padding tokens per optimizer step, averaged over the window.
 
-    None without a valid window, or if not all ranks are real.
+    None if there is no valid window, or if the run has only some of the ranks, as in a rehearsal.
     """
     if len(series.ranks) <= series.warmup or series.stopped == "invalid" or len(series.ranks[0]) != spec.world_size:
         return None
@@ -266,7 +277,10 @@ def count_tokens(spec: RunSpec, series: Series) -> Tokens | None:
 
 
 def write_steps_table(series: Series) -> bytes:
-    """Return every rank's steps as a Parquet file: step, rank, window (bool) and the columns of `Series`."""
+    """Return the steps of every rank as a Parquet file.
+
+    The columns are step, rank, window (True if the step is in the window) and all columns of `Series`.
+    """
     count, ranks = len(series.ranks), series.ranks[0].shape[0] if series.ranks else 0
     step, rank = (number.reshape(-1) for number in np.indices((count, ranks), np.int32))
     columns = {
@@ -282,7 +296,10 @@ def write_steps_table(series: Series) -> bytes:
 
 
 def _build_column(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    """Return a column without missing values from its bytes: `pa.array` would import pandas, in half a second."""
+    """Return an Arrow column without missing values, built from the bytes of a NumPy array.
+
+    The function `pa.array` would import pandas, which takes half a second.
+    """
     stored = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stored)])
 
@@ -292,7 +309,10 @@ def _replace_infinite(values: torch.Tensor) -> tuple[float | None, ...]:
 
 
 def _select_heaviest(ranks: list[Inspection]) -> dict[str, Collective]:
-    """Return, by kind, the collectives of the rank with most bytes; ranks differ if partitions are uneven."""
+    """Return, for each kind of collective, the counts of the rank with the most payload bytes.
+
+    Ranks differ if their partitions have different sizes.
+    """
     kinds = sorted({kind for rank in ranks for kind in rank.collectives})
     return {
         kind: max((rank.collectives[kind] for rank in ranks if kind in rank.collectives), key=lambda c: c.payload_bytes)

@@ -1,6 +1,7 @@
-"""The ranks of a run: how they find each other, and how they agree and exchange results outside of timed steps.
+"""Communication of the harness between the ranks of a run: the process group, decisions and gathered results.
 
-The harness has collectives of its own, apart from the engine's. In a rehearsal a rank has no real peers.
+These collectives are separate from the engine's and are called only outside of timed steps. In a rehearsal a rank has
+no real peers.
 """
 
 import os
@@ -22,34 +23,38 @@ T = TypeVar("T")
 
 
 class Peers:
-    """All ranks of a run, seen from one of them. This class is the one rank of a rehearsal, which has no real peers."""
+    """Interface to all ranks of a run. This base class is for a rehearsal, which has one rank and no real peers."""
 
     are_real = False
-    """True if all ranks of the process group exist; only then do losses mean something."""
+    """True if all ranks of the process group exist. Otherwise losses have no meaning."""
 
     @property
     def is_main(self) -> bool:
-        """True on the rank that writes for all."""
+        """True on rank 0, which writes the files of the run; True also in a rehearsal."""
         return True
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this method."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value if `is_main`, else an empty list."""
+        """Return the values of all ranks on the main rank, and an empty list on the other ranks."""
         return [value]
 
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Exchange (steps, columns) between ranks; return one (ranks, columns) tensor per step."""
+        """Exchange each rank's rows (steps, columns) with all ranks. Return a list with one tensor (ranks, columns) per
+        step."""
         return list(rows.unsqueeze(1))
 
     def broadcast(self, decision: T) -> T:
-        """Return rank 0's decision on every rank. Ranks that decide by themselves could wait for each other forever."""
+        """Return rank 0's decision on every rank.
+
+        Without a common decision, ranks could wait for each other forever.
+        """
         return decision
 
 
 class ProcessGroupPeers(Peers):
-    """The ranks of torch's process group."""
+    """Ranks of torch's default process group."""
 
     are_real = True
 
@@ -77,7 +82,7 @@ class ProcessGroupPeers(Peers):
 
 
 class RankPlace(NamedTuple):
-    """Place of a rank: its host, and the start of the scheduler's job that it belongs to."""
+    """Host of a rank, and the scheduler's job that started the rank, with the restart count of that job."""
 
     host: str
     job_id: str  # empty outside of a job
@@ -88,15 +93,15 @@ class RankPlace(NamedTuple):
         return cls(host, context.job_id, context.restart)
 
     def describe_job(self) -> str:
-        """Return the job in words."""
+        """Return the job id and restart count as text."""
         return f"{self.job_id or None}" + (f", restart {self.restart}" if self.restart else "")
 
 
 def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
-    """Raise Refused unless all ranks were started in one allocation: others use nodes that the run was not given.
+    """Raise Refused unless all ranks run in the same allocation of a scheduler.
 
-    A rank is foreign if it is of another job than rank 0, of another start of it, or on a host that is not in rank 0's
-    `nodelist`.
+    Three kinds of ranks are refused: ranks of another job than rank 0's, ranks of another restart of that job, and
+    ranks on a host that is not in `nodelist`, the allocation of rank 0.
     """
     first, *others = places
     for place in others:
@@ -113,19 +118,20 @@ _LONGEST_S = 30 * 86400.0
 
 
 def compute_timeout(limits: Limits) -> timedelta:
-    """Return how long torch waits for another rank: longer than the supervisor, which ends a hang and reports why.
+    """Return the timeout after which torch gives up waiting for another rank.
 
-    The defaults of torch's store (5 min) and of NCCL (10 min) are less than reading the libraries from a busy network
-    file system may take.
+    It is longer than the supervisor's limits, so that the supervisor ends a hang and reports its reason first. torch's
+    defaults are 5 min for the store and 10 min for NCCL. Reading the libraries from a busy network file system may take
+    longer.
     """
     return timedelta(seconds=min(max(limits.startup_s, limits.hang_s) + _LATER_S, _LONGEST_S))
 
 
 def join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
-    """Form the process group at the address in the environment.
+    """Create the process group, using the address in MASTER_ADDR and MASTER_PORT.
 
-    Rank 0 listens on the socket that its supervisor opened, if any, so that no other process can take the port. With a
-    GPU, tensors on the host still go over gloo.
+    If the supervisor opened a socket for rank 0, rank 0 listens on this socket, so no other process can take the port.
+    On a GPU, tensors on the host are still sent over gloo.
     """
     listener = os.environ.get(LISTENER)
     store = TCPStore(

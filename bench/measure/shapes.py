@@ -1,7 +1,8 @@
-"""Skip large operations: their results have shape and memory, but no values.
+"""Rehearsal without computation: large operations are skipped, and their results have shape and memory but no values.
 
-This rehearses a rank that is too large for this machine. Each result is allocated and counted as usual. It is never
-written to, so the system gives it no pages. Temporary memory inside an operation's kernel is not seen.
+This allows to rehearse a rank that is too large for this machine. Each result is allocated and counted as usual. It is
+never written to, so the operating system assigns no physical pages. Temporary memory inside an operation's kernel is
+not included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,23 +19,24 @@ from bench.core.spec import MeasureSpec
 from bench.measure.failures import Refused
 
 SMALL = 4096
-"""Elements of all arguments and results up to which an operation is executed: scalars, losses, tokens of a text."""
+"""Maximum number of elements, arguments and results together, of an operation that is executed. Scalars, losses and
+token ids are smaller."""
 
 PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
-"""Few steps, since all steps use the same memory."""
+"""Measurement protocol of such a rehearsal. Two steps are enough, since all steps use the same memory."""
 
 _RESIZES = ("resize_", "resize_as_", "set_")
-"""Mutating operations that change a tensor's shape or storage, and no value. They are always executed, as are
-operations tagged `inplace_view`."""
+"""In-place operations that change the shape or storage of a tensor but no values. They are always executed, as are
+operations with the tag `inplace_view`."""
 
 _SHARES = "fsdp::all_gather_copy_in"
-"""Always executed: its two results share memory, which its schema does not say."""
+"""Operation of FSDP2 that is always executed. Its two results share memory, which its schema does not declare."""
 
 
 class LeftOutOperations(TorchDispatchMode):
-    """While active, skip operations on more than `SMALL` elements on a CPU.
+    """Dispatch mode that skips CPU operations on more than `SMALL` elements.
 
-    Raise Refused for an operation whose result's shape depends on values.
+    Raise Refused for a large operation whose result shape depends on values.
     """
 
     def __init__(self) -> None:  # typed, unlike the base class's
@@ -79,19 +81,20 @@ class LeftOutOperations(TorchDispatchMode):
 
 
 def _is_cheap(func: Any) -> bool:
-    """Return whether an operation costs little to execute: a view, a new shape, or a result that is no tensor."""
+    """Return True if an operation is cheap to execute: a view, a change of shape, or an operation that returns no
+    tensor."""
     makes_tensors = not func._schema.returns or any("Tensor" in str(result.type) for result in func._schema.returns)
     resizes = func._schema.name.removeprefix("aten::") in _RESIZES or torch.Tag.inplace_view in func.tags
     return func.is_view or resizes or not makes_tensors or func._schema.name == _SHARES
 
 
 def _is_changed(returned: Any) -> bool:
-    """Return whether an entry of a schema's returns is an argument that the operation writes to."""
+    """Return True if this entry of a schema's returns is an argument that the operation modifies in place."""
     return returned.alias_info is not None and returned.alias_info.is_write
 
 
 def _list_changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that an operation writes to and returns, in the order of its returns."""
+    """Yield the arguments that an operation modifies in place and returns, in the order of its returns."""
     arguments = func._schema.arguments
     for returned in filter(_is_changed, func._schema.returns):
         aliased = returned.alias_info.before_set
@@ -103,7 +106,11 @@ def _list_changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Ite
 
 
 def _find_shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], elements: int) -> Any:
-    """Return an operation's results on the meta device; None for a small one that has to be executed for them."""
+    """Return the results of an operation as tensors on the meta device.
+
+    None if the shapes depend on values and the operation is small enough to be executed. `elements` is the number of
+    elements of all its arguments.
+    """
     taken = tree_map_only(Tensor, _describe, (tuple(args), kwargs))
     # An operation with tensors runs on their device, unless it names one.
     names_device = not _list_tensors(taken) or taken[1].get("device") is not None
@@ -122,7 +129,10 @@ def _describe(tensor: Tensor) -> Tensor:
 
 
 def _allocate(shape: Tensor) -> Tensor:
-    """Return memory for a result. Small results are zero: an engine may check whether a norm, say, is finite."""
+    """Return an allocated tensor with the shape of a result.
+
+    Small results are filled with zeros, since an engine may check, for example, that a gradient norm is finite.
+    """
     made = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
     return made.zero_() if made.numel() <= SMALL else made
 

@@ -1,10 +1,10 @@
-"""The surroundings of a rank while it is timed: background load on its node, and the use of its own device.
+"""Monitoring during the measurement window: background load on a rank's node, and the use of the rank's device.
 
-Background load is processor time of processes outside of the run, as the kernel counts it between two readings. The
-run's own processes are its ranks on this kernel, their descendants and their ancestors; where several of the run's
-nodes share one machine, all of them count. The kernel's own threads are never background load.
+Background load is the CPU time of processes outside of the run between two readings of the kernel's counters. The run's
+processes are its ranks on this machine, their descendants and their ancestors. If several nodes of the run share one
+machine, the ranks of all these nodes count. Kernel threads are never background load.
 
-The use of a device follows the manuals of NVML and of AMD SMI, and has not been tried on a GPU yet.
+The device monitoring follows the manuals of NVML and AMD SMI. It has not been tested on a GPU yet.
 """
 
 import contextlib
@@ -30,7 +30,10 @@ _KERNEL_THREADS = 2
 
 
 class ProcessLocation(NamedTuple):
-    """The machine and session of a rank's process, by which the run's ranks on one machine find each other."""
+    """Machine, process id namespace, session and CPU cores of a rank's process.
+
+    Ranks of a run on the same machine are recognised by these values.
+    """
 
     kernel: str  # one boot of one machine
     processes: int  # the name space of process ids
@@ -46,22 +49,25 @@ class ProcessLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadReading:
-    """The kernel's counts up to a moment."""
+    """Reading of the kernel's load counters at one point in time."""
 
     at: float  # monotonic, in seconds
     cores: int  # number of cores that are counted
     counts_s: dict[str, float]
-    """Seconds by name. On these cores: `idle`, `used` by processes, `stolen` by other guests of the hypervisor, and
-    `own`, used by the run and the kernel, which is missing if not all of the run's processes are visible. `cpu`,
-    `memory` and `io` are times in which some task waited for that resource; these and `throttled` are missing on a
-    kernel that does not count them."""
+    """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run: idle,
+    used by processes, and taken by other guests of the hypervisor.
+
+    `own` is the part of `used` of the run and of kernel threads. It is missing if not all processes of the run are
+    visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource. These and
+    `throttled` are missing if the kernel does not count them.
+    """
 
 
 class HostMonitor:
-    """Samples the load of the machine that this rank runs on."""
+    """Sampler of the load counters of this rank's machine."""
 
     def __init__(self, ranks: Collection[ProcessLocation], root: Path = Path("/")) -> None:
-        """`ranks` are the locations of all ranks of the run."""
+        """Create a monitor. `ranks` are the locations of all ranks of the run."""
         self._root, here = root, ProcessLocation.of_this_process()
         near = [rank for rank in ranks if rank.kernel == here.kernel]
         self._visible = all(rank.processes == here.processes for rank in near)
@@ -69,7 +75,7 @@ class HostMonitor:
         self._cores = {core for rank in near for core in rank.cores}
 
     def sample(self) -> LoadReading | None:
-        """Return the counts up to now, in a few milliseconds; None on a system without them."""
+        """Return the current load counters; None on a system without them. The call takes a few milliseconds."""
         counts = dict.fromkeys(("idle", "used", "stolen"), 0.0)
         try:
             cores = list(_read_cores(self._root, self._cores))
@@ -90,7 +96,7 @@ class HostMonitor:
 
 
 def compute_load(node: int, before: LoadReading | None, after: LoadReading | None) -> NodeLoad | None:
-    """Return the load of a node between two readings; None without readings."""
+    """Return the load of a node between two readings; None if a reading is missing."""
     if before is None or after is None or after.at <= before.at:
         return None
     seconds = after.at - before.at
@@ -106,10 +112,10 @@ def compute_load(node: int, before: LoadReading | None, after: LoadReading | Non
 
 
 def _read_cores(root: Path, cores: Collection[int]) -> Iterator[tuple[float, float, float]]:
-    """Yield the seconds (idle, used by processes, stolen) of each of `cores`.
+    """Yield the seconds (idle, used by processes, stolen) of each core in `cores`.
 
-    Interrupts are not counted, since the run's own network traffic causes them too. A guest's time is part of that of
-    processes.
+    Time in interrupts is not counted, because the run's own network traffic causes interrupts too. The time of virtual
+    machines on this host is included in the time of processes.
     """
     for line in (root / "proc/stat").read_text().splitlines():
         name, *counts = line.split()
@@ -126,7 +132,7 @@ class _Process(NamedTuple):
 
 
 def _read_processes(root: Path) -> dict[int, _Process]:
-    """Return every visible process by its id."""
+    """Return all visible processes by process id."""
     found = {}
     for folder in (root / "proc").iterdir():
         if folder.name.isdigit():
@@ -142,12 +148,12 @@ def _read_processes(root: Path) -> dict[int, _Process]:
 
 
 def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
-    """Return the processor time of the run and of the kernel's own threads so far."""
+    """Return the total CPU seconds of the run's processes and of kernel threads so far."""
     # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 
     def is_own(number: int) -> bool:
-        """Return whether a process is in one of the sessions, or descends from a process that is."""
+        """Return True if a process belongs to one of the sessions, or is a descendant of such a process."""
         if number not in started_by_run:
             process = processes.get(number)
             # An id that is reused during this reading could make a circle.
@@ -171,7 +177,7 @@ def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) ->
 
 
 def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of time for which each reason throttled a device, from two readings of its counts."""
+    """Return the fraction of time for which a device was throttled, by reason, from two readings of its counters."""
     passed = after.get("all", 0.0) - before.get("all", 0.0)
     if passed <= 0:
         return {}
@@ -180,10 +186,10 @@ def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> d
 
 
 class DeviceMonitor:
-    """Samples a device between the blocks of a window. A sample takes about a millisecond, which is not timed."""
+    """Sampler of a device between the blocks of the window. A sample takes about a millisecond and is not timed."""
 
     def __init__(self, rank: int, uuid: str, own: Collection[int]) -> None:
-        """`own` are the process ids of the run's ranks on this machine."""
+        """Create a monitor for the device `uuid`. `own` are the process ids of the run's ranks on this machine."""
         self._rank, self._uuid, self._own = rank, uuid, own
         self._clocks: list[float] = []
         self._temperatures: list[float] = []
@@ -191,19 +197,23 @@ class DeviceMonitor:
         self._bytes: list[int] = []
 
     def open(self) -> None:
-        """Begin the window."""
+        """Start monitoring at the beginning of the window."""
         self._throttled = devices.query(self._uuid, "throttled") or {}
         self._energy, self._at = devices.query(self._uuid, "energy_j"), time.perf_counter()
         self._sample_background()
 
     def sample(self) -> None:
-        """Note clock and temperature, between two blocks."""
+        """Record the current clock and temperature. Call this between two blocks."""
         for question, values in (("sm_clock_mhz", self._clocks), ("temperature_c", self._temperatures)):
             if (value := devices.query(self._uuid, question)) is not None:  # type: ignore[arg-type]
                 values.append(value)
 
     def close(self) -> tuple[DeviceUse, float | None, float | None]:
-        """Return the use of the device since `open`, its energy in joules, and the seconds of that energy."""
+        """Return the use of the device since `open`, its energy in joules, and the seconds over which the energy was
+        measured.
+
+        Energy and its seconds are None if the device does not report energy.
+        """
         closed, seconds = devices.query(self._uuid, "energy_j"), time.perf_counter() - self._at
         energy = closed - self._energy if closed is not None and self._energy is not None else None
         self._sample_background()
@@ -232,7 +242,7 @@ _SAMPLE_S = 1.0
 
 @dataclass
 class Surrounded:
-    """Surroundings of a rank during its window."""
+    """Background load and device use of a rank during its window."""
 
     load: NodeLoad | None = None  # of its node, from one rank of each node
     use: DeviceUse | None = None
@@ -241,10 +251,13 @@ class Surrounded:
 
 
 class Surroundings:
-    """Monitors one rank's node and device."""
+    """Monitors of a rank's node and of its device."""
 
     def __init__(self, rank: int, node: int, uuid: str | None, peers: Peers, *, watches_node: bool) -> None:
-        """`uuid` is the driver's name of the rank's device, None on a CPU. One rank of each node watches the node."""
+        """Create the monitors. `uuid` is the driver's name of the rank's device; None on a CPU.
+
+        `watches_node` is true for one rank of each node, which monitors the load of the node.
+        """
         self._node, self._uuid = node, uuid
         ranks: list[ProcessLocation] = peers.broadcast(peers.gather(ProcessLocation.of_this_process()))
         here = ProcessLocation.of_this_process()
@@ -254,9 +267,10 @@ class Surroundings:
         self._device = DeviceMonitor(rank, uuid, self._own) if uuid else None
 
     def wait_until_quiet(self, within_s: float, peers: Peers, still_here: Callable[[], None]) -> None:
-        """Return once the background load of every node is below the limit of a `busy` run; the ranks sleep meanwhile.
+        """Wait until the background load of every node is below the limit for a `busy` run. The ranks sleep meanwhile.
 
-        Raise Refused if it is not within `within_s` seconds. `still_here` is called once per sample.
+        Raise Refused if a node is still above the limit after `within_s` seconds. `still_here` is called before each
+        sample.
         """
         until = time.monotonic() + within_s
         while True:
@@ -275,25 +289,25 @@ class Surroundings:
                 raise Refused(f"{why}, and it did not become quiet within {within_s:g} s")
 
     def open(self) -> None:
-        """Begin the window."""
+        """Start monitoring at the beginning of the window."""
         self._opened = self._sample()
         if self._device:
             self._device.open()
 
     def sample(self) -> None:
-        """Sample the device, between two blocks of the window."""
+        """Sample the device. Call this between two blocks of the window."""
         if self._device:
             self._device.sample()
 
     def close(self) -> Surrounded:
-        """Return the surroundings since the window began."""
+        """Return the background load and device use since the window began."""
         seen = Surrounded(load=compute_load(self._node, self._opened, self._sample()))
         if self._device:
             seen.use, seen.energy_j, seen.energy_s = self._device.close()
         return seen
 
     def read_background_bytes(self) -> int | None:
-        """Return the memory of other processes on this rank's device; None on a CPU, or if it is unknown."""
+        """Return the memory in bytes of other processes on this rank's device; None on a CPU or if unknown."""
         return devices.find_background_use(self._uuid, self._own).bytes if self._uuid else None
 
     def _sample(self) -> LoadReading | None:

@@ -1,4 +1,5 @@
-"""A training to its end: every step timed as in a window, with evaluations and checkpoints between blocks of steps."""
+"""Complete training run. Every step is timed as in a measurement window, with evaluations and checkpoints between
+blocks of steps."""
 
 import math
 import time
@@ -21,7 +22,7 @@ from bench.measure.loop import Series, Trainer, create_batch_copy
 
 
 class Training:
-    """One rank's side of a training, in one attempt."""
+    """Training of one rank in one attempt."""
 
     def __init__(
         self,
@@ -32,7 +33,11 @@ class Training:
         device: torch.device,
         hook: Callable[[str, int], None],
     ) -> None:
-        """`held_out` are this rank's micro-batches; `hook` gets each phase before it begins, and the steps so far."""
+        """Create the training of a rank.
+
+        `held_out` are this rank's micro-batches of the held-out data. `hook` is called at the beginning of each phase,
+        with the phase and the number of optimizer steps so far.
+        """
         self._spec, self._engine, self._held_out = spec, engine, held_out
         self._folder, self._device, self._hook = folder, device, hook
         self._copy = create_batch_copy(device, pinned=False)
@@ -42,7 +47,7 @@ class Training:
         self.checkpoints: list[Checkpoint] = []
 
     def resume(self, saved: SavedTraining) -> None:
-        """Load the state from a checkpoint of another attempt. Collective."""
+        """Load model, optimizer and progress from a checkpoint of another attempt. All ranks must call this."""
         begin = time.perf_counter()
         self.steps = self._engine.load(saved.folder)
         progress = saved.read_progress()
@@ -50,15 +55,15 @@ class Training:
         self._note_checkpoint("load", begin, checkpoints.count_bytes(saved.folder))
 
     def set_learning_rate(self, step: int) -> None:
-        """Set the learning rate of the optimizer step that has this number."""
+        """Set the learning rate for the optimizer step with this number."""
         self._engine.set_learning_rate(compute_learning_rate(self._spec, step))
 
     def run(
         self, trainer: Trainer, open_window: Callable[[], None], series: Series, after_block: Callable[[], None]
     ) -> None:
-        """Train until all tokens are used, or until a loss is not finite; fill `series` meanwhile.
+        """Train until all tokens are used or a loss is not finite, and fill `series`.
 
-        The window begins after the protocol's least number of warm-up steps, and ends with the training.
+        The window begins after the protocol's minimum number of warm-up steps, and ends with the training.
         """
         spec, last = self._spec, find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
@@ -88,7 +93,7 @@ class Training:
         series.stopped = "steps"
 
     def _evaluate(self, trainer: Trainer, series: Series) -> None:
-        """Compute the loss over all target tokens of the held-out samples. Collective."""
+        """Compute the mean loss per target token of the held-out samples. All ranks must call this."""
         begin = time.perf_counter()
         objective = objectives.load(self._spec.objective)
         losses, targets = [], []
@@ -115,7 +120,7 @@ class Training:
         )
 
     def _save(self, trainer: Trainer, series: Series) -> None:
-        """Write a checkpoint, which is complete once every rank has written its part. Collective."""
+        """Write a checkpoint. It becomes complete after every rank has written its part. All ranks must call this."""
         self._hook("checkpoint", self.steps)
         begin, size = time.perf_counter(), 0
         self._engine.save(checkpoints.find_unfinished(self._folder, self.steps), self.steps)

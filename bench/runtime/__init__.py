@@ -1,5 +1,6 @@
-"""One node's supervisor: starts the node's ranks, watches them, and ends all of them as soon as one is lost.
+"""Supervisor of a node: it starts the node's ranks, monitors them, and ends all of them as soon as one rank is lost.
 
-It imports no torch, so it starts at once and uses few resources next to its ranks. A rank's death, exception or silence
-ends the run within seconds, long before the collectives' timeout, and becomes a record.
+The supervisor does not import torch, so it starts immediately and uses few resources. If a rank dies, raises an
+exception or stops sending heartbeats, the run ends within seconds. This is long before the timeout of a collective. The
+reason is written to the record.
 """

@@ -1,6 +1,10 @@
-"""`python -m bench.runtime FOLDER [NODE]`, once per node; NODE is 0 by default. Or `python -m bench.runtime --series`.
+"""Entry point of a supervisor.
 
-The exit code of node 0 is 0 if the attempt in FOLDER ended `ok`, that of another node if its ranks did.
+`python -m bench.runtime FOLDER [NODE]` is started once per node. FOLDER is the folder of an attempt. NODE is the node
+number, 0 by default. `python -m bench.runtime --series` runs several attempts on one machine.
+
+The exit code on node 0 is 0 if the attempt ended with the outcome `ok`. On another node it is 0 if the ranks of that
+node ended without an error.
 """
 
 import contextlib
@@ -17,11 +21,12 @@ from bench.runtime.process import ForkServer
 
 
 def run_series() -> None:
-    """Supervise one attempt after the other on this machine, with ranks forked from one process.
+    """Supervise several attempts on this machine one after another, with ranks forked from one process.
 
-    Reads JSON from standard input, an order per line: first the device and the specs to import for, then the folder of
-    an attempt per line. Writes an empty line when it is done with an order. SIGTERM ends the attempt under way with a
-    record, and this process between two attempts.
+    The function reads JSON from standard input. The first line contains the device and the specs whose modules are
+    imported. Each later line is the folder of an attempt. An empty line is written to standard output when a line of
+    input has been processed. SIGTERM during an attempt ends the attempt with a record. SIGTERM between two attempts
+    ends this process.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print while they are imported
@@ -41,7 +46,7 @@ def run_series() -> None:
 
 
 def run_one(folder: Path, number: int = 0) -> bool:
-    """Supervise one node of one attempt; return whether it ended well."""
+    """Supervise one node of an attempt. Return True if the attempt (on node 0) or this node's ranks ended well."""
     if number:
         return NodeAgent(folder, number).run()
     record = RunCoordinator(folder).run()

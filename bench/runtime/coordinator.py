@@ -1,4 +1,4 @@
-"""Node 0's supervisor: it watches the whole run, and every run that it watched leaves a record."""
+"""Supervisor of node 0. It monitors the whole run, and writes a record for every run that it monitored."""
 
 import json
 import signal
@@ -27,17 +27,17 @@ from bench.runtime.outcome import (
 from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
 
-# After the first loss, for reports from other ranks; agents report once a second.
+# Time after the first loss of a rank for reports from other ranks. Agents report once a second.
 _LAST_FAILURES_S = 1.5
-_AGENTS_END_S = 17.0  # for the agents to end their ranks
-# On one machine, and on a file system that many users share.
+_AGENTS_END_S = 17.0  # time for the agents to end their ranks
+# Interval of the heartbeat file for local runs, and for scheduled runs, whose file system many users share.
 _HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0
-# For the last writes; a file system that stalls for longer loses them.
+# Time for the last writes. If the file system stalls for longer, they are lost.
 _WRITING_S = 2.0
 
 
 class RunCoordinator:
-    """Leads one attempt."""
+    """Supervisor on node 0 that controls all nodes of one attempt."""
 
     def __init__(
         self,
@@ -51,11 +51,12 @@ class RunCoordinator:
         span: Span = "node",
         start: StartRank = start_process,
     ) -> None:
-        """`announce` sends node 0's address to the other supervisors; by default it is written into the folder.
+        """Create the coordinator of the attempt in `folder`.
 
-        `scheduled`: after an interruption the scheduler knows the reason, and no record is written. `ends_at` is the
-        end of the allocation in seconds since the epoch. `is_lost` returns why the scheduler no longer owns this
-        allocation, and an empty text if it still does.
+        `announce` sends node 0's address to the other supervisors. By default the address is written into the folder.
+        If `scheduled` is true, no record is written after an interruption, because the scheduler knows the reason.
+        `ends_at` is the end of the allocation in seconds since the epoch. `is_lost` returns why the scheduler no longer
+        owns this allocation; an empty string if it still does.
         """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
@@ -83,15 +84,15 @@ class RunCoordinator:
             install_handlers(self.interrupt)
 
     def run(self) -> RunRecord | None:
-        """Run all ranks to their end, and return the record after it was written.
+        """Run all ranks until they end, write the record, and return it.
 
-        None if the run was interrupted and the scheduler knows the reason.
+        Return None if the run was interrupted and the scheduler knows the reason.
         """
         try:
             self._start()
             self._watch()
         except Exception as error:
-            # Else the signal may also have ended what failed here.
+            # After an interruption, the signal may have caused this exception.
             if not self._interrupted_by:
                 traceback.print_exc()
             self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
@@ -114,12 +115,12 @@ class RunCoordinator:
             self.node.close()
 
     def interrupt(self, number: int) -> None:
-        """End the run because of a signal. A signal handler may call this, at any time."""
+        """End the run because of a signal with this number. A signal handler may call this at any time."""
         self._interrupted_by = self._interrupted_by or signal.Signals(number)
         self._stop("cancelled", f"interrupted by {self._interrupted_by.name}")
 
     def states(self) -> list[RankState]:
-        """Return the state of every rank of the run, as of its node's last report."""
+        """Return the state of every rank of the run. For other nodes this is the state in the node's last report."""
         agents = (agent for _, agent in sorted(self.server.agents.items()))
         return [*self.node.states(), *(state for agent in agents for state in agent.last.ranks)]
 
@@ -133,7 +134,10 @@ class RunCoordinator:
             self.node.start(rendezvous, listener)
 
     def _watch(self) -> None:
-        """Return when every rank has ended, or when one is lost and the others had time to report."""
+        """Monitor the run until every rank has ended, the run has to stop, or a rank is lost.
+
+        After the loss of a rank, other ranks get a short time to report their failures.
+        """
         while not self.stop and (self._are_lost_ranks_terminated() or not self._all_ended()):
             time.sleep(POLL_S)
             self._detect_pauses()
@@ -153,7 +157,8 @@ class RunCoordinator:
         self._lost_reason = self.is_lost() if self.is_lost else ""
 
     def _detect_pauses(self) -> None:
-        """Restart all limits of silence after a pause of this node or of another."""
+        """Detect pauses of this node and of other nodes. After a pause, the limits for silent ranks and nodes start
+        again."""
         if paused_s := self.node.detect_pauses():
             self.server.forgive_silence(paused_s)
             self._begin += paused_s
@@ -174,7 +179,7 @@ class RunCoordinator:
             self.log.write(rank, line)
 
     def _check_limits(self) -> None:
-        """Stop the run if its time is over, a node is lost, or a rank is silent for too long."""
+        """Stop the run if it exceeds its time limit, if a node is lost, or if a rank has been silent for too long."""
         limit_min = self.limits.time_limit_min
         if limit_min is not None and time.monotonic() - self._begin > 60 * limit_min:
             self._stop("timeout", f"the time limit of {limit_min:g} min was reached")
@@ -190,7 +195,7 @@ class RunCoordinator:
                 self._stop("hang", f"no step for {silent_s:.0f} s; {format_furthest_behind(states)}")
 
     def _end(self) -> None:
-        """End all running ranks on every node, and wait for the agents' last reports."""
+        """End all running ranks on every node, and wait for the last reports of the other nodes."""
         stacks = self.stop == "hang"
         self.server.request_stop(stacks=stacks)
         self.node.end(stacks=stacks)
@@ -203,7 +208,7 @@ class RunCoordinator:
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: StopReason, why: str) -> None:
-        """Note why the run has to end, unless the loss of a rank came first."""
+        """Record the reason why the run has to end, unless a rank was lost before."""
         if self._lost_at is None:
             self.stop, self.why = self.stop or stop, self.why or why
 
@@ -211,24 +216,30 @@ class RunCoordinator:
         return [state for state in self.states() if state.exit_code and not state.stopped]
 
     def _are_lost_ranks_terminated(self) -> bool:
-        """Return whether the lost ranks were ended by SIGTERM or SIGINT, or failed because such a peer was lost.
+        """Return True if the lost ranks were ended by SIGTERM or SIGINT, or failed because another rank was ended in
+        this way.
 
-        A scheduler signals ranks and supervisors alike. A rank may be the first to receive the signal, which may still
-        be on its way to this process.
+        A scheduler sends signals to ranks and supervisors at the same time. A rank may receive the signal before this
+        process does.
         """
         own = [state for state in self._list_lost() if not state.failure or state.failure["outcome"] != "comm_error"]
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
 
     def _blame_lost_node(self) -> None:
-        """Stop for a node that left or is silent, if all lost ranks report nothing but a lost peer."""
+        """Stop the run with the outcome `node_failure` if a node is silent or has left, and that explains all lost
+        ranks.
+
+        This is the case if every lost rank reported a communication error.
+        """
         lost = self._list_lost()
-        # A communication error of every lost rank may be the echo of a node whose reports do not arrive.
+        # If every lost rank had a communication error, the cause may be a node whose reports do not arrive.
         is_echo = lost and all(state.failure and state.failure["outcome"] == "comm_error" for state in lost)
         if is_echo and not self.stop and (left := self.server.find_left(self.limits.silence_s / 4)):
             self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"
 
     def _note_interruption(self) -> None:
-        """Write at once how far an interrupted run was: the scheduler may soon kill this process as well."""
+        """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
+        well."""
         assert self._interrupted_by
         note = {
             "signal": self._interrupted_by.name,

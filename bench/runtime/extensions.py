@@ -1,8 +1,8 @@
-"""DeepSpeed's compiled ops, which an engine's facts name: the folder of their builds, and how they are loaded.
+"""Compiled ops of DeepSpeed that an engine needs: the folder in which they are built, and how they are loaded.
 
-DeepSpeed compiles an op when it is first loaded, which takes a minute or more and needs compilers. By default torch
-keeps all builds for one version of Python and CUDA in one folder. Builds for different GPUs, processors or containers
-would replace each other there, or end a run with an illegal instruction.
+DeepSpeed compiles an op when it is first loaded. This takes a minute or more and needs compilers. By default torch
+keeps all builds for one version of Python and CUDA in one folder. Builds for different GPUs, CPUs or containers would
+overwrite each other there, or end a run with an illegal instruction.
 """
 
 import contextlib
@@ -32,14 +32,15 @@ _BUILD_S = 900.0  # no op takes longer to build
 # Compiled for the host's CPU, also with a GPU.
 _FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
 _INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
-"""Instructions that DeepSpeed's `-march=native` lets a compiler use. A processor's other flags differ from kernel to
-kernel."""
+"""CPU instruction sets that a compiler may use with DeepSpeed's `-march=native`. Other CPU flags are ignored because
+they differ between kernel versions."""
 
 
 def build_environment(names: Sequence[str], device: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with the folder of builds, for a process that loads these ops on a "cpu" or "cuda" device.
+    """Return the environment variable TORCH_EXTENSIONS_DIR for a process that loads these ops on "cpu" or "cuda".
 
-    `variables` are the process's other variables. Empty if the user chose a folder, or if the GPU is unknown.
+    `names` are the ops, and `variables` are the other environment variables of the process. Return an empty dict if
+    there are no ops, if the user has set the folder, or if the GPU architecture is unknown.
     """
     if not names or variables.get(FOLDER):
         return {}
@@ -58,26 +59,26 @@ def build_environment(names: Sequence[str], device: str, variables: Mapping[str,
 
 
 def has_gpu_kernel(names: Sequence[str], device: str) -> bool:
-    """Return whether some of these ops are kernels for a GPU, which are built for its architecture."""
+    """Return True if any of these ops has GPU kernels, which are built for a GPU architecture."""
     return device == "cuda" and not _FOR_PROCESSORS.issuperset(names)
 
 
 def read_capability() -> str | None:
-    """Return the architecture of the first GPU here, e.g. "9.0"; None without a GPU."""
+    """Return the architecture of this machine's first GPU, e.g. "9.0"; None if there is no GPU."""
     capability: str | None = devices.query(0, "capability")
     return capability
 
 
 @functools.cache
 def _name_processor() -> str:
-    """Return a short name, the same for processors that can run each other's code."""
+    """Return a short name for the instruction sets of this CPU. CPUs with the same name can run each other's builds."""
     flags_line = re.search(r"^(?:flags|Features)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     instructions = " ".join(sorted(set(_INSTRUCTIONS.findall(flags_line[1])))) if flags_line else read_cpu_model()
     return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:6]}"
 
 
 def load(name: str, device: str, folder: Path) -> bool:
-    """Load an op from the folder of builds, TORCH_EXTENSIONS_DIR; return whether it had to be built."""
+    """Load the op `name` from the folder TORCH_EXTENSIONS_DIR. Return True if the op had to be built first."""
     preload_deepspeed()
     from deepspeed.ops import op_builder
 
@@ -94,7 +95,10 @@ def load(name: str, device: str, folder: Path) -> bool:
 
 
 def _build_aside(builder: Any, folder: Path) -> None:
-    """Build an op in a temporary folder and rename it at the end, so that no process finds an incomplete build."""
+    """Build an op in a temporary folder, and then rename the folder.
+
+    So no other process ever finds an incomplete build.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".", ignore_cleanup_errors=True) as aside:
         os.environ[FOLDER] = aside
@@ -107,7 +111,10 @@ def _build_aside(builder: Any, folder: Path) -> None:
 
 
 def _wait_for(lock: Path) -> None:
-    """Wait for another process's build; raise UserError for a lock that is too old, for which torch would hang."""
+    """Wait while another process builds an op.
+
+    Raise UserError if the lock file is too old, because torch would wait for it forever.
+    """
     with contextlib.suppress(FileNotFoundError):
         while time.time() - lock.stat().st_mtime < _BUILD_S:
             time.sleep(0.5)
@@ -120,7 +127,7 @@ def _read_built_at(home: Path) -> float:
 
 @contextlib.contextmanager
 def _pretend_gpu(device: str) -> Iterator[None]:
-    """Build ops for GPUs as on a node with a GPU.
+    """Make torch report a GPU while ops for GPUs are built, as on a node with a GPU.
 
     If torch finds no GPU, DeepSpeed omits compiler flags, and each node would build the op again.
     """

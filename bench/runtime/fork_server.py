@@ -1,9 +1,11 @@
-"""Ranks forked from a process that has done their imports, so that each point of a packed job starts quickly.
+"""Server that forks ranks from a process in which all modules are already imported.
 
-`python -m bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES` is started by a supervisor, which requests
-ranks over the socket with that number. ENGINES and FAMILIES are names with commas between them. This process imports,
-and uses neither a device nor a tensor: one tensor operation here would start threads, which forked children do not
-inherit, and every child would hang.
+It makes each point of a job with many points start quickly. A supervisor starts `python -m bench.runtime.fork_server
+DESCRIPTOR DEVICE ENGINES FAMILIES`, and requests ranks over the socket with the file descriptor DESCRIPTOR. ENGINES and
+FAMILIES are comma-separated names.
+
+This process only imports modules. It must not use a device or a tensor. A tensor operation would start threads, forked
+children do not inherit threads, and every child would hang.
 """
 
 import contextlib
@@ -35,7 +37,8 @@ _LIGHT: tuple[plugins.Kind[Any], ...] = (plugins.OBJECTIVE, plugins.DATA, plugin
 
 
 def main() -> None:
-    """Import, report that it is done, and fork a rank for every request until the supervisor closes the connection."""
+    """Import all modules, notify the supervisor, and fork a rank for each request until the supervisor closes the
+    connection."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     preload(sys.argv[2], *(names.split(",") for names in sys.argv[3:]))
     for number in _IGNORED_SIGNALS:
@@ -55,9 +58,9 @@ def main() -> None:
 
 
 def preload(device: str, backends: Collection[str] | None = None, families: Collection[str] | None = None) -> None:
-    """Import the modules of a rank on `device`, "cpu" or "cuda", with these engines and model families.
+    """Import the modules of a rank on `device` ("cpu" or "cuda") for these engines (`backends`) and model families.
 
-    None imports all of them; the libraries of some take seconds.
+    None imports all engines or all families. Some of their libraries take seconds to import.
     """
     os.environ["DS_ACCELERATOR"] = device
     # Queries the driver's library and starts no CUDA context.
@@ -81,15 +84,16 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
 
 
 def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGKILL) -> int:
-    """Start `run`, which never returns, in a new child of the process `parent`; return the child's process id.
+    """Call `run`, which never returns, in a new child of the process `parent`. Return the child's process id.
 
-    `parent` adopts orphans. This process forks twice and the first child ends, so that `parent` can wait for the
-    second. The kernel sends it `death_signal` when `parent` dies; 0 for no signal.
+    `parent` must be a process that adopts orphans (a subreaper). This process forks twice, and the first child ends
+    immediately. So `parent` adopts the second child and can wait for it. The kernel sends `death_signal` to the child
+    when `parent` dies; 0 means no signal.
     """
     ours, theirs = os.pipe()
     middle = os.fork()
     if middle == 0:
-        # Before the second fork: the child may be adopted before it could ask for its parent.
+        # Read before the second fork, because the child may be adopted before it can read its parent's id.
         itself = os.getpid()
         child = os.fork()
         if child == 0:
@@ -97,7 +101,7 @@ def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGK
                 while os.getppid() == itself:  # until it is adopted
                     time.sleep(0.001)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-                # Else `parent` died before the signal was set.
+                # Otherwise `parent` died before the signal was set.
                 if os.getppid() == parent or not death_signal:
                     run()
             except BaseException:
@@ -114,7 +118,7 @@ def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGK
 
 
 def _become_rank(request: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Run the worker in this process with the environment and descriptors of a request."""
+    """Run the worker in this process, with the environment and file descriptors of a request."""
     import torch
 
     for number in _IGNORED_SIGNALS:

@@ -1,4 +1,4 @@
-"""The ranks of one supervisor: started, watched and ended together."""
+"""Ranks of one supervisor, which are started, monitored and ended together."""
 
 import os
 import signal
@@ -24,22 +24,25 @@ from bench.runtime.transport import AgentClient, Rendezvous
 POLL_S = 0.2
 # Between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to save its steps.
 _TERMINATE_S = 8.0
-# After SIGKILL, for the kernel to end a rank.
+# Time after SIGKILL for the kernel to end a rank.
 _KILL_S = 5.0
-# For every rank to print its stacks.
+# Time for every rank to print its stacks.
 _STACKS_S = 2.0
 _STACKS_CHARACTERS = 6000
 
 
 def count_supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | None = None) -> int:
-    """Return the number of supervisors of a run: one per node, or one per rank with `span` "device"."""
+    """Return the number of supervisors of a run: one per node, or one per rank if `span` is "device".
+
+    A rehearsal has one supervisor.
+    """
     if circumstance and circumstance.rehearsed_rank is not None:
         return 1
     return spec.nodes if span == "node" else spec.world_size
 
 
 class NodeRanks:
-    """One supervisor's ranks: all of a node, or a single one."""
+    """Ranks of one supervisor: all ranks of a node, or a single rank."""
 
     def __init__(
         self,
@@ -51,7 +54,11 @@ class NodeRanks:
         span: Span = "node",
         start: StartRank = start_process,
     ) -> None:
-        """`number` is this supervisor's among those of the run; `write(rank, line)` gets the ranks' output."""
+        """Create the ranks without starting them.
+
+        `number` is the index of this supervisor among the supervisors of the run. `write(rank, line)` is called with
+        each line of a rank's output.
+        """
         self._folder, self._spec, self._circumstance, self._write = folder, spec, circumstance, write
         self._rehearsed, self._start = circumstance.rehearsed_rank, start
         own = spec.devices_per_node if span == "node" else 1
@@ -63,7 +70,7 @@ class NodeRanks:
         self._oom_kills = count_oom_kills()
 
     def start(self, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
-        """Start every rank; rank 0 gets the `listener` that its peers connect to."""
+        """Start every rank. Rank 0 inherits the socket `listener`, to which the other ranks connect."""
         environment = self._build_environment(rendezvous)
         command = build_module_command("bench.runtime.worker", str(self._folder))
         for rank in range(self._first, self._first + self._count):
@@ -86,9 +93,9 @@ class NodeRanks:
         return any(rank.exit_code for rank in self._ranks)
 
     def states(self) -> list[RankState]:
-        """Return the state of every rank."""
+        """Return the current state of every rank of this supervisor."""
         now, host = time.monotonic(), socket.gethostname()
-        # The counter is read only then, since it is a file.
+        # The kernel's counter is a file, so it is read only if a rank was killed.
         killed = any(rank.exit_code == -signal.SIGKILL for rank in self._ranks)
         oom_kills = count_oom_kills() - self._oom_kills if killed else 0
         beats = [(rank, self._heartbeat.read(self._local_rank(rank.rank))) for rank in self._ranks]
@@ -113,20 +120,21 @@ class NodeRanks:
         ]
 
     def detect_pauses(self) -> float:
-        """Return the seconds for which this supervisor was paused since the last call, 0 without a pause."""
+        """Return the seconds for which this supervisor was paused since the last call; 0 if it was not paused."""
         running = [rank for rank in self._ranks if rank.exit_code is None]
         in_steps = any(self._heartbeat.read(self._local_rank(rank.rank)).step >= 0 for rank in running)
         return self.pauses.sample([rank.process.pid for rank in running], in_steps=in_steps)
 
     def drain(self) -> None:
-        """Read the ranks' output so far."""
+        """Read the output that the ranks have written so far."""
         for rank in self._ranks:
             rank.drain(self._write)
 
     def end(self, *, stacks: bool) -> None:
-        """End all running ranks, by SIGTERM and then SIGKILL; first have them print their stacks if `stacks`.
+        """End all running ranks, first with SIGTERM and then with SIGKILL.
 
-        A rank in an uninterruptible call, into a driver or to a lost file server, survives SIGKILL and is left behind.
+        If `stacks` is true, all ranks print their stacks before they are ended. A rank in an uninterruptible system
+        call, for example into a driver or to a lost file server, survives SIGKILL. Such a rank is left behind.
         """
         if stacks:
             for rank in self._ranks:
@@ -148,31 +156,34 @@ class NodeRanks:
         self.drain()
 
     def close(self) -> None:
-        """Close pipes and heartbeat: the supervisor of many runs needs their descriptors again."""
+        """Close pipes and heartbeat, so that a supervisor of many runs does not run out of file descriptors."""
         for rank in self._ranks:
             rank.close()
         os.close(self._heartbeat.descriptor)
 
     def _local_rank(self, rank: int) -> int:
-        """Return a rank's number on its node, which is also its device's; 0 in a rehearsal."""
+        """Return the local rank, which is also the number of the rank's device; 0 in a rehearsal."""
         return 0 if self._rehearsed is not None else rank % self._spec.devices_per_node
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the ranks to end, at most for `seconds`."""
+        """Wait until all ranks have ended, but at most for `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and self.running:
             time.sleep(POLL_S / 5)
             self.drain()
 
     def _build_environment(self, rendezvous: Rendezvous) -> dict[str, str]:
-        """Return the ranks' environment: defaults, the user's own variables, and those that zeroscale decides."""
+        """Return the environment of the ranks.
+
+        User variables override the defaults. Variables that zeroscale must set override the user's.
+        """
         device = self._circumstance.machine.device or find_device_kind()
         chosen = choose_openmp_variables(device, self._spec.devices_per_node) | {"TOKENIZERS_PARALLELISM": "false"}
         # An engine that is not installed here fails in the ranks, which leave a record.
         known = engines.find_facts(self._spec)
         chosen |= extensions.build_environment(known.compiled_ops if known else (), device, os.environ)
         if self._spec.nodes == 1 or self._rehearsed is not None:
-            # Works also if the host's name does not resolve.
+            # The loopback interface also works if the host's name does not resolve.
             chosen["GLOO_SOCKET_IFNAME"] = "lo"
         elif interface := self._circumstance.network.interface:
             chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
@@ -193,7 +204,7 @@ class NodeRanks:
 
 
 class NodeAgent:
-    """Supervisor of another node than node 0, in one attempt."""
+    """Supervisor of a node other than node 0, in one attempt."""
 
     def __init__(
         self,
@@ -205,7 +216,11 @@ class NodeAgent:
         start: StartRank = start_process,
         handle_signals: bool = True,
     ) -> None:
-        """`number` is this supervisor's among those of the run. Without a `rendezvous` it waits for node 0's file."""
+        """Create the supervisor and connect to node 0.
+
+        `number` is the index of this supervisor among the supervisors of the run. Without `rendezvous`, it waits until
+        node 0 has written its address into the folder.
+        """
         spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self._output: list[tuple[int, str]] = []
@@ -217,7 +232,7 @@ class NodeAgent:
             install_handlers(self.interrupt)
 
     def run(self) -> bool:
-        """Run the ranks of this node; return whether all of them ended without an error."""
+        """Run the ranks of this node until they end. Return True if all ended without an error."""
         try:
             self.node.start(self.rendezvous, None)
             stacks = self._watch()
@@ -236,11 +251,14 @@ class NodeAgent:
         return not self.node.lost
 
     def interrupt(self, number: int) -> None:
-        """End this node's ranks because of a signal, which node 0 learns of. A signal handler may call this."""
+        """End this node's ranks because of a signal, and report it to node 0. A signal handler may call this."""
         self._interrupted_by = number
 
     def _watch(self) -> bool:
-        """Return once the ranks have ended or have to end; True if they have to print their stacks first."""
+        """Monitor the ranks until they have ended or have to be ended.
+
+        Return True if node 0 requested that the ranks print their stacks before they are ended.
+        """
         is_loss_reported = False
         while self.node.running and not self._interrupted_by:
             time.sleep(POLL_S)

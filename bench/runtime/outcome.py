@@ -1,8 +1,8 @@
-"""States of a run's ranks, pauses of their processes, `heartbeat.json` for readers, and the outcome of the run.
+"""State of a run's ranks, detection of pauses, the file `heartbeat.json`, and the outcome of the run.
 
-A suspended job, SIGSTOP or a sleeping machine pauses a node's processes. After a pause the supervisor finds that far
-more time has passed than it asked to sleep. Time in which it computed, or waited for a core, is no pause; the kernel
-counts both.
+A suspended job, SIGSTOP or a machine in sleep mode pauses the processes of a node. After a pause, the supervisor
+notices that much more time has passed than its requested sleep. Time in which the supervisor computed or waited for a
+core is not a pause. The kernel reports both times.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ from bench.core.processes import identify_process
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 
 GAP_S = 2.0
-"""A supervisor sleeps for 0.2 s between polls; a gap shorter than this is an ordinary delay."""
-# A shorter stop, by a debugger that takes stacks for instance, is no pause.
+"""Minimum gap in seconds that counts as a pause of a supervisor. A supervisor polls every 0.2 s, so a shorter gap is an
+ordinary delay."""
+# A shorter stop of a rank is no pause. A debugger that takes stacks, for example, stops it briefly.
 _RANK_S = 1.0
 # States of a process that is stopped by a signal, or by a debugger.
 _STOPPED = frozenset("Tt")
@@ -33,29 +34,35 @@ StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
 
 class Moment(NamedTuple):
-    """Seconds since the boot, sleep included, and seconds in which this thread computed or waited for a core."""
+    """Point in time (`at`) in seconds since the boot, including time in sleep mode.
+
+    `active` is the time in seconds for which this thread has computed or waited for a core so far.
+    """
 
     at: float
     active: float
 
 
 class PauseTotals(NamedTuple):
-    """Seconds of pauses on one node: all since the start of the ranks, and those while a rank was making steps."""
+    """Seconds of pauses on one node since the ranks started: in total, and while a rank was making steps."""
 
     all_s: float = 0.0
     in_steps_s: float = 0.0
 
     def add(self, seconds: float, *, in_steps: bool) -> "PauseTotals":
-        """Return the totals after another pause."""
+        """Return the totals with another pause added."""
         return PauseTotals(self.all_s + seconds, self.in_steps_s + (seconds if in_steps else 0.0))
 
     def combine(self, other: "PauseTotals") -> "PauseTotals":
-        """Return the longer of two nodes' pauses: a job is suspended on all of its nodes at once."""
+        """Return the maximum of the totals of two nodes.
+
+        A job is suspended on all of its nodes at the same time, so pauses of different nodes are not added.
+        """
         return PauseTotals(max(self.all_s, other.all_s), max(self.in_steps_s, other.in_steps_s))
 
 
 class PauseWatch:
-    """Pauses of one supervisor and of its ranks, sampled a few times per second."""
+    """Detector of pauses of one supervisor and of its ranks. It is sampled a few times per second."""
 
     def __init__(self, read_moment: Callable[[], Moment] | None = None) -> None:
         self._read_moment = read_moment or _read_moment
@@ -67,13 +74,13 @@ class PauseWatch:
         self.stopped: frozenset[int] = frozenset()
 
     def restart(self) -> None:
-        """Begin the next interval now: starting the ranks since the last sample was no pause."""
+        """Discard the time since the last sample. The time to start the ranks must not count as a pause."""
         self._last = self._read_moment()
 
     def sample(self, pids: Iterable[int], *, in_steps: bool) -> float:
-        """Return the seconds for which this supervisor itself was paused since the last sample, 0 without a pause.
+        """Return the seconds for which this supervisor was paused since the last sample; 0 if it was not paused.
 
-        `pids` are the process ids of its running ranks, `in_steps` is whether any of them makes steps.
+        `pids` are the process ids of its running ranks. `in_steps` is true if any of them is making steps.
         """
         last, self._last = self._last, self._read_moment()
         elapsed_s = self._last.at - last.at
@@ -89,7 +96,7 @@ class PauseWatch:
 
     @property
     def totals(self) -> PauseTotals:
-        """Pauses so far of the supervisor, and of the rank that was stopped longest."""
+        """Total pauses so far: those of the supervisor, plus those of the rank that was stopped longest."""
         longest = max(self._ranks.values(), default=PauseTotals())
         ranks = longest if longest.all_s >= _RANK_S else PauseTotals()
         return PauseTotals(self._own.all_s + ranks.all_s, self._own.in_steps_s + ranks.in_steps_s)
@@ -104,33 +111,33 @@ def _read_moment() -> Moment:
 
 
 def _read_state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process; empty if it has ended."""
+    """Return the one-letter state of a process as reported by the kernel; empty if the process has ended."""
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
 
 
 class RankState(NamedTuple):
-    """State of one rank, and its progress at its last beat."""
+    """State of one rank, with its progress at its last heartbeat."""
 
     rank: int
     exit_code: int | None  # negative: killed by that signal; None: still running
-    stopped: bool  # by its supervisor: then its end is no evidence
-    failure: dict[str, Any] | None  # its report of an exception
+    stopped: bool  # True if its supervisor ended it: its end then has no meaning for the outcome
+    failure: dict[str, Any] | None  # the rank's report of an exception
     phase: str
     step: int  # -1 outside the loop
     pid: int = 0
-    silent_s: float = 0.0  # since its last beat
+    silent_s: float = 0.0  # seconds since its last heartbeat
     stacks: str = ""  # printed on its supervisor's signal
     host: str = ""
-    survived: bool = False  # still there seconds after SIGKILL
+    survived: bool = False  # still running seconds after SIGKILL
     oom_kills: int = 0  # in its supervisor's control group by the kernel's out-of-memory killer, since the start
     ended_steps: int = 0  # of the loop; the first step compiles, allocates and sets up communication
     halted: bool = False  # stopped by a signal or a debugger at the moment
 
     @property
     def where(self) -> str:
-        """Phase and step in words."""
+        """Phase and step as text, e.g. "in steps at step 7"."""
         return f"in {self.phase}" + (f" at step {self.step}" if self.step >= 0 else "")
 
 
@@ -138,14 +145,15 @@ _NAMED = 8  # ranks in one line
 _DISK_FULL = "the disk of the results is full, and the attempt does not count"
 _NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))  # as an OSError begins
 
-# A lost peer makes other ranks fail too: outcomes that may be a consequence come last.
+# A lost rank makes other ranks fail too. Outcomes that may be a consequence come last.
 _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
 
 
 def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
-    """Return the outcome of a run that left no record.
+    """Return the outcome of a run whose ranks wrote no record.
 
-    `stop` is why the supervisor ended the ranks, if it did so before any rank was lost.
+    `stop` is the reason for which the supervisor ended the ranks. It is None if a rank was lost first. `why_stopped`
+    describes the reason as text.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     evidence: dict[str, Any] = {"ranks": [_build_rank_evidence(state) for state in lost]}
@@ -175,9 +183,9 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
 
 
 def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
-    """Return an outcome with the seconds of pauses in its evidence.
+    """Return the outcome with the seconds of pauses added to its evidence.
 
-    Nodes and peers that are lost after a pause are lost to the pause, and not to a fault: the attempt was preempted.
+    A node or rank that is lost after a pause is attributed to the pause. The outcome then becomes `preempted`.
     """
     if not paused.all_s:
         return outcome
@@ -189,20 +197,22 @@ def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
 
 
 def _is_disk_full(state: RankState) -> bool:
-    """Return whether a rank failed because the disk or the user's quota is full, which is no fault of the point."""
+    """Return True if a rank failed because the disk or the user's quota is full. This does not count as a failure of
+    the point."""
     failure = state.failure or {}
     return failure.get("exception") == "OSError" and str(failure.get("message")).startswith(_NO_ROOM)
 
 
 def list_survivors(states: Sequence[RankState]) -> list[RankState]:
-    """Return the ranks that SIGKILL did not end. Their devices and memory are still in use."""
+    """Return the ranks that still run after SIGKILL. Their devices and memory are still in use."""
     return [state for state in states if state.survived]
 
 
 def format_furthest_behind(states: Sequence[RankState]) -> str:
-    """Name the ranks that the other ranks wait for in a hang: those with the least progress, or stopped by a signal.
+    """Return a text that names the ranks that probably cause a hang.
 
-    All silent ranks may be waiting for them.
+    These are the ranks stopped by a signal, or else the ranks with the least progress. The other silent ranks may be
+    waiting for them.
     """
 
     def progress(state: RankState) -> tuple[int, bool]:
@@ -250,16 +260,16 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
 
 
 class AsyncWriter:
-    """Runs one write at a time on a thread of its own, and ignores its errors.
+    """Writer that executes one write at a time on a separate thread and ignores its errors.
 
-    So a file system that stalls delays no rank, and is not taken for a hang or a lost node.
+    So a stalled file system delays no rank, and it is not mistaken for a hang or a lost node.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def start(self, write: Callable[[], object]) -> None:
-        """Begin to write, unless the last write is still running."""
+        """Start the function `write`, unless the previous write is still running."""
 
         def run() -> None:
             with contextlib.suppress(OSError):
@@ -270,16 +280,17 @@ class AsyncWriter:
             self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the running write, at most for `seconds`."""
+        """Wait for the running write, but at most for `seconds`."""
         if self._thread:
             self._thread.join(seconds)
 
 
 class HeartbeatWriter:
-    """Writes `heartbeat.json` every `every_s`. While the file system stalls, beats are skipped."""
+    """Writer of `heartbeat.json`, which is written every `every_s` seconds. While the file system is stalled, writes
+    are skipped."""
 
     def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] | None = None) -> None:
-        """`replace(path, content)` replaces the file; it may take any time."""
+        """Create the writer. `replace(path, content)` replaces the file; it is allowed to take any time."""
         self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace or _replace_file
         self._writer = AsyncWriter()
         self._at = -every_s
@@ -289,20 +300,20 @@ class HeartbeatWriter:
         return time.monotonic() - self._at >= self.every_s
 
     def show(self, state: str, ranks: Sequence[RankState]) -> None:
-        """Begin to write the state of the run."""
+        """Start to write the state of the run and of its ranks."""
         self._at = time.monotonic()
         content = build_heartbeat(state, ranks)
         self._writer.start(lambda: self._replace(self._path, content))
 
     def end(self, ranks: Sequence[RankState], patience_s: float) -> None:
-        """Write the last heartbeat, waiting at most `patience_s` for the file system."""
+        """Write the last heartbeat, waiting at most `patience_s` seconds for the file system."""
         self._writer.wait(patience_s / 2)
         self.show("ended", ranks)
         self._writer.wait(patience_s / 2)
 
 
 def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
-    """Return the content of `heartbeat.json` for an attempt that this process claims or supervises."""
+    """Return the content of `heartbeat.json` for an attempt that this process has claimed or supervises."""
     process = identify_process(os.getpid())
     plain = {
         "state": state,
@@ -325,12 +336,15 @@ def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
 
 
 def format_now() -> str:
-    """Return the current time in ISO 8601, UTC, as in the supervisors' files."""
+    """Return the current UTC time in ISO 8601 format with a resolution of seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _replace_file(path: Path, content: bytes) -> None:
-    """Replace a file, so that a reader sees either content. It is not synced: it need not survive the machine."""
+    """Replace a file atomically, so that a reader sees either the old or the new content.
+
+    The file is not synced to the disk, because its content is not needed after a crash of the machine.
+    """
     # On the same file system, so that the rename below is atomic.
     new = path.with_name(f".{path.name}.new")
     try:

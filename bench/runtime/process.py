@@ -1,4 +1,7 @@
-"""Processes of ranks: started afresh or by the fork server, with their output in one log and reports of failures."""
+"""Processes of ranks, which are started as new Python processes or by the fork server.
+
+The output of all ranks goes to one log, and each rank reports its failure over a pipe.
+"""
 
 import contextlib
 import ctypes
@@ -24,7 +27,7 @@ _LOG_LIMIT_BYTES = 16 * 2**20
 _WAITING_LINES = 4096
 _PR_SET_PDEATHSIG = 1
 _DRAIN_BYTES = 1 << 20
-# Longer than a rank's report of its failure.
+# Maximum bytes of a line. It is more than a rank's report of its failure needs.
 _LINE_BYTES = 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
 # Process id of the last process that forked: in a new child, its parent.
@@ -34,24 +37,25 @@ _PR_SET_CHILD_SUBREAPER = 36
 _STARTUP_S = 300.0
 _ANSWER_S = 30.0
 _KILL_S = 5.0
-# For the end of processes that were killed with a rank.
+# Time for processes that were killed with a rank to end.
 _REAP_S = 1.0
 
 
 def install_handlers(interrupt: Callable[[int], None]) -> None:
-    """Have SIGINT and SIGTERM call `interrupt` with the signal's number."""
+    """Install handlers for SIGINT and SIGTERM that call `interrupt` with the number of the signal."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda sent, frame: interrupt(sent))
 
 
 class RankLog:
-    """All ranks' output in one file, each line after its rank's number, written by a thread of its own.
+    """Log file with the output of all ranks, written by a separate thread. Each line begins with the number of its
+    rank.
 
-    A disk that is full, or that stalls for too long, loses lines; it never delays a rank.
+    If the disk is full, or stalls for too long, lines are lost. A rank is never delayed.
     """
 
     def __init__(self, path: Path, open_file: Callable[[Path], BinaryIO] = lambda path: path.open("ab", buffering=0)):
-        """`open_file(path)` opens the file for appending; it may take any time."""
+        """Start the writing thread. `open_file(path)` opens the file for appending; it is allowed to take any time."""
         self._waiting: list[bytes] = []
         self._left, self._lost = _LOG_LIMIT_BYTES, 0
         self._closing = False
@@ -60,7 +64,7 @@ class RankLog:
         self._thread.start()
 
     def write(self, rank: int, line: bytes) -> None:
-        """Add a line, without waiting for the file."""
+        """Add a line of a rank's output without waiting for the file."""
         with self._changed:
             if self._left <= 0:
                 return
@@ -74,7 +78,7 @@ class RankLog:
             self._changed.notify()
 
     def close(self, patience_s: float) -> None:
-        """Accept no more lines, and wait at most `patience_s` until those before are written."""
+        """Stop accepting lines. Wait at most `patience_s` seconds until all accepted lines are written."""
         with self._changed:
             self._note_lost_lines()
             self._left, self._closing = 0, True
@@ -93,7 +97,7 @@ class RankLog:
                     file.write(b"".join(lines))
 
     def _take(self) -> list[bytes]:
-        """Wait for lines and return them; an empty list after the last."""
+        """Wait for new lines and return them; return an empty list after the log was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             lines, self._waiting = self._waiting, []
@@ -109,7 +113,10 @@ os.register_at_fork(before=_note_forking)
 
 
 def set_parent_death_signal(signal_number: int) -> None:
-    """In a new child: have the kernel send it `signal_number` when its parent dies, so that it is never orphaned."""
+    """Request that the kernel sends `signal_number` to this process when its parent dies.
+
+    Call this in a new child process, so that it is never orphaned.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
     # The parent died before the call, so the kernel will send nothing.
     if os.getppid() != _forking:
@@ -117,17 +124,20 @@ def set_parent_death_signal(signal_number: int) -> None:
 
 
 StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
-"""A started rank. It leads a session of its own, so that its loader processes can be ended with it."""
+"""Started rank. It leads its own session, so that its DataLoader processes can be ended together with it."""
 
 StartRank = Callable[[Sequence[str], dict[str, str], dict[str, int], int], StartedProcess]
-"""`start(command, environment, descriptors, output)` starts a rank. It inherits `descriptors`, and finds each number in
-the variable of that name; `output` becomes its standard output and error."""
+"""Function `start(command, environment, descriptors, output)` that starts a rank.
+
+`descriptors` are file descriptors by name of an environment variable. The rank inherits each descriptor and finds its
+number in that variable. `output` is the descriptor of its standard output and error.
+"""
 
 
 def start_process(
     command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
 ) -> subprocess.Popen[bytes]:
-    """Start a rank as a child process, with a Python of its own."""
+    """Start a rank as a child process with its own Python interpreter."""
     return subprocess.Popen(
         command,
         env=environment | {name: str(descriptor) for name, descriptor in descriptors.items()},
@@ -141,7 +151,7 @@ def start_process(
 
 
 class RankProcess:
-    """A rank's process and the pipes that it writes to."""
+    """Process of a rank, and the pipes to which it writes its output and its failure."""
 
     def __init__(
         self,
@@ -153,7 +163,7 @@ class RankProcess:
     ) -> None:
         self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
-        # Output while `listening`, which a hang's stacks are taken from.
+        # Output received while `listening` is true. It contains the stacks of a hang.
         self.stack_output = bytearray()
         self.listening = False
         self._failure_bytes, self._partial = bytearray(), bytearray()
@@ -169,7 +179,10 @@ class RankProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, negative for a signal; None while the rank runs. At its end, its loader processes are killed."""
+        """Exit code of the rank, negative for a signal; None while the rank runs.
+
+        When the rank has ended, its DataLoader processes are killed.
+        """
         if self._exit_code is None:
             # Killed before the rank is waited for: after that, the number of their group may be used again.
             with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
@@ -180,7 +193,7 @@ class RankProcess:
         return self._exit_code
 
     def drain(self, write: Callable[[int, bytes], None]) -> None:
-        """Read the rank's output so far, without waiting, and pass it to `write(rank, line)`."""
+        """Read the output that the rank has written so far, without waiting. Pass each line to `write(rank, line)`."""
         for line in self._read_lines(self.output, self._partial):
             write(self.rank, line)
             if self.listening:
@@ -189,22 +202,22 @@ class RankProcess:
             self.failure = json.loads(line)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank and to the processes that it started, unless it has ended."""
+        """Send a signal to the rank and to the processes that it started, unless the rank has ended."""
         if self._exit_code is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """Close the pipes, after the end."""
+        """Close the pipes after the rank has ended."""
         os.close(self.output)
         os.close(self.failures)
 
     @staticmethod
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:
-        """Return the lines that have arrived.
+        """Return the complete lines that have arrived in the pipe.
 
-        The bytes per call and per line are limited. A rank that writes faster has to wait for its pipe.
+        The bytes per call and per line are limited. A rank that writes faster has to wait until its pipe has been read.
         """
         left = _DRAIN_BYTES
         with contextlib.suppress(BlockingIOError):
@@ -219,17 +232,23 @@ class RankProcess:
 
 
 def _open_pipe() -> tuple[int, int]:
-    """Return a pipe's ends: ours, which never blocks, and the child's, which only `pass_fds` makes inheritable."""
+    """Return the ends of a new pipe: the non-blocking end of this process, and the child's end.
+
+    Only `pass_fds` makes the child's end inheritable.
+    """
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     return ours, theirs
 
 
 class ForkServer:
-    """One node's fork server, for all points of a job. Its methods raise OSError after it has ended."""
+    """Connection to the fork server of a node, which serves all points of a job.
+
+    The methods raise OSError after the server has ended.
+    """
 
     def __init__(self, device: str, specs: Sequence[RunSpec]) -> None:
-        """The server imports the modules that ranks of `specs` need."""
+        """Start the server, which imports the modules that the ranks of `specs` need."""
         # Forked ranks become children of this process, which can wait for them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         used = {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs}
@@ -252,20 +271,21 @@ class ForkServer:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for the imports.
+        """Wait until the server has imported all modules.
 
-        Call it before the first rank starts: a supervisor that waits while it starts a rank sends no reports, and would
-        count as lost.
+        Call this before the first rank starts. A supervisor that waits while it starts a rank sends no reports and
+        would be regarded as lost.
         """
         self._receive(_STARTUP_S)
 
     @property
     def has_ended(self) -> bool:
-        """True if the server was killed. The node is fine then, and the ranks that it forked still run."""
+        """True if the server process has ended, for example because it was killed. Ranks that it forked still run."""
         return self._process.poll() is not None
 
     def restart(self) -> None:
-        """Start a new server after one that has ended, and wait for its imports; call it between two points."""
+        """Start a new server after the previous server has ended, and wait for its imports. Call this between two
+        points."""
         self._connection.close()
         self._launch()
         self.wait_until_ready()
@@ -273,7 +293,7 @@ class ForkServer:
     def start(
         self, command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
     ) -> "ForkedRank":
-        """Fork a rank with the arguments of `command`, the command of a rank that is started afresh."""
+        """Fork a rank. `command` is the full command of a rank process; only its arguments are used."""
         arguments = command[len(build_module_command("")) :]
         request = {"arguments": arguments, "environment": environment, "descriptors": list(descriptors)}
         # In a file, because an environment may be larger than a message.
@@ -285,9 +305,9 @@ class ForkServer:
         return self._ranks[-1]
 
     def reap(self) -> None:
-        """Wait for processes that ranks left behind, and that this process adopted.
+        """Wait for processes that ranks left behind and that this process adopted.
 
-        Until then each of them counts against the user's limit of processes.
+        Until then, each of these zombie processes counts against the user's process limit.
         """
         self._ranks = [rank for rank in self._ranks if rank.poll() is None]
         ours = {self._process.pid, *(rank.pid for rank in self._ranks)}
@@ -299,13 +319,13 @@ class ForkServer:
             time.sleep(_REAP_S / 50)
 
     def close(self) -> None:
-        """End the server. Ranks that it forked are not its children, and still run."""
+        """End the server. Ranks that it forked are children of this process, and continue to run."""
         self._connection.close()
         try:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # It survives in an uninterruptible call.
+            # The server is in an uninterruptible system call and survives SIGKILL.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_S)
 
@@ -319,14 +339,14 @@ class ForkServer:
 
 
 class ForkedRank:
-    """A forked rank, with the interface of a subprocess."""
+    """Forked rank, with the same interface as `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or None while it runs."""
+        """Return the exit code, negative for a signal; None while the rank runs."""
         if self._exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -335,7 +355,7 @@ class ForkedRank:
 
 
 def _find_children() -> set[int]:
-    """Return the process ids of this process's children, ended ones that were not waited for included."""
+    """Return the process ids of all children of this process, zombies included."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended in the meantime

@@ -1,12 +1,13 @@
-"""Connections between the supervisors of one run: node 0 leads, the other nodes' agents report to it over TCP.
+"""TCP connections between the supervisors of a run. Node 0 is the coordinator, and agents on the other nodes report to
+it.
 
-A rank reports its failure to its own node's supervisor only. So every node reports its ranks to node 0, which alone
-decides how the run ends. Node 0 listens on a port that the system chooses, and writes it into the run's folder: no port
-has to be agreed on, and none can collide.
+A rank reports a failure only to the supervisor of its own node. Each agent therefore reports its ranks to node 0, and
+only node 0 decides how the run ends. The system chooses the port on which node 0 listens. Node 0 writes it into the
+run's folder, so no port has to be agreed on in advance and ports cannot collide.
 
 Connections carry JSON objects, one per line. The port is open to the whole network. A client is unknown until it has
-sent the token, which is in a file that only the job's user can read. An unknown client costs a descriptor and a
-kilobyte for a few seconds, and nothing that it sends can end the run.
+sent the token, which is in a file that only the job's user can read. An unknown client occupies a file descriptor and a
+kilobyte of memory for a few seconds. Nothing that an unknown client sends can end the run.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _FLUSH_S = 5.0
 
 
 class Connection:
-    """One connection: JSON objects, one per line, sent and received without waiting."""
+    """Non-blocking connection that carries JSON objects, one per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -49,13 +50,14 @@ class Connection:
         self.flush()
 
     def keep_alive(self) -> None:
-        """Send an empty message if none was sent for a second, so that the peer knows that the link works."""
+        """Send an empty message if no message was sent for a second. It shows the peer that the connection works."""
         if time.monotonic() - self._sent_at >= _QUIET_S:
             self.send({})
         self.flush()
 
     def flush(self) -> None:
-        """Send what the network accepts now; the rest waits for the next call."""
+        """Send as many waiting bytes as the network accepts without blocking. The remaining bytes are sent by the next
+        call."""
         try:
             while self._out and not self.closed:
                 del self._out[: self._socket.send(self._out)]
@@ -65,9 +67,10 @@ class Connection:
             self.closed = True
 
     def hello(self) -> dict[str, Any] | None:
-        """Return the first message once it has arrived, and close a connection whose first line is no hello.
+        """Return the first message of a new client; None if it has not arrived yet.
 
-        No more bytes are read than a hello may have; later messages are left for `take`.
+        The connection is closed if the first line is too long or is not JSON. At most the maximum length of a first
+        message is read. Later messages remain for `take`.
         """
         self._receive(_HELLO_BYTES - len(self._in))
         line, end, rest = bytes(self._in).partition(b"\n")
@@ -78,7 +81,7 @@ class Connection:
         return next(iter(self._parse([line])), None)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the messages that have arrived; `closed` is set once no more can arrive."""
+        """Return the messages that have arrived. `closed` is set when no more messages can arrive."""
         while self._receive(1 << 16):
             pass
         *lines, rest = bytes(self._in).split(b"\n")
@@ -86,7 +89,7 @@ class Connection:
         return self._parse(lines)
 
     def _receive(self, max_bytes: int) -> bool:
-        """Read up to `max_bytes`; return whether there may be more."""
+        """Read up to `max_bytes`. Return True if more bytes may be available."""
         if self.closed:
             return False
         try:
@@ -108,7 +111,7 @@ class Connection:
             return []
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Close the connection, after waiting at most `patience_s` for messages to be sent."""
+        """Close the connection. Before that, wait at most `patience_s` seconds until all messages are sent."""
         until = time.monotonic() + patience_s
         while self._out and not self.closed and time.monotonic() < until:
             time.sleep(patience_s / 100)
@@ -121,7 +124,7 @@ class Connection:
 
 
 class TokenListener:
-    """A port for the other supervisors of a job, and the token that identifies them."""
+    """Listening port for the other supervisors of a job, with the token by which they identify themselves."""
 
     def __init__(self, awaited: int) -> None:
         self._max_waiting = awaited + _MAX_UNKNOWN
@@ -135,9 +138,9 @@ class TokenListener:
         return int(self._server.getsockname()[1])
 
     def accept_known(self) -> list[tuple[Connection, dict[str, Any]]]:
-        """Return the clients that have sent the token since the last call, each with its hello.
+        """Return the clients that have sent the token since the last call, each with its first message.
 
-        Other clients are disconnected as soon as they send something else, or nothing for too long.
+        Other clients are disconnected when they send anything else, or send nothing for too long.
         """
         for _ in range(self._max_waiting):
             try:
@@ -160,7 +163,7 @@ class TokenListener:
         return known
 
     def close(self) -> None:
-        """Stop listening, and disconnect every unknown client."""
+        """Stop listening, and disconnect all clients that have not sent the token."""
         for connection in self._unknown:
             connection.close()
         self._unknown = []
@@ -168,19 +171,19 @@ class TokenListener:
 
 
 class Rendezvous(NamedTuple):
-    """Address of node 0: `rendezvous.json`, which is removed when the run has ended."""
+    """Address of node 0, stored in `rendezvous.json`. The file is removed when the run has ended."""
 
     host: str
     ranks_port: int  # of the store through which the ranks find each other
     crew_port: int
-    token: str  # of this attempt, so that no agent reports to another process that got the same port
+    token: str  # of this attempt, so that no agent reports to another process on the same port
 
     def write(self, folder: Path) -> None:
         store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode(), mode=0o600)
 
     @classmethod
     def wait(cls, folder: Path, timeout_s: float) -> "Rendezvous":
-        """Return the address once node 0 has written it; raise TimeoutError after `timeout_s`."""
+        """Wait until node 0 has written its address, and return it; raise TimeoutError after `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):
@@ -190,7 +193,7 @@ class Rendezvous(NamedTuple):
 
 
 class AgentReport(NamedTuple):
-    """State of another node, as its agent reports it."""
+    """State of another node as reported by its agent."""
 
     ranks: list[RankState] = []
     done: bool = False  # all ranks have ended, and this is the last report
@@ -200,7 +203,7 @@ class AgentReport(NamedTuple):
 
 
 class ConnectedAgent:
-    """Another node as seen from node 0."""
+    """Connection from node 0 to the agent of another node."""
 
     def __init__(self, line: Connection, node: int, host: str) -> None:
         self.line, self.name = line, f"node {node} ({host})"
@@ -209,11 +212,11 @@ class ConnectedAgent:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its last report; 0 for an agent that has sent its last."""
+        """Seconds since the agent's last report; 0 after its final report."""
         return 0.0 if self.last.done else time.monotonic() - self.heard_at
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Keep its last report; yield its ranks' output as (rank, line)."""
+        """Store the agent's latest report, and yield the output of its ranks as (rank, line)."""
         for message in self.line.take():
             self.heard_at = time.monotonic()
             output = message.pop("output")
@@ -223,10 +226,14 @@ class ConnectedAgent:
 
 
 class CoordinatorServer:
-    """Node 0's side. With a single node there are no agents, and nothing listens."""
+    """Node 0's side of the connections to all agents. A run on a single node has no agents and opens no port."""
 
     def __init__(self, nodes: int, host: str, silence_s: float) -> None:
-        """A node without a report for `silence_s` is lost: a link that was cut closes no connection."""
+        """Create the server for a run with this number of nodes.
+
+        A node that sends no report for `silence_s` seconds is lost. The time limit is needed because a broken network
+        link does not close a connection.
+        """
         self.nodes, self.host, self._silence_s = nodes, host, silence_s
         self.agents: dict[int, ConnectedAgent] = {}
         self._began = time.monotonic()
@@ -235,7 +242,7 @@ class CoordinatorServer:
         self.token = self._listener.token if self._listener else ""
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """Apply the agents' reports; return their ranks' output as (rank, line)."""
+        """Process the agents' new reports. Return the output of their ranks as (rank, line)."""
         for line, hello in self._listener.accept_known() if self._listener else ():
             node = int(hello["node"])
             self.agents[node] = ConnectedAgent(line, node, str(hello["host"]))
@@ -246,7 +253,7 @@ class CoordinatorServer:
         return output
 
     def lost(self) -> str | None:
-        """Return why a node counts as lost, or None."""
+        """Return the reason why a node is regarded as lost; None if no node is."""
         for agent in self.agents.values():
             if agent.line.closed and not agent.last.done:
                 return f"{agent.name} closed its connection"
@@ -255,9 +262,10 @@ class CoordinatorServer:
         return self.find_left()
 
     def find_left(self, quiet_s: float = math.inf) -> str | None:
-        """Return the node that ended its ranks because it lost node 0, or that is silent for `quiet_s`; None if none.
+        """Return the reason if a node has ended its ranks after it lost node 0, or has been silent for `quiet_s`
+        seconds.
 
-        When a node leaves, the other nodes' ranks fail too.
+        None if there is no such node. When a node leaves, the ranks of the other nodes fail too.
         """
         for agent in self.agents.values():
             if agent.last.left:
@@ -267,20 +275,23 @@ class CoordinatorServer:
         return None
 
     def forgive_silence(self, paused_s: float) -> None:
-        """Count every node's silence from now on: this supervisor was paused, and received nothing."""
+        """Restart the time limit for silent nodes after this supervisor was paused for `paused_s` seconds.
+
+        During the pause it could not receive reports.
+        """
         self._began += paused_s
         for agent in self.agents.values():
             agent.heard_at = time.monotonic()
 
     @property
     def paused(self) -> PauseTotals:
-        """The longest pause of another node."""
+        """Longest pause of any other node."""
         return functools.reduce(
             PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
         )
 
     def find_absent(self, patience_s: float) -> str | None:
-        """Return the nodes that have not connected within `patience_s`, or None."""
+        """Return a text with the nodes that have not connected within `patience_s` seconds; None if there are none."""
         missing = [node for node in range(1, self.nodes) if node not in self.agents]
         if missing and time.monotonic() - self._began > patience_s:
             return f"nodes {missing} did not connect within {patience_s:.0f} s"
@@ -288,16 +299,16 @@ class CoordinatorServer:
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that an agent received."""
+        """Number of the signal that an agent received; None if no agent received one."""
         return next(filter(None, (agent.last.interrupted_by for agent in self.agents.values())), None)
 
     def request_stop(self, *, stacks: bool) -> None:
-        """Have every agent end its ranks, which first print their stacks if `stacks`."""
+        """Request that every agent ends its ranks. If `stacks` is true, the ranks print their stacks first."""
         for agent in self.agents.values():
             agent.line.send({"stop": True, "stacks": stacks})
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections and the port."""
         for agent in self.agents.values():
             agent.line.close()
         if self._listener:
@@ -305,32 +316,35 @@ class CoordinatorServer:
 
 
 class AgentClient:
-    """Another node's side of the connection to node 0."""
+    """Agent's side of the connection to node 0."""
 
     def __init__(self, rendezvous: Rendezvous, node: int, host: str, silence_s: float) -> None:
-        """If node 0 sends nothing for `silence_s`, it is lost."""
+        """Connect to node 0. It is regarded as lost if it sends nothing for `silence_s` seconds."""
         self._silence_s, self._left = silence_s, ""
         self._connection = Connection(socket.create_connection((rendezvous.host, rendezvous.crew_port), timeout=30))
         self._connection.send({"token": rendezvous.token, "node": node, "host": host})
         self._reported_at = -_REPORT_S
 
     def due(self) -> bool:
-        """Send the rest of the last report; return whether it is time for the next one."""
+        """Send the rest of the last report. Return True if the next report is due."""
         self._connection.flush()
         return time.monotonic() - self._reported_at >= _REPORT_S
 
     def report(self, ranks: list[RankState], output: list[tuple[int, str]], **facts: Any) -> None:
-        """Send the states and output of this node's ranks; `facts` are `done`, `interrupted_by` and `paused`."""
+        """Send the states and the output of this node's ranks. `facts` are `done`, `interrupted_by` and `paused`."""
         self._reported_at = time.monotonic()
         states = [state._asdict() for state in ranks]
         self._connection.send({"ranks": states, "output": output, "left": self._left, **facts})
 
     def forgive_silence(self) -> None:
-        """Count node 0's silence from now on: this supervisor was paused, and received nothing."""
+        """Restart the time limit for a silent node 0 after this supervisor was paused.
+
+        During the pause it could not receive messages.
+        """
         self._connection.heard_at = time.monotonic()
 
     def stop_request(self) -> dict[str, Any] | None:
-        """Return node 0's order to stop, if one came; the loss of node 0 counts as one."""
+        """Return node 0's request to stop; None if there is none. If node 0 is lost, such a request is returned too."""
         if orders := [message for message in self._connection.take() if message]:
             return orders[-1]
         silent_s = time.monotonic() - self._connection.heard_at
@@ -339,5 +353,5 @@ class AgentClient:
         return {"stop": True, "stacks": False} if self._connection.closed or self._left else None
 
     def close(self) -> None:
-        """Close the connection, after the last report has been sent."""
+        """Close the connection after the last report has been sent."""
         self._connection.close(_FLUSH_S)

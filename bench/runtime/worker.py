@@ -1,7 +1,7 @@
-"""The program of every rank: spec.json → build → measure → files.
+"""Program of every rank: read spec.json, build the model, train and measure, and write the result files.
 
-`python -m bench.runtime.worker FOLDER`, started by a supervisor. torch is imported inside the phase `imports`, so that
-its time is measured and its failure reported.
+A supervisor starts `python -m bench.runtime.worker FOLDER`. torch is imported in the phase `imports`, so that the time
+of the import is measured and its failure is reported.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure the attempt in the folder on the command line; report a failure to the supervisor."""
+    """Measure the attempt in the folder given on the command line, and report a failure to the supervisor."""
     channel = Channel.open()
     status, rank = 0, None
     try:
@@ -48,12 +48,12 @@ def main() -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is written. An orderly end would wait for loaders, and for process groups whose peers may be lost.
+    # All files are written. A normal exit would wait for DataLoader processes, and for ranks that may be lost.
     os._exit(status)
 
 
 class RankWorker:
-    """One rank of one attempt."""
+    """Process of one rank in one attempt."""
 
     def __init__(self, folder: Path, channel: Channel) -> None:
         self.folder, self.channel = folder, channel
@@ -69,7 +69,7 @@ class RankWorker:
         self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
 
     def measure(self) -> None:
-        """Measure the whole attempt."""
+        """Execute all phases of the attempt, from joining the other ranks to writing the record."""
         self.join()
         from bench.measure import shapes
 
@@ -87,13 +87,14 @@ class RankWorker:
         if self.training and self.peers.is_main:
             from bench.measure import checkpoints
 
-            # A finished training needs no checkpoint; one that was to stop keeps its last, for a run that continues it.
+            # A finished training needs no checkpoint. A training with `stop_after` keeps its last checkpoint, for a
+            # run that continues it.
             last = checkpoints.find_latest(self.folder) if self.spec.learning.stop_after else None
             kept = last.folder if last else None
             checkpoints.remove_all(self.folder, self.circumstance.goes_on_from, but=kept)
 
     def join(self) -> None:
-        """Find the device, join the other ranks, and measure the link between them."""
+        """Select the device, form the process group, and measure the link between the ranks."""
         with self.phase("imports"), importing():
             from bench.measure import link, memory, peers
             from bench.measure.surroundings import Surroundings
@@ -102,7 +103,7 @@ class RankWorker:
             devices = 1 if self.rehearses else self.spec.devices_per_node
             self.device = environment.find_device(self.circumstance.machine, devices, self.local_rank)
             self.device_name = environment.read_driver_name(self.device)
-            # Else DeepSpeed guesses from what is installed.
+            # Otherwise DeepSpeed guesses the accelerator from the installed packages.
             os.environ["DS_ACCELERATOR"] = self.device.type
             memory.install_counter(self.device)
             self.engine_builder = engines.load_builder(self.spec.engine.backend)
@@ -122,7 +123,7 @@ class RankWorker:
                 link.check_link(self.link, self.circumstance.network, self.circumstance.machine)
 
     def build(self) -> None:
-        """Open the data, build the model inside its engine, and check its number of parameters."""
+        """Open the data, build the model and its engine, and check the number of parameters."""
         import torch
 
         from bench.measure import memory
@@ -160,22 +161,23 @@ class RankWorker:
         self.device_peak.sample()
 
     def load_operations(self) -> None:
-        """Load the engine's compiled ops, such as DeepSpeed's CPUAdam, and build those that are missing.
+        """Load the engine's compiled ops, such as DeepSpeed's CPUAdam. Missing ops are built first.
 
-        The engine itself would wait forever for a build that was killed, and its start would include the build.
+        The engine itself would wait forever for a build that was killed. Its initialisation time would also include the
+        build.
         """
         names, folder = engines.facts(self.spec).compiled_ops, os.environ.get(extensions.FOLDER)
         if not names or folder is None:
             return
         with self.phase("ops"):
-            # A node's first rank builds for all.
+            # The first rank of a node builds the ops for all ranks of the node.
             for is_turn in (self.local_rank == 0, self.local_rank != 0):
                 for name in names if is_turn else ():
                     extensions.load(name, self.device.type, Path(folder))
                 self.peers.barrier()
 
     def open_data(self) -> None:
-        """Open the data; a training that resumes from a checkpoint skips the batches before it."""
+        """Open the data. A training that resumes from a checkpoint skips the batches that it has already used."""
         spec, place = self.spec, find_place(self.spec, self.rank).data
         source = data.load(spec.data.source)
         if self.learns:
@@ -193,7 +195,7 @@ class RankWorker:
         self.data_facts = source.describe(spec) if self.peers.is_main else {}
 
     def build_module(self) -> Any:
-        """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
+        """Return the uninitialised model. If the engine divides the model, return only this rank's pipeline stages."""
         from bench.engines.distributed.executor import build_stages
 
         spec, cut = self.spec, engines.facts(self.spec).cut
@@ -203,7 +205,7 @@ class RankWorker:
         return build_stages(spec, self.rank, family, self.engine_builder, network, cut(spec, network))
 
     def train(self) -> "Series":
-        """Warm up and measure."""
+        """Run warm-up and measurement window, or the whole training. Return the times and losses of all steps."""
         from bench.measure import loop, memory, observe, shapes
         from bench.measure.clock import create_clock
         from bench.measure.collectives import wait_for
@@ -252,7 +254,7 @@ class RankWorker:
 
     @contextlib.contextmanager
     def write_steps_if_terminated(self, series: "Series") -> Iterator[None]:
-        """Write the steps so far if SIGTERM ends this run before its record: from a scheduler, for instance."""
+        """Context manager that writes the steps so far if SIGTERM ends this run, for example from a scheduler."""
         from bench.measure import observe
 
         def write_and_end(number: int, frame: FrameType | None) -> None:
@@ -268,7 +270,7 @@ class RankWorker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
-        """Return the use of the memory that ran out; None if the device does not answer."""
+        """Return the use of the memory that ran out; None if it cannot be read."""
         with contextlib.suppress(Exception):
             from bench.measure import memory
 
@@ -279,7 +281,7 @@ class RankWorker:
         return None
 
     def inspect(self) -> "Inspection":
-        """Inspect a few untimed steps."""
+        """Inspect a few untimed steps, for example their collectives."""
         from bench.measure import observe
 
         self.channel.beat("inspection")
@@ -287,7 +289,10 @@ class RankWorker:
         return observe.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
-        """Gather the results of all ranks on rank 0, which writes them; `uninspected` is why no step was inspected."""
+        """Gather the results of all ranks on rank 0, which writes the steps and the record.
+
+        `seen` are the results of the inspected steps. `uninspected` is the reason if no steps were inspected.
+        """
         from bench.measure import observe
 
         self.channel.beat("record")
@@ -312,14 +317,14 @@ class RankWorker:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase before the first step."""
+        """Context manager that measures the time of a phase before the first step."""
         self.channel.beat(name)
         begin = time.perf_counter()
         yield
         self.phases_s[name] = time.perf_counter() - begin
 
     def position(self, phase: str, step: int) -> None:
-        """Report this rank's phase and step, and execute an injected fault."""
+        """Report this rank's phase and step to the supervisor. Inject a fault if one is configured for this step."""
         self.channel.beat(phase, step)
         # Once per step, at its first micro-batch.
         if self.drill and phase == "fetch" and step > self.injected_at:
@@ -327,7 +332,7 @@ class RankWorker:
             self.drill.inject(self.rank, step)
 
     def rendezvous(self) -> None:
-        """Form the process group; a rehearsal has a fake group without other ranks."""
+        """Form the process group. A rehearsal has a fake process group without other ranks."""
         import torch.distributed as dist
 
         from bench.measure import peers
@@ -341,9 +346,9 @@ class RankWorker:
             peers.join(self.rank, self.spec.world_size, self.device, timeout)
 
     def describe_environment(self) -> None:
-        """Write environment.json at once, so that also a run that fails later has its environment class.
+        """Write environment.json immediately, so that the environment class is also known for a run that fails later.
 
-        Raise Refused if the ranks are not in one allocation, or of different environment classes.
+        Raise Refused if the ranks are in different allocations or in different environment classes.
         """
         import torch
 
@@ -370,9 +375,12 @@ class RankWorker:
             environment.check_alike(classes)
 
     def check_parameters(self, module: Any) -> int:
-        """Return the model's number of parameters, partitions included; raise Refused for an unexpected one."""
+        """Return the number of parameters of the whole model, over all partitions and pipeline stages.
+
+        Raise Refused if it differs from the expected number.
+        """
         expected = here = models.count_expected_parameters(self.spec.model)
-        # Only this rank's part of the model is counted then.
+        # With a divided model, only the parameters of this rank's stages are counted.
         if (cut := engines.facts(self.spec).cut) is not None:
             network = models.get_network(self.spec.model)
             parts = cut(self.spec, network)
@@ -384,10 +392,13 @@ class RankWorker:
         return found if expected is None else expected
 
     def write(self, observed: Observations, series: "Series") -> None:
-        """Write the steps, then the record: an attempt with a record is complete. A second call replaces the record."""
+        """Write the steps and then the record. An attempt is complete when it has a record.
+
+        A second call replaces the record.
+        """
         from bench.measure import observe
 
-        # A full disk: space is reserved for the record, which has the rest.
+        # If the disk is full, the steps are lost. Space for the record is reserved.
         with contextlib.suppress(OSError):
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
         outcome = observe.build_outcome(series)

@@ -1,7 +1,9 @@
-"""A real Slurm cluster of several nodes on one machine, as root: `sudo python slurm/testbed up`, and `down`.
+"""Real Slurm cluster with several nodes on one machine, for tests.
 
-Every node is a network namespace with its own address, host name and shaped link. A sweep can be tried on it before
-there is a cluster, and a cluster's failures can be produced on demand.
+Start it as root with `sudo python slurm/testbed up`, and remove it with `sudo python slurm/testbed down`.
+
+Every node is a network namespace with its own address, host name and rate-limited link. Sweeps can be
+tested on it without a cluster, and failures of a cluster can be produced on demand.
 """
 
 import argparse
@@ -21,7 +23,7 @@ _WAIT_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 2 if it was refused, 1 if it failed."""
+    """Run one command of the testbed. Return its exit code: 2 if the command was refused, 1 if it failed."""
     args = _build_parser().parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit(number: int, _: FrameType | None) -> None:
-    # An exception, so that a half-made testbed is taken down.
+    # This raises an exception, so that an incomplete testbed is removed.
     sys.exit(128 + number)
 
 

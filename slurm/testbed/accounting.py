@@ -1,6 +1,6 @@
-"""Accounting of a testbed: its own database and slurmdbd, with an account and two qualities of service.
+"""Accounting of a testbed: a private database and slurmdbd, with one account and two qualities of service (QOS).
 
-Both are processes in the controller's namespace, and write into the testbed's folder only.
+Both daemons run in the network namespace of the controller, and write only into the testbed's folder.
 """
 
 import os
@@ -24,11 +24,12 @@ URGENT = "urgent"
 _TEMPLATE = Path(__file__).with_name("slurmdbd.conf.in")
 _START_S = 60.0
 _UNSYNCED = ("--debug-no-sync", "--innodb-flush-method=nosync")
-"""Tables need not survive the machine, and waiting for the disk would take most of the time."""
+"""Options of the database that avoid waiting for the disk, which would take most of the time. The tables need not
+survive a crash."""
 
 
 def start_accounting(ledger: Ledger) -> None:
-    """Start the database and slurmdbd, with the accounts and QOS of jobs. Call it before slurmctld starts."""
+    """Start the database and slurmdbd, and create account and QOS of jobs. Call this before slurmctld starts."""
     _make_database(ledger)
     socket_file = ledger.folder / "database" / "socket"
     # Without grant tables: only root can reach the loopback interface of this namespace.
@@ -45,7 +46,7 @@ def start_accounting(ledger: Ledger) -> None:
 
 
 def _make_database(ledger: Ledger) -> None:
-    """Make an empty database with the system tables that stored procedures need."""
+    """Create an empty database with the system tables that stored procedures need."""
     folder = ledger.folder / "database"
     folder.mkdir(mode=0o700)
     options = ["--no-defaults", "--user=root", f"--datadir={folder}", "--skip-test-db", *_UNSYNCED]
@@ -55,7 +56,7 @@ def _make_database(ledger: Ledger) -> None:
 
 
 def _answers(socket_file: Path) -> bool:
-    """Return whether the database listens; its socket file exists before it does."""
+    """Return True if the database accepts connections. The existence of its socket file does not prove that yet."""
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(socket_file)) == 0
 
@@ -77,9 +78,9 @@ def _is_listening(ledger: Ledger) -> bool:
 
 
 def _fill(ledger: Ledger) -> None:
-    """Add the cluster, an account for the user who starts the testbed, and two qualities of service.
+    """Add the cluster, an account for the user who starts the testbed, and two QOS.
 
-    Jobs of the urgent QOS preempt those of the normal one.
+    Jobs of the QOS `urgent` preempt jobs of the QOS `normal`.
     """
     both = f"qos=normal,{URGENT}"
     users = ",".join(dict.fromkeys(["root", os.environ.get("SUDO_USER", "root")]))

@@ -1,4 +1,4 @@
-"""The commands of a testbed, one function each: parsed arguments in, exit code out."""
+"""Commands of a testbed. Each function takes the parsed command-line arguments and returns an exit code."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ _PACKAGE = {  # Debian package of each program
 
 
 def up(args: Namespace) -> int:
-    """Start a testbed and return when all its nodes are idle; after a failure it is taken down."""
+    """Start a testbed, and wait until all its nodes are idle. After a failure, everything is removed."""
     layout = Layout(**{option.name: getattr(args, option.name) for option in dataclasses.fields(Layout)})
     layout.check()
     needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
@@ -69,7 +69,7 @@ def up(args: Namespace) -> int:
 
 
 def down(args: Namespace) -> int:
-    """Take a testbed down, with the processes of its jobs."""
+    """Stop a testbed and remove it, including the processes of its jobs."""
     if not args.dir.exists():
         print(f"testbed: nothing to take down in {args.dir}")
         return 0
@@ -79,7 +79,7 @@ def down(args: Namespace) -> int:
 
 
 def _take_down(ledger: Ledger) -> None:
-    """Remove everything on the ledger that still exists."""
+    """Remove all processes, namespaces, interfaces and folders in the ledger that still exist."""
     for process in ledger.processes.values():
         process.end()
     for machine in ledger.namespaces:
@@ -108,13 +108,16 @@ def _write_configuration(ledger: Ledger) -> None:
 
 
 def _drop_keys(lines: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Return the lines whose key is not in `later`: Slurm's programs complain about a key that occurs twice."""
+    """Return the configuration lines whose key does not occur in the lines `later`.
+
+    Slurm's programs print a warning about a key that occurs twice.
+    """
     keys = {line.partition("=")[0].lower() for line in later}
     return [line for line in lines if line.partition("=")[0].lower() not in keys]
 
 
 def status(args: Namespace) -> int:
-    """Print the state of the controller, nodes and links; return 1 if the controller does not answer."""
+    """Print the state of the controller, nodes and links. Return 1 if the controller does not answer."""
     ledger = read(args.dir)
     layout, states, links = ledger.layout, daemons.read_node_states(ledger), network.read_links(ledger.layout)
     found: dict[str, Any] = {
@@ -149,7 +152,7 @@ def status(args: Namespace) -> int:
 
 
 def link(args: Namespace) -> int:
-    """Change the rate of links, or disconnect or connect their cables."""
+    """Change the rate of network links, or disconnect or reconnect them."""
     with _opened(args.dir) as ledger:
         layout = ledger.layout
         nodes = layout.workers if args.nodes == ["all"] else [_check_node(node, layout.workers) for node in args.nodes]
@@ -166,7 +169,7 @@ def link(args: Namespace) -> int:
 
 
 def slurmd(args: Namespace) -> int:
-    """Start or kill a node's slurmd, or kill every process of the node (`crash`)."""
+    """Start or kill the slurmd of a node. The action `crash` kills every process of the node."""
     with _opened(args.dir) as ledger:
         _check_node(args.node, ledger.layout.workers)
         if args.action == "start":
@@ -179,7 +182,7 @@ def slurmd(args: Namespace) -> int:
 
 
 def controller(args: Namespace) -> int:
-    """Stop the controller in an orderly way, start it, or both."""
+    """Start, stop or restart the controller. It stops in an orderly way, so it saves its state."""
     with _opened(args.dir) as ledger:
         if args.action != "start":
             daemons.stop_controller(ledger)
@@ -190,7 +193,8 @@ def controller(args: Namespace) -> int:
 
 
 def exec(args: Namespace) -> int:
-    """Replace this process by a command on a node, so that its exit code and signals are the command's."""
+    """Replace this process with a command on a node. The exit code is that of the command, and signals reach the
+    command."""
     ledger = read(args.dir)
     command = processes.inside(_check_node(args.node, ledger.layout.machines), args.words)
     sys.stdout.flush()
@@ -199,7 +203,7 @@ def exec(args: Namespace) -> int:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[Ledger]:
-    """Yield a testbed's ledger, locked against other commands."""
+    """Yield the ledger of a testbed, while the testbed is locked against other commands."""
     # Refuses a folder that is no testbed before it is locked.
     read(folder)
     with locked(folder):

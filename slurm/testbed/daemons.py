@@ -1,4 +1,7 @@
-"""The testbed's daemons: munged and slurmctld on the controller, a slurmd on every node. `accounting` has two more."""
+"""Daemons of a testbed: munged and slurmctld on the controller, and slurmd on every node.
+
+The module `accounting` starts two more daemons.
+"""
 
 import os
 import subprocess
@@ -21,15 +24,18 @@ _TAIL_LINES = 15
 
 
 def _build_environment(ledger: Ledger) -> dict[str, str]:
-    """Return the environment of daemons, which jobs inherit. With a relative SLURM_CONF a job's scontrol would hang."""
+    """Return the environment of daemons, which jobs inherit.
+
+    SLURM_CONF is an absolute path. With a relative path, scontrol in a job would hang.
+    """
     return {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(ledger.slurm_conf)}
 
 
 def start_munge(ledger: Ledger) -> None:
-    """Start a munged with its own key and socket, independent of the system's.
+    """Start a munged with its own key and socket, independent of the system's munged.
 
-    It runs as root, like all of Slurm here, and with --force: munged refuses a key in a private folder, which --dir may
-    be. Only this testbed trusts that key.
+    It runs as root, like all daemons of the testbed. It needs --force, because munged otherwise refuses a key in a
+    private folder, and the user may choose such a folder with --dir. Only this testbed trusts the key.
     """
     folder = ledger.folder / "munge"
     folder.mkdir()
@@ -59,7 +65,7 @@ def is_running(ledger: Ledger, daemon: str) -> bool:
 
 
 def start(ledger: Ledger, daemon: str, command: list[str], machine: str | None = None) -> None:
-    """Start a daemon on a machine, by default on the controller, unless it runs already."""
+    """Start a daemon on a machine of the testbed, by default on the controller. Do nothing if it is already running."""
     if not is_running(ledger, daemon):
         processes.start(
             processes.inside(machine or ledger.layout.controller, command),
@@ -70,7 +76,7 @@ def start(ledger: Ledger, daemon: str, command: list[str], machine: str | None =
 
 
 def read_node_states(ledger: Ledger) -> dict[str, str]:
-    """Return Slurm's word for each node, such as `idle` or `down*`; empty if the controller does not answer."""
+    """Return the Slurm state of each node, such as `idle` or `down*`; empty if the controller does not answer."""
     if not is_running(ledger, "slurmctld"):
         return {}
     done = call(ledger, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
@@ -78,7 +84,8 @@ def read_node_states(ledger: Ledger) -> dict[str, str]:
 
 
 def call(ledger: Ledger, command: list[str], limit_s: float = _ANSWER_S) -> subprocess.CompletedProcess[str] | None:
-    """Run one of Slurm's programs on this machine; None if it gets no answer within `limit_s`."""
+    """Run one of Slurm's programs on the host of the testbed. Return None if it does not finish within `limit_s`
+    seconds."""
     try:
         environment = _build_environment(ledger)
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
@@ -100,7 +107,11 @@ def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> Non
 
 
 def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
-    """Return once `is_ready`; raise `Problem` with the end of the logs if a watched daemon ends, or after `limit_s`."""
+    """Wait until `is_ready` returns True.
+
+    Raise `Problem` with the last lines of the logs if a watched daemon ends, or after `limit_s` seconds. `complaint` is
+    the message of the error.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         # Before the first poll, since a daemon that cannot start ends at once.
@@ -116,5 +127,5 @@ def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], l
 
 
 def _get_output(ledger: Ledger, daemon: str) -> Path:
-    """Return the file of a daemon's output, also of that before it opens its log."""
+    """Return the file with the standard output of a daemon. It includes messages from before the log was opened."""
     return ledger.folder / "log" / f"{daemon}.out"

@@ -1,4 +1,4 @@
-"""The options of a testbed, the names and addresses that follow from them, and its errors. No side effects."""
+"""Options of a testbed, names and addresses derived from them, and errors of a testbed. There are no side effects."""
 
 import ipaddress
 import re
@@ -10,9 +10,10 @@ from typing import Any
 
 
 class Problem(Exception):
-    """An error in one line: value, rule, remedy. Everything that was begun has been undone.
+    """Error with a one-line message that contains a value, a rule and a remedy. All changes have been undone.
 
-    Like `bench.core.errors`, which the system's Python cannot import: a testbed runs as root, without the package.
+    It resembles the class in `bench.core.errors`, which is not available here: a testbed runs as root with the system's
+    Python, in which zeroscale is not installed.
     """
 
     exit_code = 1
@@ -24,19 +25,19 @@ class Problem(Exception):
 
 
 class RefusedCommand(Problem):
-    """A command that cannot be executed; nothing was changed."""
+    """Error for a command that cannot be executed. Nothing was changed."""
 
     exit_code = 2
 
 
 def _option(default: Any, help: str, within: tuple[int, int] | None = None) -> Any:
-    """Return a field that is also an option of `up`, with its help and, for a number, its bounds."""
+    """Return a dataclass field that is also an option of `up`, with its help text and, for a number, its bounds."""
     return field(default=default, metadata={"help": help, "within": within})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The options of `up`. Machine 0 is the controller, whose namespace holds the switch between the nodes."""
+    """Options of `up`. Machine 0 is the controller, and its network namespace contains the switch between the nodes."""
 
     name: str = "zs"
     nodes: int = _option(4, "number of nodes", (1, 64))
@@ -68,12 +69,12 @@ class Layout:
 
     @property
     def machines(self) -> list[str]:
-        """Names of all namespaces, which are also the host names in them."""
+        """Names of all network namespaces, which are also the host names of the machines."""
         return [self.controller, *self.workers]
 
     @property
     def login_interface(self) -> str:
-        """This machine's interface to the network, from which jobs are submitted."""
+        """Network interface of the host of the testbed, from which jobs are submitted."""
         return f"{self.name}0"
 
     @property
@@ -89,16 +90,19 @@ class Layout:
         return self._network.prefixlen
 
     def address(self, machine: str) -> str:
-        """Return a machine's address: node zs7 has the seventh of the subnet, the controller the last."""
+        """Return the IP address of a machine.
+
+        Node zs7 has the seventh address of the subnet, and the controller has the last.
+        """
         number = self.machines.index(machine)
         return str(self._network[number or -2])
 
     def hosts(self) -> str:
-        """Return the /etc/hosts of every machine of the testbed."""
+        """Return the content of /etc/hosts for every machine of the testbed."""
         return "127.0.0.1 localhost\n" + "".join(f"{self.address(name)} {name}\n" for name in self.machines)
 
     def check(self) -> None:
-        """Raise `RefusedCommand` for the first invalid option."""
+        """Raise `RefusedCommand` for the first option with an invalid value."""
         check_name(self.name)
         check_shape(self.rate, self.burst)
         for option in fields(self):
@@ -121,23 +125,27 @@ class Layout:
 
 
 def check_name(name: str) -> None:
-    """Raise `RefusedCommand` for a name that is too long, or that could clash with another testbed's.
+    """Raise `RefusedCommand` if the testbed's name is too long, or could conflict with the names of another testbed.
 
-    All names are this one and a number, so it ends with a letter. The kernel allows 15 characters for an interface, and
-    64 nodes need two digits.
+    The names of machines and interfaces are the testbed's name and a number. The testbed's name therefore must end with
+    a letter. The kernel allows 15 characters for an interface, and 64 nodes need two digits.
     """
     if not re.fullmatch(r"[a-z]([a-z0-9]{0,11}[a-z])?", name):
         raise RefusedCommand(f"--name {name}", "must be 1 to 13 lower-case letters and digits, first and last a letter")
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RefusedCommand` for a folder that slurm.conf, or a socket's path of 108 characters, cannot hold."""
+    """Raise `RefusedCommand` if the path of the testbed's folder is unsuitable for slurm.conf or for sockets.
+
+    The path of a socket may have at most 108 characters.
+    """
     if not re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(folder)):
         raise RefusedCommand(f"--dir {folder}", "must be at most 80 letters, digits and any of _ . / + -")
 
 
 def check_shape(rate: str, burst: str) -> None:
-    """Raise `RefusedCommand` unless the kernel accepts this rate and burst; the rate `none` means no shaping."""
+    """Raise `RefusedCommand` if the kernel would not accept this rate and burst size. The rate `none` means no rate
+    limit."""
     if rate != "none" and not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit", rate):
         rule = "must be a number with kbit, mbit or gbit, or none"
         raise RefusedCommand(f"--rate {rate}", rule, "for example 400mbit")

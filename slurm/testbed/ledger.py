@@ -1,6 +1,6 @@
-"""The ledger of a testbed: everything that it makes, written *before* it is made.
+"""Ledger of a testbed: a list of everything that the testbed creates, written *before* it is created.
 
-So a testbed can always be taken down completely, even if `up` or `down` was killed.
+So a testbed can always be removed completely, even if `up` or `down` was killed.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ _VERSION = 1
 
 
 def _boot_id() -> str:
-    """Return the id of this boot, at whose end all of a testbed but its files is gone."""
+    """Return the id of this boot. After a reboot only the files of a testbed still exist."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Namespaces, interfaces, folders and processes of one testbed."""
+    """Network namespaces, interfaces, folders and processes of one testbed."""
 
     folder: Path
     layout: Layout
@@ -57,7 +57,7 @@ class Ledger:
 
 
 def create(folder: Path, layout: Layout) -> Ledger:
-    """Make the testbed's folder, which must not exist, together with its ledger."""
+    """Create the testbed's folder together with its ledger; raise `RefusedCommand` if the folder already exists."""
     staged = folder.with_name(f"{folder.name}.{os.getpid()}")
     staged.mkdir(parents=True, mode=0o755)
     Ledger(folder=staged, layout=layout).save()
@@ -71,7 +71,7 @@ def create(folder: Path, layout: Layout) -> Ledger:
 
 
 def read(folder: Path) -> Ledger:
-    """Return a testbed's ledger; raise `RefusedCommand` if there is none, or if another user wrote it."""
+    """Return the ledger of a testbed; raise `RefusedCommand` if there is none, or if another user owns it."""
     try:
         # /tmp is writable for all users, and root kills the processes on a ledger.
         owner = folder.stat().st_uid
@@ -84,7 +84,7 @@ def read(folder: Path) -> Ledger:
         raise RefusedCommand(str(folder), "was made by another version of this program", "use that one")
     processes = {name: Process(**process) for name, process in state.pop("processes").items()}
     ledger = Ledger(**{**state, "folder": folder, "layout": Layout(**state["layout"]), "processes": processes})
-    # Other processes may have these ids now.
+    # After a reboot, other processes may have these process ids.
     if ledger.boot != _boot_id():
         ledger.namespaces, ledger.interfaces, ledger.processes = [], [], {}
     return ledger
@@ -92,7 +92,7 @@ def read(folder: Path) -> Ledger:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a testbed against other commands; the kernel releases the lock when this process dies."""
+    """Lock a testbed against other commands. The kernel releases the lock if this process dies."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

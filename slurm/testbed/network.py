@@ -1,7 +1,8 @@
-"""The testbed's network: a switch in the controller's namespace, and one shaped cable to every node.
+"""Network of a testbed: a switch in the controller's network namespace, with one virtual cable to every node.
 
-The switch's port for node zs2 is called zs2, the node's own end eth0. All but one cable to this machine is in
-namespaces, where this machine's firewall does not apply.
+Each cable can have a rate limit. The switch's port for node zs2 is called zs2, and the node's end of the cable is eth0.
+One more cable leads to the host of the testbed. All other cables are inside of network namespaces, where the host's
+firewall does not apply.
 """
 
 import json
@@ -18,7 +19,7 @@ _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
 _UPLINK = "login"
-# After so long in the queue a packet is dropped, and TCP slows down.
+# A packet that waits longer in the queue is dropped, and TCP slows down.
 _LATENCY = "50ms"
 
 
@@ -30,7 +31,7 @@ def _run(*command: str) -> str:
 
 
 def refuse_existing(layout: Layout) -> None:
-    """Raise `RefusedCommand` if a namespace, folder, interface or route of the testbed exists already."""
+    """Raise `RefusedCommand` if a network namespace, folder, interface or route of the testbed already exists."""
     used = [f"namespace {name}" for name in layout.machines if (_ROOT / name).exists()]
     used += [f"folder {_ETC / name}" for name in layout.machines if (_ETC / name).exists()]
     if Path("/sys/class/net", layout.login_interface).exists():
@@ -48,7 +49,7 @@ def refuse_existing(layout: Layout) -> None:
 
 
 def build(ledger: Ledger) -> None:
-    """Make the namespaces, the switch and the cables, after writing them into the ledger."""
+    """Create the network namespaces, the switch and the cables, after their names were written into the ledger."""
     layout = ledger.layout
     ledger.namespaces = layout.machines
     ledger.interfaces = [layout.login_interface]
@@ -78,7 +79,8 @@ def _address(where: list[str], interface: str, address: str, layout: Layout) -> 
 
 
 def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
-    """Limit the rate at which a node sends, at its own end, and receives, at the switch's end."""
+    """Limit the rate of a node's link in both directions: at the node's end for sending, at the switch's end for
+    receiving."""
     for namespace, interface in ((node, "eth0"), (layout.controller, node)):
         device = ("qdisc", "replace", "dev", interface, "root")
         if rate == "none":
@@ -89,12 +91,15 @@ def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
 
 
 def plug(layout: Layout, node: str, state: str) -> None:
-    """Set the switch's port `up` or `down`. Like a disconnected cable, it causes no error at either end."""
+    """Set the switch's port for a node `up` or `down`. Down is like a disconnected cable: neither end gets an error."""
     _run("ip", "-n", layout.controller, "link", "set", node, state)
 
 
 def read_links(layout: Layout) -> dict[str, dict[str, Any]]:
-    """Return the state of each node's link: up, rate in Mbit/s and burst in bytes (None if it is not shaped)."""
+    """Return the state of each node's link: `up`, the rate in Mbit/s and the burst size in bytes.
+
+    Rate and burst size are None for a link without a rate limit.
+    """
     switch = layout.controller
     ports = {port["ifname"]: port for port in json.loads(_run("ip", "-j", "-n", switch, "link", "show"))}
     shapes = {q["dev"]: q for q in json.loads(_run("tc", "-j", "-n", switch, "qdisc", "show")) if q["kind"] == "tbf"}
@@ -109,7 +114,7 @@ def read_links(layout: Layout) -> dict[str, dict[str, Any]]:
 
 
 def demolish(ledger: Ledger) -> None:
-    """Remove everything on the ledger that still exists."""
+    """Remove all interfaces, network namespaces and folders in the ledger that still exist."""
     for interface in ledger.interfaces:
         if Path("/sys/class/net", interface).exists():
             _run("ip", "link", "delete", interface)

@@ -1,4 +1,4 @@
-"""Processes of a testbed: started inside one of its machines, identified by pid and start time, and reliably ended."""
+"""Processes of a testbed. They are started on one of its machines, and identified by process id and start time."""
 
 import os
 import signal
@@ -11,13 +11,16 @@ from pathlib import Path
 from layout import Problem
 
 _NAMESPACES = Path("/run/netns")
-# Longer than the kernel needs, also for a process that exits with much memory.
+# Time to end a process. It is longer than the kernel needs to free the memory of a large process.
 _END_S = 10.0
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process by pid and start time: a pid may be used again, but not with the same start time until a reboot."""
+    """Process identified by its process id and start time.
+
+    The kernel may reuse a process id, but not with the same start time before a reboot.
+    """
 
     pid: int
     started: int  # clock ticks since boot
@@ -27,7 +30,7 @@ class Process:
         return _find(self.pid) == self
 
     def send(self, number: int) -> None:
-        """Send a signal to this process, and never to a later one with the same pid."""
+        """Send a signal to this process, but not to a later process with the same process id."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -41,7 +44,10 @@ class Process:
             os.close(handle)
 
     def end(self, grace_s: float = 0) -> None:
-        """Kill this process and wait for its end; with a grace time, send SIGTERM first."""
+        """Kill this process and wait until it has ended.
+
+        With a grace time, send SIGTERM first and wait for at most `grace_s` seconds.
+        """
         if grace_s:
             self.send(signal.SIGTERM)
             _wait_until_gone([self], grace_s)
@@ -51,7 +57,7 @@ class Process:
 
 
 def _find(pid: int) -> Process | None:
-    """Return the running process with this pid, or None."""
+    """Return the running process with this process id; None if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -69,7 +75,7 @@ def _wait_until_gone(processes: Sequence[Process], limit_s: float) -> bool:
 
 
 def in_machine(machine: str) -> list[Process]:
-    """Return all processes in a machine: its daemons, the jobs, and their descendants."""
+    """Return all processes on a machine of the testbed: its daemons, jobs, and their descendants."""
     try:
         wanted = (_NAMESPACES / machine).stat()
     except FileNotFoundError:
@@ -90,7 +96,7 @@ def in_machine(machine: str) -> list[Process]:
 
 
 def clear(machine: str) -> None:
-    """Kill every process in a machine, also those that start meanwhile."""
+    """Kill every process on a machine, including processes that start during this call."""
     deadline = time.monotonic() + _END_S
     while living := in_machine(machine):
         if time.monotonic() > deadline:
@@ -101,16 +107,19 @@ def clear(machine: str) -> None:
 
 
 def inside(machine: str, command: Sequence[str]) -> list[str]:
-    """Return the words that run `command` in a machine with its network, hosts and host name, under the same pid."""
+    """Return the command line that runs `command` on a machine, with the machine's network, /etc/hosts and host name.
+
+    The command keeps the process id of the process that is started.
+    """
     named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', machine, *command]
     return ["ip", "netns", "exec", machine, *named]
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path, record: Callable[[Process], None]) -> None:
-    """Start a daemon that outlives this process, and `record` it before it does anything.
+    """Start a daemon that outlives this process. Call `record` with its process before the daemon does anything.
 
-    A shell waits for a line of input before it executes the command. If this process dies before the record is written,
-    the line never comes.
+    The command is started by a shell that first waits for a line of input. If this process dies before `record` has
+    returned, the shell receives no line and the daemon never starts.
     """
     with log.open("ab") as output:
         gate = subprocess.Popen(

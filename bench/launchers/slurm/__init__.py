@@ -1,4 +1,5 @@
-"""Submit to Slurm: each job gets a script from the template in slurm/, which is kept next to its results."""
+"""Launcher that submits jobs to Slurm. The script of each job is made from a template in slurm/, and stored next to the
+job's results."""
 
 from bench.launchers.slurm.cluster import limits
 from bench.launchers.slurm.options import Options, check, job_setup

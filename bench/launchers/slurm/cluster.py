@@ -1,4 +1,4 @@
-"""Slurm's programs, and the limits of a cluster as far as they report them."""
+"""Calls of Slurm's command-line programs, and the limits of a cluster as reported by these programs."""
 
 import contextlib
 import logging
@@ -18,21 +18,21 @@ _UNAVAILABLE = re.compile(
     r"|standby mode|no route to host",
     re.IGNORECASE,
 )
-"""Errors of Slurm's programs that mean no answer, and not a refusal."""
-# They choose a cluster and a way to authenticate, and say nothing of the job around this process.
+"""Pattern of error messages that mean that Slurm is unavailable. Other errors mean that it refused the request."""
+# These variables select a cluster and a method of authentication. They do not describe the containing job.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 # Slurm's programs give up by themselves: most after seconds, sbatch after two minutes at a full queue.
 _ANSWER_S = 200.0
 # Longer than a healthy controller takes; a user who sees nothing for longer suspects that zeroscale hangs.
 _NOTICE_S = 5.0
 _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
-"""Options of sbatch that choose another partition than the site's file does."""
+"""Pattern of sbatch options that select another partition or cluster than the option `partition` of the site file."""
 
 
 def build_user_environment() -> dict[str, str]:
-    """Return this process's environment without the variables of the job around it.
+    """Return the environment of this process without the Slurm variables of the job that contains this process.
 
-    `srun` and `sbatch` would take that job's number of tasks, or its memory, as options of the next job.
+    `srun` and `sbatch` would use the containing job's number of tasks or memory as options of the new job.
     """
     if "SLURM_JOB_ID" not in os.environ:
         return dict(os.environ)
@@ -42,8 +42,8 @@ def build_user_environment() -> dict[str, str]:
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """Run one of Slurm's programs and return its output.
 
-    A warning is logged if it takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer, and
-    UserError with the program's own message if it refuses.
+    A warning is logged if the program takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer. Raise
+    UserError with the program's own message if it refuses the request.
     """
     if environment is None:
         # Personal settings of these programs would change the form of their output.
@@ -70,7 +70,7 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
-    """Return a program's output and errors; kill it if it takes too long, or if the user interrupts."""
+    """Return the output and the error output of a program. Kill the program if it takes too long, or on Ctrl-C."""
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=min(_NOTICE_S, _ANSWER_S))
@@ -85,10 +85,10 @@ def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
 
 
 def limits(options: Options) -> ClusterLimits:
-    """Return the limits of the partition, account and quality of service in `options`.
+    """Return the limits that the partition, account and quality of service (QOS) in `options` impose on jobs.
 
-    On a machine without Slurm there are none, so that a sweep can be planned there. Raise SchedulerUnavailable if Slurm
-    does not answer.
+    On a machine without Slurm all limits are unknown, so a sweep can still be planned there. Raise SchedulerUnavailable
+    if Slurm does not answer.
     """
     try:
         known = read_config()
@@ -100,10 +100,10 @@ def limits(options: Options) -> ClusterLimits:
         return ClusterLimits()
     array, named = known.get("MaxArraySize", ""), options.partition or os.environ.get("SBATCH_PARTITION")
     if any(_OTHER_PLACE.match(option) for option in options.extra):
-        # The partition is inside an option that is not parsed here: its limits are unknown.
+        # The partition is inside an option that is not parsed here, so its limits are unknown.
         named = ""
     found = select_partitions(partitions, named)
-    # More devices than a node has cores for would wait in the queue forever.
+    # A job with more devices than a node has cores for would wait in the queue forever.
     cores, cpus_per_device = find_max_cpus(found, nodes), options.cpus_per_device
     return ClusterLimits(
         max_array_size=int(array) if array.isdigit() else None,
@@ -116,21 +116,24 @@ def limits(options: Options) -> ClusterLimits:
 
 
 def read_config() -> dict[str, str]:
-    """Return the parameters that `scontrol show config` prints."""
+    """Return the configuration parameters of Slurm by name, from `scontrol show config`."""
     return parse_config(call("scontrol", "show", "config"))
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """Return the `Key = value` lines of `scontrol show config`."""
+    """Return the parameters in the output of `scontrol show config`, which has lines `Key = value`."""
     return dict(re.findall(r"^(\w+) *= (.*?) *$", text, re.MULTILINE))
 
 
 Partition = Mapping[str, str]
-"""The `Key=value` words of a partition."""
+"""Fields of a partition, from the `Key=value` words of scontrol."""
 
 
 def select_partitions(partitions: str, named: str | None) -> list[Partition]:
-    """Return the named partitions (`a,b`), or the default one for None, from `scontrol show partition --oneliner`."""
+    """Return the partitions in the output of `scontrol show partition --oneliner` whose names are in `named`.
+
+    `named` is a comma-separated list. If it is None, the default partition is returned.
+    """
     lines = (dict(word.split("=", 1) for word in line.split() if "=" in word) for line in partitions.splitlines())
     if named is None:
         return [fields for fields in lines if fields.get("Default") == "YES"]
@@ -138,13 +141,19 @@ def select_partitions(partitions: str, named: str | None) -> list[Partition]:
 
 
 def find_max_time_min(found: Sequence[Partition]) -> int | None:
-    """Return the shortest MaxTime of partitions in minutes: a job that may run in any of them has to fit all."""
+    """Return the shortest time limit (MaxTime) of these partitions in minutes; None if none has a limit.
+
+    Slurm may start a job in any of them, so the job must be within the limits of all.
+    """
     limits = (_parse_minutes(fields.get("MaxTime", "")) for fields in found)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def find_max_nodes(found: Sequence[Partition]) -> int | None:
-    """Return the largest number of nodes of a job in one of these partitions, nodes that are down included."""
+    """Return the maximum number of nodes of a job in any of these partitions; None if unknown.
+
+    Nodes that are down are included.
+    """
     limits = []
     for fields in found:
         numbers = [int(fields[key]) for key in ("TotalNodes", "MaxNodes") if fields.get(key, "").isdigit()]
@@ -155,14 +164,18 @@ def find_max_nodes(found: Sequence[Partition]) -> int | None:
 
 
 def find_max_cpus(found: Sequence[Partition], nodes: str) -> int | None:
-    """Return the cores of the largest node in these partitions, from sinfo's lines `partition|cores|resources`."""
+    """Return the number of cores of the largest node in these partitions; None if unknown.
+
+    `nodes` is output of sinfo with lines `partition|cores|resources`.
+    """
     return max((int(fields[0]) for fields in _list_nodes(found, nodes) if fields[0].isdigit()), default=None)
 
 
 def find_max_gpus(found: Sequence[Partition], nodes: str, gpus: str) -> int | None:
-    """Return the largest number of GPUs of a node in these partitions; None if no node is known.
+    """Return the largest number of GPUs per node in these partitions; None if no node is known.
 
-    `nodes` are sinfo's lines `partition|cores|resources`. If the option `gpus` names a type, only those count.
+    `nodes` is output of sinfo with lines `partition|cores|resources`. If the sbatch option `gpus` contains a GPU type,
+    only GPUs of this type are counted.
     """
     named = re.search(r"gpu(?:s-per-node=|:)([A-Za-z]\w*):", gpus)
     counts = []
@@ -173,7 +186,7 @@ def find_max_gpus(found: Sequence[Partition], nodes: str, gpus: str) -> int | No
 
 
 def _list_nodes(found: Sequence[Partition], nodes: str) -> Iterator[list[str]]:
-    """Yield sinfo's fields (cores, resources) of every kind of node in these partitions."""
+    """Yield the fields [cores, resources] of each sinfo line for these partitions."""
     names = {fields.get("PartitionName") for fields in found}
     for line in nodes.splitlines():
         name, *fields = line.strip().split("|")
@@ -183,7 +196,8 @@ def _list_nodes(found: Sequence[Partition], nodes: str) -> Iterator[list[str]]:
 
 
 def _parse_minutes(text: str) -> int | None:
-    """Return the whole minutes of Slurm's `days-hours:minutes:seconds`; None for words such as UNLIMITED."""
+    """Return the whole minutes of a time in Slurm's format `days-hours:minutes:seconds`; None for words such as
+    UNLIMITED."""
     parsed = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if not parsed:
         return None
@@ -192,7 +206,7 @@ def _parse_minutes(text: str) -> int | None:
 
 
 def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[Partition]) -> int | None:
-    """Return the smallest limit that accounting has for this user's jobs; None without accounting."""
+    """Return the maximum number of submitted jobs that Slurm's accounting allows this user; None without a limit."""
     found: list[int] = []
     names = {options.qos} if options.qos else set[str]()
     show = ("sacctmgr", "--noheader", "--parsable2", "show")
@@ -212,17 +226,20 @@ def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[P
 
 
 def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
-    """Yield the limits of this account and partition in sacctmgr's lines.
+    """Yield the limits on submitted jobs for this account and partition, from the output of sacctmgr.
 
-    A line is `account|partition|default QOS|limit|limit of the group`. Without an account the limits of all accounts
-    count, since the name of the default account is not known here.
+    A line is `account|partition|default QOS|limit|limit of the group`. Without an account, the limits of all accounts
+    are included, because the user's default account is unknown here.
     """
     for fields in _list_associations(table, account, partition):
         yield from (int(limit) for limit in fields[3:] if limit.isdigit())
 
 
 def find_default_qos(table: str, account: str | None, partition: str | None) -> set[str]:
-    """Return the QOS of jobs that name none, from the same lines; `normal` is Slurm's own default."""
+    """Return the names of the QOS that a job gets without the option `qos`, from the same sacctmgr lines.
+
+    If a line has no default QOS, it is Slurm's own default, `normal`.
+    """
     return {fields[2] or "normal" for fields in _list_associations(table, account, partition)}
 
 

@@ -1,4 +1,5 @@
-"""Options of a Slurm site: conf/launcher/slurm.yaml explains every key, slurm/README.md how to write a site file."""
+"""Options of a Slurm site. conf/launcher/slurm.yaml explains every option, and slurm/README.md how to write a site
+file."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -19,10 +20,10 @@ from bench.core.private import is_secret
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Frozen, Positive, RunSpec
 
-# sbatch alone would obey these.
+# Options that select another cluster. sbatch would obey them, but Slurm's other programs would not.
 _OTHER_CLUSTER = re.compile(r"--cluster|-M")
 _GPU_OPTION = re.compile(r"--(gpus|gres|tres-per)|-G")
-"""Options of sbatch that ask for GPUs."""
+"""Pattern of sbatch options that request GPUs."""
 
 
 def _check_one_line(text: str) -> str:
@@ -69,7 +70,7 @@ Variable = Annotated[str, AfterValidator(_check_variable)]
 
 
 class Container(Frozen):
-    """A container image that Python runs in."""
+    """Container image in which a job's Python runs."""
 
     runtime: Literal["apptainer", "pyxis", "command"]
     image: OneLine
@@ -96,7 +97,10 @@ class Container(Frozen):
 
 
 class Autopilot(Frozen):
-    """Options of the small job of `--autopilot` that differ from the other jobs': it needs one core and no GPU."""
+    """Options of the small job that `--autopilot` submits, where they differ from those of other jobs.
+
+    This job needs one core and no GPU.
+    """
 
     partition: OneLine | None = None
     qos: OneLine | None = None
@@ -111,11 +115,11 @@ _WRITTEN = (
     "mode", "job_max_min", "throttle",
     "max_queued", "nice", "begin", "requeue", "warning_s", "autopilot",
 )  # fmt: skip
-"""Order of the options in sweeps and records."""
+"""Order of the options in sweep files and records."""
 
 
 class Options(SchedulingOptions):
-    """Options in conf/launcher/slurm.yaml and in a site's file."""
+    """Options in conf/launcher/slurm.yaml and in a site file."""
 
     # where
     partition: OneLine | None = None
@@ -153,7 +157,7 @@ class Options(SchedulingOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for options that cannot start `spec`."""
+    """Raise UserError if a run of `spec` cannot be started with these options."""
     host = options.network.rendezvous_host
     if spec.nodes > 1 and "{host}" not in host:
         rule = f"the first of nodes={spec.nodes} may be any node of the cluster"
@@ -161,7 +165,7 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def job_setup(options: Options) -> JobSetup:
-    """Return the devices, container, Python and variables of a job's command."""
+    """Return the device kind, container image, Python command and environment variables of a job."""
     asks = options.gpus is not None or any(map(_GPU_OPTION.match, options.extra))
     return JobSetup(
         # An exclusive job gets all GPUs that its nodes have, if they have any.

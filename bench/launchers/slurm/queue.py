@@ -1,4 +1,4 @@
-"""Jobs of Slurm: submit and cancel them, and read the states of all of them at once."""
+"""Submission and cancellation of Slurm jobs, and queries of the states of many jobs at once."""
 
 import logging
 import os
@@ -29,20 +29,23 @@ _UNKNOWN = {
     "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists yours"),
     "partition": (r"invalid partition", "`sinfo --summarize` lists the partitions"),
 }
-"""By option of a site: words with which sbatch refuses it, and how to list its valid values."""
+"""For each option of a site: the words with which sbatch rejects a wrong value, and how to list the valid values."""
 _OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
 _NEVER_MEANT = ("SBATCH_ARRAY_INX", "SBATCH_DEPENDENCY", "SBATCH_CLUSTERS")
-"""Variables of the user's shell that would turn any script into an array, a dependent job, or a job elsewhere.
-SLURM_CLUSTERS is kept: it chooses a cluster for all of Slurm's programs alike."""
+"""Variables in the user's shell that are never passed to sbatch. They would turn any script into an array, a dependent
+job, or a job on another cluster. SLURM_CLUSTERS is passed, because it selects a cluster for all Slurm programs alike.
+"""
 
 
 def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
-    """Return the state of every job of these names by (name, task of an array or None).
+    """Return the states of all jobs with these names, by job name and array task number (None without an array).
 
-    A job that is missing is unknown to Slurm. Raise SchedulerUnavailable if Slurm does not answer. Three sources are
-    read in turn, each once: the queue, and for jobs that it has forgotten accounting and the completion log, where
-    the site has them. The queue may have forgotten some tasks of an array, so arrays are always looked up in all three.
-    `scontrol show job` forgets jobs at the same moment as the queue, and is of no use.
+    A job that is missing in the result is unknown to Slurm. Raise SchedulerUnavailable if Slurm does not answer.
+
+    Up to three sources are each read once. The first is the queue. Jobs that are no longer in the queue are looked up
+    in accounting and then in the completion log, if the site has them. Arrays are looked up in all three sources,
+    because the queue may have removed only some of their tasks. `scontrol show job` is not used, because it loses jobs
+    at the same time as the queue.
     """
     wanted = frozenset(names)
     found: dict[tuple[str, int | None], JobState] = {}
@@ -58,13 +61,13 @@ def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
 
 
 def list_queued() -> Iterable[JobState]:
-    """Return every job of this user that the queue still knows, recently ended jobs included."""
+    """Return all jobs of this user in the queue, including jobs that ended recently."""
     user, format_flag = f"--user={os.getuid()}", f"--Format={states.SQUEUE_FORMAT}"
     return states.parse_squeue(call("squeue", "--noheader", "--all", "--array", "--states=all", user, format_flag))
 
 
 def _read_accounting(names: frozenset[str]) -> Iterable[JobState]:
-    """Return the states that sacct reports; none where a site has no accounting, or none that answers here."""
+    """Return the job states reported by sacct; empty if the site has no accounting or it does not answer."""
     listed = ",".join(sorted(names))
     by_name = [f"--name={listed}"] if len(listed) < _NAMES_BYTES else []
     flags = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--user={os.getuid()}")
@@ -76,7 +79,7 @@ def _read_accounting(names: frozenset[str]) -> Iterable[JobState]:
 
 
 def _read_completion_log() -> Iterable[JobState]:
-    """Return the states in the completion log, if it is a file that can be read here."""
+    """Return the job states in Slurm's completion log; empty if there is no readable log file."""
     known = read_config()
     if known.get("JobCompType") != "jobcomp/filetxt":
         return ()
@@ -89,15 +92,15 @@ def _read_completion_log() -> Iterable[JobState]:
 
 
 def submit(launch: LaunchPlan) -> str:
-    """Write the script and submit it; return the job's number.
+    """Write a job script and submit it; return the job id.
 
-    Raise UserError with Slurm's message if it refuses, and SchedulerUnavailable if it does not answer for half
-    a minute.
+    Raise UserError with Slurm's message if Slurm rejects the job. Raise SchedulerUnavailable if Slurm does not answer
+    for half a minute.
     """
     for path, text in launch.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     script = "".join(launch.files.values())
-    # The name identifies the job if sbatch fails after Slurm has taken it.
+    # The name identifies the job if sbatch fails after Slurm has accepted the job.
     found = re.search(r"^#SBATCH --job-name=(\S+)$", script, re.MULTILINE)
     assert found, "a script without a name"
     try:
@@ -108,7 +111,7 @@ def submit(launch: LaunchPlan) -> str:
         _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
         time.sleep(pause_s)
         try:
-            # The controller may have taken the job before it failed, or answered too late: look for it first.
+            # The controller may have accepted the job and then failed, or answered too late. Look for the job first.
             numbers = (state.handle for state in list_queued() if state.name == found[1])
             return max(numbers, key=int, default=None) or _call_sbatch(launch, script)
         except SchedulerUnavailable as error:
@@ -118,7 +121,7 @@ def submit(launch: LaunchPlan) -> str:
 
 def _call_sbatch(launch: LaunchPlan, script: str) -> str:
     environment = build_user_environment() | launch.environment
-    # An option in the script counts more than the variable of the same meaning in the user's shell.
+    # Options in the script must take precedence over variables in the user's shell, so these are removed.
     options = (name.replace("-", "_").upper() for name in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
     for variable in (*_NEVER_MEANT, *(f"SBATCH_{_OTHER_NAMES.get(option, option)}" for option in options)):
         environment.pop(variable, None)
@@ -131,7 +134,7 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
 
 
 def _explain_refusal(error: UserError, script: str, path: str) -> UserError:
-    """Return sbatch's refusal with the option that it is about, where its message tells."""
+    """Return sbatch's error with the name of the option that caused it, if the message allows to find the option."""
     for option, (words, remedy) in _UNKNOWN.items():
         if re.search(words, error.rule, re.IGNORECASE):
             written = re.search(rf"^#SBATCH --{option}=(.*)$", script, re.MULTILINE)
@@ -140,7 +143,7 @@ def _explain_refusal(error: UserError, script: str, path: str) -> UserError:
 
 
 def cancel_all(handles: Iterable[str]) -> None:
-    """Cancel jobs, and all tasks of arrays. Jobs that have ended in the meantime are no error."""
+    """Cancel jobs by their ids, including all tasks of arrays. A job that has already ended is not an error."""
     numbers = list(dict.fromkeys(handles))
     for begin in range(0, len(numbers), _AT_ONCE):
         try:

@@ -1,6 +1,6 @@
-"""From work and a site's options to the text of a job script, and from a job's variables to its context.
+"""Generation of job scripts from a site's options, and the job context from a job's environment variables.
 
-No side effects: only the template is read.
+There are no side effects. The only file that is read is the script's template.
 """
 
 import functools
@@ -26,9 +26,10 @@ _JOB_VARIABLES = re.compile(
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return the script in the folder of `work`, and the `sbatch` that submits it.
+    """Return the text of the job script, which is stored in the folder of `work`, and the `sbatch` command that submits
+    it.
 
-    Raise UserError for a folder that no job script can name.
+    Raise UserError if the folder's path contains characters that a job script cannot contain.
     """
     folder = work.folder.absolute()
     _check_folders(folder, options)
@@ -37,15 +38,15 @@ def plan(work: Work, options: Options) -> LaunchPlan:
 
 
 def find_log(folder: Path, handle: str, task: int | None) -> Path:
-    """Return the log of a job, or of a task of it."""
+    """Return the log file of a job, or of one task of a job array. `handle` is the job id."""
     return folder / (f"slurm-{handle}.log" if task is None else f"slurm-{handle}_{task}.log")
 
 
 def quote_directive(value: object) -> str:
-    """Quote a value for an #SBATCH line.
+    """Return a value quoted for an #SBATCH line.
 
-    sbatch reads these lines itself. It knows quotes and backslashes, and nothing else of a shell: `_get_argument` in
-    src/sbatch/opt.c, unchanged in this since 2006.
+    sbatch parses these lines itself. It supports quotes and backslashes, but no other shell syntax. The source is the
+    function `_get_argument` in src/sbatch/opt.c, in which this has not changed since 2006.
     """
     text = str(value)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -65,7 +66,7 @@ def _check_folders(folder: Path, options: Options) -> None:
 
 @functools.cache
 def _load_template() -> jinja2.Template:
-    """Return the template of a script, from the checkout or from inside `bench` in a wheel."""
+    """Return the template of a job script, from the checkout or from the installed package `bench`."""
     package = Path(bench.__path__[0])
     inside = package / "slurm"
     environment = jinja2.Environment(
@@ -85,7 +86,7 @@ def _render(work: Work, options: Options, path: Path) -> str:
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
     limit_min = work.time_limit_min
-    # Only the attempt's limit is known: add time for the job to begin.
+    # Only the time limit of an attempt is known. Add time for the start of the job.
     if limit_min is None and options.time_limit_min is not None:
         limit_min = math.ceil(options.time_limit_min + options.setup_min)
     tasks, cpus = _count_tasks(work, options)
@@ -110,7 +111,10 @@ def _render(work: Work, options: Options, path: Path) -> str:
 
 
 def _select_place(options: Options, *, small: bool) -> dict[str, object]:
-    """Return where and when a job runs; for the small job of the autopilot its own options count more."""
+    """Return the options that determine where and when a job runs: partition, account, QOS, begin time and others.
+
+    For the small job of the autopilot (`small`), the options in `autopilot` take precedence.
+    """
     keys = ("partition", "account", "qos", "constraint", "reservation", "nice", "begin")
     place: dict[str, object] = {key: getattr(options, key) for key in keys}
     if not small:
@@ -122,7 +126,10 @@ def _select_place(options: Options, *, small: bool) -> dict[str, object]:
 
 
 def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:
-    """Return the tasks per node of a job, and the cores of each; None leaves them to the cluster."""
+    """Return the number of tasks per node of a job, and the number of cores per task.
+
+    The number of cores is None if the cluster's default applies.
+    """
     tasks = work.devices_per_node if options.span == "device" and work.devices_per_node else 1
     if options.cpus_per_device is None or not work.devices_per_node:
         return tasks, None
@@ -130,16 +137,17 @@ def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:
 
 
 def _build_small_command(work: Work, options: Options) -> list[list[str]]:
-    """Return the command of a job without a device.
+    """Return the command of a job that needs no device.
 
-    It runs in no container, since Slurm's programs, which it calls, are outside: so with the Python that runs now.
+    The command calls Slurm's programs, which are not available in the container. It therefore runs outside of the
+    container with the current Python interpreter.
     """
     python = options.python if options.python and not options.container else (sys.executable,)
     return [build_module_command(work.module, *work.arguments, python=python)]
 
 
 def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]]:
-    """Return the command that runs on every node, in parts that are a line of the script each."""
+    """Return the command that runs on every node. Each inner list of words is one line of the script."""
     tasks, cpus = _count_tasks(work, options)
     # --export: a site may configure sbatch to export nothing, which srun would inherit.
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
@@ -153,11 +161,12 @@ def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]
 
 
 def _list_bindings(options: Options) -> list[str]:
-    """Return the options of srun that bind processes to a node's cores and devices.
+    """Return the srun options that bind processes to the cores and devices of a node.
 
-    One supervisor per node gets all that the job has there, since its ranks share that; a cluster's own binding is
-    often a single core. A task per device keeps to its cores and to the memory next to them. It sees every device: a
-    rank selects its own by number, and accesses the other devices of its node directly.
+    With one supervisor per node, the supervisor gets all cores of the job on that node and its ranks share them. A
+    cluster's default binding is often a single core. With one task per device, each task is bound to its cores and to
+    the memory next to them. Each task sees all devices of its node. A rank selects its own device by number, and
+    accesses the other devices directly.
     """
     sees_all = options.gpus is not None and "per-task" not in options.gpus
     devices = ["--gpu-bind=none"] if sees_all else []
@@ -167,7 +176,7 @@ def _list_bindings(options: Options) -> list[str]:
 
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
-    """Return the words that run a command in a container with the study's folder mounted."""
+    """Return the words of a command prefix that runs a command in a container, with the study's folder mounted."""
     # Folders of jobs, like those of attempts, lie two levels below the study's.
     study = str(folder.parent.parent)
     if container.runtime == "command":
@@ -180,7 +189,7 @@ def _build_container_command(container: Container, folder: Path) -> list[list[st
 
 
 def context(environment: Mapping[str, str]) -> JobContext | None:
-    """Return the job of the process with this environment, which `srun` or a job's script started; None outside."""
+    """Return the Slurm job of a process with these environment variables; None if the process is outside of a job."""
     if "SLURM_JOB_ID" not in environment:
         return None
     cores = environment.get("SLURM_CPUS_PER_TASK", "")
@@ -202,6 +211,7 @@ def context(environment: Mapping[str, str]) -> JobContext | None:
 
 
 def spread(command: Sequence[str], nodes: int) -> list[str]:
-    """Return the command that starts one process on each node of this job, with all that the job has there."""
+    """Return an srun command that starts one process on each node of this job. Each process may use all cores of the
+    job there."""
     options = ["--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--cpu-bind=none"]
     return ["srun", *options, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *command]

@@ -1,4 +1,4 @@
-"""States of jobs, parsed from the output of Slurm's programs and from its completion log. No side effects."""
+"""Job states, parsed from the output of Slurm's programs and from Slurm's completion log. There are no side effects."""
 
 import re
 import signal
@@ -24,23 +24,25 @@ _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
     "REVOKED": (None, ""),
     "TIMEOUT": ("timeout", "the job reached its time limit"),
 }
-"""By job state code of squeue's manual: the outcome of a run. A code in neither set counts as running: a code that a
-newer Slurm adds must not look like the end of a job."""
+"""For each job state code of squeue's manual that means the end of a job: the outcome of the run, and its description.
+A code that is neither here nor in `_PENDING` counts as running. So an unknown code of a newer Slurm version does not
+look like the end of a job."""
 _STUCK = re.compile(
     r"PartitionConfig|Partition(Node|Time)Limit|Partition(Down|Inactive)|BadConstraints|DependencyNeverSatisfied"
     r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|JobHeld(Admin|User)|launch_failed_requeued_held|.*PerJob(Limit)?"
 )
-"""Reasons in squeue's manual that last until someone changes something."""
+"""Pattern of pending reasons in squeue's manual that persist until a user or administrator changes something."""
 _NOTHING = ("", "None", "N/A", "(null)")
 _SHELL_SIGNAL = 128
-"""The exit code of a shell whose command was ended by a signal is this plus the signal's number."""
+"""Offset of exit codes for signals. If a signal ends a command, the shell's exit code is 128 plus the signal number."""
 
 _SQUEUE = {
     "ArrayJobID": 12, "ArrayTaskID": 12, "State": 20, "RestartCnt": 8, "NumNodes": 8, "StartTime": 20, "EndTime": 20,
     "Reason": 64, "exit_code": 10, "Name": 256,
 }  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
-"""Columns of fixed width, because a name may hold any separator. It comes last, because widths count bytes."""
+"""Columns of fixed width, because a job name may contain any separator. The name is the last column, because widths
+count bytes and not characters."""
 SACCT_FORMAT = "JobID,State,NNodes,Start,End,ExitCode,Reason,JobName"
 _ACCOUNTED = re.compile(
     r"(\d+)(?:_(\d+)|_\[([^]|]*)\]?)?[^|]*\|([^|]*)\|(\d*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)"
@@ -54,14 +56,14 @@ _LOGGED_TASK = re.compile(r" ArrayJobId=(\d+) ArrayTaskId=(\d+)")
 
 
 def find_phase(word: str) -> Phase:
-    """Return the phase of a job from its state code."""
+    """Return the phase ("pending", "running" or "ended") of a job with this state code."""
     return "pending" if word in _PENDING else "ended" if word in _ENDED else "running"
 
 
 def parse_squeue(text: str) -> Iterator[JobState]:
-    """Yield the states in the output of `squeue --noheader --array --Format=SQUEUE_FORMAT`.
+    """Yield the job states in the output of `squeue --noheader --array --Format=SQUEUE_FORMAT`.
 
-    Raise UserError if no line of it can be parsed.
+    Raise UserError if the output is not empty and no line can be parsed.
     """
     is_parsed = False
     for line in text.splitlines():
@@ -82,10 +84,10 @@ def parse_squeue(text: str) -> Iterator[JobState]:
 
 
 def parse_sacct(text: str) -> Iterator[JobState]:
-    """Yield the states in the output of sacct, one for every start of a job that was put back into the queue.
+    """Yield the job states in the output of sacct. A job that was requeued has one state for each start.
 
-    The call is `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT`. Raise UserError if no
-    line of it can be parsed.
+    The expected command is `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT`. Raise
+    UserError if the output is not empty and no line can be parsed.
     """
     is_parsed = False
     for line in text.splitlines():
@@ -100,9 +102,9 @@ def parse_sacct(text: str) -> Iterator[JobState]:
 
 
 def _check_empty(program: str, text: str) -> None:
-    """Raise UserError for output of which nothing could be parsed.
+    """Raise UserError if a program's output is not empty. It is called if no line could be parsed.
 
-    Taken for "no such job", it would make zeroscale submit every point again.
+    If such output were interpreted as "no such job", zeroscale would submit every point again.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
     if lines:
@@ -111,7 +113,7 @@ def _check_empty(program: str, text: str) -> None:
 
 
 def parse_completion_log(text: str) -> Iterator[JobState]:
-    """Yield the states in the file of Slurm's jobcomp/filetxt, one for every start of a job."""
+    """Yield the job states in a completion log of the plug-in jobcomp/filetxt. Each start of a job has one state."""
     for line in text.splitlines():
         if found := _LOGGED.match(line):
             of_array, exit_code = _LOGGED_TASK.search(line, found.end()), _LOGGED_EXIT.search(line, found.end())
@@ -122,9 +124,10 @@ def parse_completion_log(text: str) -> Iterator[JobState]:
 
 
 def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
-    """Return the last state of each name and task.
+    """Return the latest state for each job name and array task.
 
-    Earlier starts of the same job count as restarts. Of two jobs with one name the younger counts.
+    Earlier starts of the same job are counted as restarts. If two jobs have the same name, the job with the higher id
+    is used.
     """
     found: dict[tuple[str, int | None], JobState] = {}
     for state in states:
@@ -133,7 +136,7 @@ def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], Jo
         if before and int(before.handle) > int(state.handle):
             continue
         if before and before.handle == state.handle:
-            # A job that is put back just as it ends has two lines for one start.
+            # A job that is requeued just when it ends has two lines for one start.
             again = before.started_at != state.started_at
             state = state._replace(restarts=(before.restarts or 0) + again)
         found[key] = state
@@ -141,7 +144,10 @@ def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], Jo
 
 
 def parse_tasks(text: str) -> list[int]:
-    """Return the numbers in `3-9%2` or `0,2,8-12:2`: pending tasks of an array, which Slurm lists together."""
+    """Return the task numbers in an array expression such as `3-9%2` or `0,2,8-12:2`.
+
+    Slurm prints the pending tasks of an array in this form.
+    """
     tasks: list[int] = []
     for part in text.partition("%")[0].split(","):
         if found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
@@ -153,7 +159,7 @@ def _build_state(
     source: str, line: str, job: str, task: int | None, name: str, state: str, nodes: str, start: str, end: str,
     exit_code: tuple[int, int], reason: str = "",
 ) -> JobState:  # fmt: skip
-    """Return a state from Slurm's words in `line`; `exit_code` is (exit code, signal)."""
+    """Return a job state from the fields of `line`. `exit_code` is the pair (exit code, signal number)."""
     word = state.split()[0].rstrip("+") if state.split() else ""  # CANCELLED, without its "by 0"
     outcome, why = _ENDED.get(word, (None, ""))
     stuck = ""
@@ -183,9 +189,10 @@ def _build_state(
 
 
 def describe_exit(code: int, number: int) -> str:
-    """Return in words an exit code, or the signal of this number that ended a script; empty for exit code 0.
+    """Return a description of an exit code, or of the signal with this number that ended a script.
 
-    A shell passes on the signal that ended its command as an exit code above 128.
+    It is empty for exit code 0 without a signal. An exit code above 128 is also described by its signal, because a
+    shell uses such codes if a signal ended its command.
     """
     if number:
         return f"killed by {_name_signal(number)}"
@@ -202,15 +209,16 @@ def _name_signal(number: int) -> str:
 
 
 def _parse_exit_code(text: str) -> tuple[int, int]:
-    """Return exit code and signal of the `3:0` in sacct and in the completion log; zeros for any other form."""
+    """Return the exit code and signal number in a field such as `3:0` of sacct or the completion log; (0, 0) for other
+    text."""
     found = re.fullmatch(r"(\d+):(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _parse_wait_status(text: str) -> tuple[int, int]:
-    """Return exit code and signal in squeue's column `exit_code`.
+    """Return the exit code and signal number in squeue's column `exit_code`.
 
-    Slurm 22.05 prints the status of wait(2), in which 768 is exit code 3; 24.11 prints `3:0`.
+    Slurm 22.05 prints the status of wait(2), for example 768 for exit code 3. Slurm 24.11 prints `3:0`.
     """
     status = int(text) if text.isdigit() else 0
     found = _parse_exit_code(text) if ":" in text else (status >> 8 & 0xFF, status & 0x7F)
@@ -223,7 +231,7 @@ def _parse_number(text: str) -> int | None:
 
 
 def _parse_seconds(text: str) -> float | None:
-    """Return Slurm's local time in seconds since the epoch; None for words such as Unknown."""
+    """Return a local time printed by Slurm as seconds since the epoch; None for words such as Unknown."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
