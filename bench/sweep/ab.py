@@ -31,12 +31,12 @@ AGAIN = "measured-again"
 class ComparedSide(NamedTuple):
     """A Python and its code: `code` is first on the path of `python`; None is the installed package."""
 
-    name: str  # of the folder of its results
-    called: str  # in messages
+    name: str  # name of the study folder of its results
+    called: str  # description in messages
     python: Path
     code: Path | None
-    commit: str | None  # of the code; None if unknown
-    environment: bool = False  # the user named the Python, to compare its versions
+    commit: str | None  # commit of the code; None if unknown
+    environment: bool = False  # the user named an interpreter, to compare versions of its packages
 
 
 def find_checkout(folder: Path) -> Path | None:
@@ -57,11 +57,11 @@ def _resolve_name(named: str, checkout: Path | None) -> Path | str:
     """Return the folder, interpreter or commit that `named` means."""
     path = Path(named).absolute()
     if (path / "bin" / "python").exists():
-        return path / "bin" / "python"  # not resolved: an environment's Python is a link
+        return path / "bin" / "python"  # the link is not resolved: Python finds its environment by the link's path
     if path.is_file() and os.access(path, os.X_OK):
         return path
     code = find_checkout(path.resolve())
-    if code and (named == "." or code == path.resolve()):  # another folder may have the name of a branch
+    if code and (named == "." or code == path.resolve()):  # `named` may be a branch that is also the name of a folder
         return code
     if checkout is None:
         raise UserError(named, "no Python environment, and no checkout of zeroscale here", "call it inside a checkout")

@@ -21,7 +21,7 @@ class MeasuredCorrections:
         """`attempts` are those made so far; their records are read at the first request for a correction."""
         self._points = {(point.config_id, point.machine): point for point in points}
         self._unread = iter(attempts)
-        self._known: dict[tuple[str, str, int, int], Neighbour] = {}  # by run, so that none counts twice
+        self._known: dict[tuple[str, str, int, int], Neighbour] = {}  # by run, so that no run counts twice
         self._corrections: dict[tuple[str, str, str], Correction] = {}
 
     def add_point(self, point: SweepPoint) -> None:

@@ -22,7 +22,7 @@ class MemoryForecast(Frozen):
 
     low_bytes: int
     high_bytes: int
-    tensor_bytes: int  # live tensors at the highest peak, a part of both
+    tensor_bytes: int  # bytes of live tensors at the highest peak, included in both other values
 
     def corrected(self, factor: float) -> "MemoryForecast":
         """Return a copy with `factor` times as many bytes of tensors."""
@@ -69,7 +69,7 @@ def predict_forecast(spec: RunSpec, machine: Machine, device: str | None) -> For
         return Forecast()
     low, high = needed.device
     room = None
-    if spec.model.compile == "none":  # a compiler keeps fewer tensors for backward, and which is not predicted
+    if spec.model.compile == "none":  # compiled code keeps fewer tensors for the backward pass: not predicted
         room = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
     with contextlib.suppress(UserError):  # the machine's file lacks a number
         time = predict_step_time(spec, machine, at)
@@ -97,7 +97,7 @@ fifteen other processes on its two cores, 28 took up to 3 times as long as on qu
 that still reaches its limit gets the longest limit in its next attempt."""
 LEAST_MIN = 2.0
 """Least predicted limit: a cold start takes 9 s, and the first build of a compiled op 30 s more."""
-_INSPECTED = 3  # untimed steps after the window
+_INSPECTED = 3  # untimed steps after the window, for `measure.inspect`
 
 
 class AttemptMinutes(NamedTuple):

@@ -34,7 +34,7 @@ from bench.sweep.snapshot import find_rival_attempt
 
 _LOCK_POLL_S = 0.3
 _POLL_S = 0.1
-_NEARLY = 0.99  # share shown for a run that has reached its longest expected time and still goes on
+_NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ class AttemptWatch:
 
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:
         self._folder, self._protocol = folder, protocol
-        self._first: tuple[int, float] | None = None  # the first step that was seen, and when
+        self._first: tuple[int, float] | None = None  # the first step number that was seen, and the time in seconds
         self._share: float | None = None
 
     def look(self) -> Progress:
@@ -113,7 +113,7 @@ class AttemptWatch:
         if not beat or not beat.ranks:
             return Progress("starting")
         behind = min(beat.ranks, key=lambda rank: rank.step)
-        if behind.step < 0:  # before its steps, or after them
+        if behind.step < 0:  # the loop of steps has not begun, or has ended
             return Progress(behind.phase, self._share)
         return self.of_step(behind.step, time.monotonic(), behind.phase)
 
@@ -202,7 +202,7 @@ class SweepSupervisor:
 
     def _send(self, order: object) -> None:
         assert self._process and self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died, as `poll` then reports
+        with contextlib.suppress(BrokenPipeError):  # the supervisor has died; `poll` reports that
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -296,7 +296,7 @@ def make_attempt(
             interrupted = True
             starter.cancel(handle)
     if interrupted:
-        reason = "interrupted before its supervisor had begun"  # without effect if there is a record already
+        reason = "interrupted before its supervisor had begun"  # has no effect if there is a record already
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
         raise KeyboardInterrupt
     reason = "its supervisor died and left no record; run.log may say more"

@@ -49,8 +49,8 @@ class SweepResult(NamedTuple):
     """Outcomes of the points of a sweep."""
 
     folder: Path
-    outcomes: Counter[str]  # of all points, answers from before this call included
-    skipped: int  # points that had their answer before
+    outcomes: Counter[str]  # number of points by outcome, including points with an answer from before this call
+    skipped: int  # points that had an answer before this call
     unanswered: int = 0  # points that another process measures, and runs that were paused
 
     @property
@@ -63,7 +63,7 @@ class BestSoFar:
     """The fastest configuration of a sweep, for points that differ in engine and micro-batch alone."""
 
     def __init__(self) -> None:
-        self._best: dict[str, tuple[float, RunRecord]] = {}  # samples per second, by what the points share
+        self._best: dict[str, tuple[float, RunRecord]] = {}  # the fastest run and its samples/s
 
     def add(self, record: RunRecord) -> str:
         """Take in one run; return the best of its like in words, empty while there is none to compare with.
@@ -133,7 +133,7 @@ class LocalSweep:
                         continue
                     case StartRun(run):
                         if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
-                            continue  # another process has been at it: decide anew
+                            continue  # another process has changed the state of this point: decide again
                         number += 1
                     case RecordWithoutRun(run, outcome):
                         self._conclude(run, outcome)

@@ -136,7 +136,7 @@ def finalize_lost(view: StudyState) -> int:
             restarted = state is not None and (state.restarts or 0) > allocation.restart
             # A job that was killed could not note its end: its last written file bounds it.
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
-                # hidden files are temporary: they are about to be renamed
+                # hidden files are temporary files that will be renamed
                 written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
                 last_write = max(file.stat().st_mtime for file in written)
                 known = state.ended_at if state and not restarted else None

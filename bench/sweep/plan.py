@@ -35,9 +35,9 @@ class PlannedSweep(NamedTuple):
     """A planned sweep."""
 
     sweep: SweepDefinition
-    expansion: Expansion  # its points, and numbers of those that the study's rules exclude
-    chosen: list[Pair]  # overrides that make points small enough for this machine's CPU
-    autopilot: bool  # submit again when jobs have ended
+    expansion: Expansion  # the points, and the numbers of points that the study's rules exclude
+    chosen: list[Pair]  # overrides that make the points small enough for this machine's CPU
+    autopilot: bool  # submit the remaining points when jobs have ended
 
     @property
     def queues(self) -> bool:
@@ -87,7 +87,7 @@ def define_sweep(
 ) -> SweepDefinition:
     """Return the definition of a sweep or a search. Machines of points that run here get this machine's device."""
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
-    by_name = {one.machine.name: one for one in reversed(composed)}  # the first of several with a name
+    by_name = {one.machine.name: one for one in reversed(composed)}  # the first point with a name counts
     return SweepDefinition(
         study=study.name,
         question=study.question,
@@ -206,8 +206,8 @@ class SingleRun(NamedTuple):
     """One run, checked and ready to start."""
 
     composed: Request
-    requested: RequestedRun  # its repeat is determined at its start
-    chosen: list[Pair]  # overrides that make it small enough for this machine's CPU
+    requested: RequestedRun  # its repeat number is assigned when it starts
+    chosen: list[Pair]  # overrides that make the run small enough for this machine's CPU
 
 
 def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -> SingleRun:
@@ -290,7 +290,7 @@ def _check_room(composed: Request, device: Device) -> None:
     room = devices.read_memory_bytes() if device == "cuda" else _read_free_bytes()
     try:
         needed, _ = predict_memory(composed.spec, device, room, rehearsed=True).device
-    except NoPrediction:  # the run itself will show it
+    except NoPrediction:  # no prediction: the run itself will show whether its memory suffices
         return
     if room is not None and needed > room:
         rule = f"one rank needs {needed / 1e9:.1f} GB at least, and this machine has {room / 1e9:.1f} GB"

@@ -34,14 +34,14 @@ class PlannedRun(NamedTuple):
     """One repeat of one point that needs an answer."""
 
     key: RunKey
-    kin: Siblings | None = None  # None: other runs never prune it
-    prune: bool = True  # whether a record without a run is an answer
-    attempts: int | None = None  # allowed; None: any number
-    limit_min: float = 0.0  # time of one attempt
-    environment_id: str | None = None  # answers from other environments do not count; None: all count
-    point: SweepPoint | None = None  # with `machine`, so that its prediction counts
+    kin: Siblings | None = None  # same but for the micro-batch; None: other runs never prune it
+    prune: bool = True  # whether an outcome without a run (`pruned`, `infeasible`) counts as an answer
+    attempts: int | None = None  # failures allowed; None: any number
+    limit_min: float = 0.0  # time limit of one attempt; 0: none
+    environment_id: str | None = None  # environment whose answers count; None: answers of every environment count
+    point: SweepPoint | None = None  # if point and machine are given, a prediction may make the run infeasible
     machine: Machine | None = None
-    reopened: bool = False  # it runs although it has an answer
+    reopened: bool = False  # the run starts although it has an answer
     role: Literal["point", "confirm", "control"] = "point"
 
 
@@ -50,9 +50,9 @@ class TrialResult(NamedTuple):
 
     trial: Trial
     outcome: OutcomeKind | None = None  # None: no answer yet
-    quantities: RunQuantities | None = None  # of a run that ended `ok`
-    node_hours: float = 0.0  # of all attempts with known times
-    environment_id: str | None = None  # of its answer
+    quantities: RunQuantities | None = None  # measured values of a run that ended `ok`
+    node_hours: float = 0.0  # of all attempts whose times are known
+    environment_id: str | None = None  # environment of the run that gave the answer
 
 
 class Proposal(NamedTuple):
@@ -76,10 +76,10 @@ class SweepPlan(NamedTuple):
     """Runs in the order to go through them."""
 
     runs: Sequence[PlannedRun]
-    control: PlannedRun | None = None  # runs first and last, to show a drift of the machine
-    confirm_answered: bool = False  # confirm answers of earlier passes, too
-    node_hours: float | None = None  # budget; None: no limit
-    proposer: Proposer | None = None  # adds runs at the end of the others
+    control: PlannedRun | None = None  # runs before the first and after the last point, to show a drift of the machine
+    confirm_answered: bool = False  # also confirm answers from earlier passes
+    node_hours: float | None = None  # budget of the study; None: no limit
+    proposer: Proposer | None = None  # proposes further runs after the last planned run
 
 
 class StartRun(NamedTuple):
@@ -107,7 +107,7 @@ class SkipRun(NamedTuple):
 
     run: PlannedRun
     why: str
-    attempt: RunAttempt | None = None  # the reason, if one attempt is
+    attempt: RunAttempt | None = None  # the attempt because of which the run is skipped; None if there is none
 
 
 class AddTrial(NamedTuple):
@@ -127,14 +127,14 @@ class Snapshot(NamedTuple):
     """State of folder, scheduler and clock at one moment."""
 
     tried: Tried
-    correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # of predictions, by measured neighbours
-    busy: Callable[[RunKey], str] = lambda key: ""  # why a point is not free now; empty if it is
-    submitted: Mapping[RunKey, int] = {}  # number of jobs with this point so far
-    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # ends of those that failed before any attempt, in words
-    left_s: float | None = None  # until the end of the allocation; None: no end
+    correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # by measured neighbours
+    busy: Callable[[RunKey], str] = lambda key: ""  # reason why a point cannot start now; empty if it can
+    submitted: Mapping[RunKey, int] = {}  # number of jobs submitted with this point so far
+    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # ends of jobs that failed before any attempt, in words
+    left_s: float | None = None  # seconds until the allocation ends; None: no end
     spent_node_hours: float = 0.0
-    passed: Sequence[Decision] = ()  # of this pass, oldest first
-    results: Callable[[], Sequence[TrialResult]] = lambda: ()  # of a search's trials, in order
+    passed: Sequence[Decision] = ()  # decisions of this pass so far, oldest first
+    results: Callable[[], Sequence[TrialResult]] = lambda: ()  # results of a search's trials, in order
 
 
 def build_planned_run(
@@ -262,7 +262,7 @@ def explain_given_up(
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
     """Return whether an attempt failed for a cause that lies in the point itself."""
-    # Keep in step with the causes named in `explain_given_up`.
+    # The causes must match those named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
 

@@ -32,13 +32,13 @@ class Prediction(NamedTuple):
 
     point: StudyPoint
     device: Device
-    memory: MemoryPrediction | None  # of the rank that needs most
+    memory: MemoryPrediction | None  # of the rank that needs the most memory
     memory_unknown: str
     time: StepTime | None
     time_unknown: str
-    rehearsed_s: float | None = None  # computing time of a step by a rehearsal
+    rehearsed_s: float | None = None  # computing time of a step, measured by a rehearsal
     software: Software = USUAL
-    config_dir: Path | None = None  # folder of the user's own group files
+    config_dir: Path | None = None  # folder of the user's own configuration groups
 
     @property
     def fits(self) -> bool | None:

@@ -35,7 +35,7 @@ class Sibling(Frozen):
 
     config_id: str
     micro: int
-    repeats: tuple[int, ...]  # requested
+    repeats: tuple[int, ...]  # repeat numbers that sweeps request
 
 
 class Siblings(Frozen):

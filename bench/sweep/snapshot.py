@@ -21,7 +21,7 @@ from bench.sweep.policy import TrialResult, explain_given_up, find_answer
 
 FRESH_S = 90.0
 """Age of a heartbeat that still counts as alive. It is written every few seconds, but file systems stall."""
-_CLAIM_S = 3.0  # between the claim of a folder and its description, on a slow file system
+_CLAIM_S = 3.0  # seconds between the creation of an attempt's folder and its description, on a slow file system
 REPORT = "report"
 """Folder of the files that the autopilot writes at its end."""
 _NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, jobs.EXCLUDED, REPORT)
@@ -31,7 +31,7 @@ class HeartbeatRank(BaseModel):
     """One rank in a heartbeat."""
 
     phase: str = ""
-    step: int = -1  # outside the loop
+    step: int = -1  # -1 outside the loop of steps
 
 
 class LastHeartbeat(BaseModel):
@@ -40,7 +40,7 @@ class LastHeartbeat(BaseModel):
     at: AwareDatetime
     host: str
     supervisor: int
-    process: ProcessIdentity | None = None  # of the supervisor; None: in heartbeats of older versions
+    process: ProcessIdentity | None = None  # identity of the supervisor; None in heartbeats of older versions
     ranks: tuple[HeartbeatRank, ...] = ()
 
 
@@ -61,7 +61,7 @@ class UnfinishedAttempt(NamedTuple):
     task: int | None
     restart: int
     heartbeat: LastHeartbeat | None
-    seen_at: float  # seconds since the epoch: its last sign of life
+    seen_at: float  # last sign of life, in seconds since the epoch
 
     @property
     def fresh(self) -> bool:
@@ -94,11 +94,11 @@ class StudySnapshot(NamedTuple):
 
     folder: Path
     tried: dict[str, list[store.RunAttempt]]  # by config_id
-    open: dict[RunKey, list[UnfinishedAttempt]]
+    open: dict[RunKey, list[UnfinishedAttempt]]  # attempts without a record
     jobs: list[jobs.SubmittedJob]
-    ends: dict[tuple[str, int | None], jobs.JobEnd]  # of a job or task that left points without an attempt
-    unreadable: list[store.Unreadable]  # files and folders that are ignored
-    nobodys: list[Path]  # folders that were claimed a while ago, and never described
+    ends: dict[tuple[str, int | None], jobs.JobEnd]  # ends of jobs or array tasks that left points without an attempt
+    unreadable: list[store.Unreadable]  # files and folders that are ignored because they cannot be read
+    nobodys: list[Path]  # attempt folders that were created more than `FRESH_S` seconds ago and never described
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
         """Return the attempts at a point that have a record, oldest first."""
@@ -213,7 +213,7 @@ def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> Unfinish
     The claim counts before it is described. None if no description follows, or if the folder is old.
     """
     until, found = time.monotonic() + _CLAIM_S, None
-    with contextlib.suppress(FileNotFoundError):  # the claim was dropped
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
         while found is None and time.monotonic() < until and time.time() - attempt.folder.stat().st_mtime < FRESH_S:
             time.sleep(_CLAIM_S / 30)
             found = read_unfinished(config_id, attempt)

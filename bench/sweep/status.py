@@ -30,12 +30,12 @@ class PointStatus(NamedTuple):
     point: SweepPoint
     sweep: SweepDefinition
     state: State
-    outcome: str  # of the last attempt that has one
-    why: str
-    attempts: int
-    folder: str  # of the attempt that decides the state
-    job: str = ""  # name of the job that has the point, while it is in the queue
-    task: int | None = None  # of the job
+    outcome: str  # outcome of the attempt that decides the state; empty if there is none
+    why: str  # reason for the state, or for the outcome
+    attempts: int  # number of attempts with a record
+    folder: str  # folder of the attempt that decides the state, relative to the study's folder
+    job: str = ""  # name of the queued or running job that has the point; empty if there is none
+    task: int | None = None  # task of the job array; None for other jobs
 
     @property
     def final(self) -> bool:
@@ -150,7 +150,7 @@ class _StatusReader:
         # The written end comes first: the scheduler forgets a job after a while.
         if end := self._seen.ends.get((job.name, task)):
             return end.describe()
-        if state := self._queue.get((job.name, task)):  # its end was not written, for a full disk say
+        if state := self._queue.get((job.name, task)):  # its end was not written, for example because of a full disk
             exit_text = f" ({state.exit})" if state.exit else ""
             return f"job {state.number} {state.state}{exit_text}, no attempt at this point; see {job.place}"
         if self._is_reached and not any(jobs.list_allocations(job.folder)):
@@ -191,7 +191,7 @@ class StudyState(NamedTuple):
     seen: StudySnapshot
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
-    is_reached: bool = True  # the scheduler was asked, and answered
+    is_reached: bool = True  # the scheduler was asked and answered
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
         """Return the log file of a job or of a task; None before the scheduler has accepted it."""

@@ -36,17 +36,17 @@ _TOO_MANY = re.compile(
 class SubmitResult(NamedTuple):
     """Result of one submission."""
 
-    submitted: list[tuple[Job, str]]  # with the number at the scheduler
-    concluded: int  # attempts that ended without a record, and got one now
-    without_run: Mapping[str, int]  # points that need not run, by outcome
-    left: list[PointStatus]  # still to be submitted
-    why_left: str
-    autopilot: str | None  # number of the job that submits again later
+    submitted: list[tuple[Job, str]]  # each with its job id at the scheduler
+    concluded: int  # number of attempts that ended without a record and got a record now
+    without_run: Mapping[str, int]  # number of points that need not run, by outcome
+    left: list[PointStatus]  # points that still have to be submitted
+    why_left: str  # reason why points are left; empty if none are
+    autopilot: str | None  # id of the job that submits again later; None if there is none
     autopilot_refused: str = ""  # why the requested autopilot was not submitted
-    queued: int = 0  # jobs in the queue now, the submitted ones included
+    queued: int = 0  # jobs with points in the queue now, including those just submitted
     answered: bool = False  # whether every point has its answer
     cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
-    impossible: int = 0  # points among `left` that exceed this cluster
+    impossible: int = 0  # number of points that this cluster can never start
 
     @property
     def complete(self) -> bool:
@@ -179,7 +179,7 @@ class JobSubmitter:
 
     def submit(self, left: Sequence[PointStatus], submitted: list[tuple[Job, str]]) -> str:
         """Submit points in order, adding the jobs to `submitted`; return why some points are left."""
-        refused: dict[tuple[int, int], UserError] = {}  # by shape: one may be refused, and another accepted
+        refused: dict[tuple[int, int], UserError] = {}  # by shape: nodes, devices per node
         in_queue = sum(bool(job.points) for job, _ in self._view.list_live())
         places = None if self._max_queued is None else self._max_queued - in_queue
         waiting = deque(self._batch_jobs(left))
@@ -203,7 +203,7 @@ class JobSubmitter:
                 raise
             except UserError as refusal:
                 if job.mode == "array" and len(job.points) > 1 and _TOO_MANY.search(str(refusal)):
-                    waiting.extendleft(reversed(_halve(job)))  # only the scheduler knows some limits
+                    waiting.extendleft(reversed(_halve(job)))  # some limits are known to the scheduler alone
                 else:
                     refused[shape] = refusal
         if refused and not self._handles:  # no job is under way whose end could make room
@@ -243,7 +243,7 @@ class JobSubmitter:
         try:
             handle = self._launcher.submit(made)
         except SchedulerUnavailable:
-            raise  # it may have accepted the job
+            raise  # the scheduler may have accepted the job
         except UserError:
             jobs.withdraw(folder)
             raise
@@ -327,8 +327,8 @@ def cancel_jobs(folder: Path) -> list[str]:
     return numbers
 
 
-_BEGIN_AND_END_MIN = 2  # start and end of an allocation
-_LIMIT_STEP_MIN = 5  # an array's points differ less than this in their limits: every task gets the longest
+_BEGIN_AND_END_MIN = 2  # minutes for the start and the end of an allocation
+_LIMIT_STEP_MIN = 5  # points whose limits differ by fewer minutes share an array, with the longest limit
 SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 

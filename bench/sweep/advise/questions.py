@@ -24,13 +24,13 @@ class TrainingWords(NamedTuple):
     """Words on a whole training; the spec and the machine turn them into hours. None: not given."""
 
     samples: float | None = None
-    epochs: float | None = None  # passes over the tokens or samples
-    loss: float | None = None  # to reach
-    law: str | None = None
-    budget: float | None = None  # in the currency of the price
+    epochs: float | None = None  # passes over the given tokens or samples
+    loss: float | None = None  # loss to reach, in nats per token
+    law: str | None = None  # name of a scaling law
+    budget: float | None = None  # most that the training may cost, in the currency of the price
     storage: float | None = None  # bytes per second at which all nodes together write a checkpoint
-    node_mtbf: float | None = None  # seconds
-    restart: float | None = None  # seconds
+    node_mtbf: float | None = None  # mean seconds between failures of one node
+    restart: float | None = None  # seconds from a failure to the next step
 
 
 class AdviceQuery(NamedTuple):
@@ -40,9 +40,9 @@ class AdviceQuery(NamedTuple):
     price: float | None  # per device and hour
     axes: Axes
     engines: tuple[str, ...]
-    chosen: bool  # whether the user named the engines: an engine that is refused is then an error
-    overrides: list[tuple[str, Any]]  # shared by all points
-    texts: tuple[str, ...]  # the same, as the user wrote them
+    chosen: bool  # whether the user named the engines; if so, an engine that is refused is an error
+    overrides: list[tuple[str, Any]]  # key and value of the overrides that all points share
+    texts: tuple[str, ...]  # the same overrides, as the user wrote them
     training: TrainingWords = TrainingWords()
     software: Software = USUAL
     nodes_given: bool = False  # whether the user chose the node counts
@@ -75,7 +75,7 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     engines = tuple(map(str, lists.get("engine", list_engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
-    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on them
+    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on the layout
     software = words.get("software", USUAL)
     return AdviceQuery(
         question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software,

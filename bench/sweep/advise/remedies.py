@@ -93,7 +93,7 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
 
     def count_bytes(one: RunSpec) -> int | None:
         division = engines.facts(one).division
-        return division.state_bytes(10**9, one.precision) if division else None  # of any number of parameters
+        return division.state_bytes(10**9, one.precision) if division else None  # for an arbitrary number of parameters
 
     own, found = count_bytes(spec), []
     for name in list_engine_presets():
@@ -208,7 +208,7 @@ def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected
         ways = [f"try {helps}"] if (helps := remedy(found.short)) else []
         assumed = [item.why for item in rejected if item.what == SEVERAL_NODES]
         return UserError("no point", _format_least_shortage(found.short), "; ".join([*ways, _SMALLER, *assumed]))
-    last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines stand before it
+    last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines are listed first
     return UserError(last.what, last.why, "set another batch, or other nodes")
 
 

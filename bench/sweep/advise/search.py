@@ -32,12 +32,12 @@ class Answer(NamedTuple):
     """Advice, and the question that it answers."""
 
     advice: Advice
-    request: Request  # with one of the engines
+    request: Request  # for one of the engines
     query: AdviceQuery
     rejected: list[Rejected]
     looked_at: int
-    choices: list[Choice]  # all candidates with a predicted time
-    device: Device  # that times are predicted for
+    choices: list[Choice]  # all candidates that have a predicted time
+    device: Device  # device that the times are predicted for
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
@@ -87,7 +87,7 @@ def _compose_requests(
     found: dict[str, Request] = {}
     first_error: UserError | None = None
     for engine in query.engines:
-        # a launcher that queues asks for no devices here; micro-batch 1 is only the start of the search
+        # a launcher with a queue checks no local devices; micro-batch 1 is only the start of the search
         pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
         try:
             request = compose.compose_request(pairs, config_dir)
@@ -96,7 +96,7 @@ def _compose_requests(
             found[request.spec.engine.name] = request
         except UserError as error:
             if error.value == "devices_per_node" and "launcher" not in dict(query.overrides):
-                # the error names the launcher, which is not the user's
+                # the error names a launcher that the user did not choose
                 rule = f"unknown for machine={dict(query.overrides).get('machine', 'auto')}"
                 raise UserError(error.value, rule, "add devices_per_node=8, or the devices of your nodes") from error
             if query.chosen:

@@ -26,8 +26,8 @@ from bench.runtime.transport import Connection, Rendezvous, TokenListener
 from bench.sweep import jobs
 
 _POLL_S = 0.1
-_READY_S = 30.0  # after a point, until a node's ranks have ended
-_RESTART_S = 300.0  # for a fork server's imports
+_READY_S = 30.0  # seconds after a point within which a node's ranks must have ended
+_RESTART_S = 300.0  # seconds allowed for the imports of a restarted fork server
 _ORDERS_POLL_S = 0.05
 
 

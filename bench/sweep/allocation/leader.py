@@ -41,10 +41,10 @@ from bench.sweep.policy import (
 )
 from bench.sweep.snapshot import UnfinishedAttempt
 
-_CONFIRMED = 2  # runs in a row with the same defect: traffic of other jobs may disturb a single one
-_SLOWED_SHARE = 0.02  # of the window
+_CONFIRMED = 2  # runs in a row with the same defect; in a single run, traffic of other jobs may be the cause
+_SLOWED_SHARE = 0.02  # share of the measurement window
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
-_END_MARGIN_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+_END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning before the time limit
 
 
 class NodeHealth:
@@ -94,7 +94,7 @@ def find_defects(record: RunRecord) -> dict[str, str]:
             found[host] = (
                 f"the device of rank {use.rank} was held back by its temperature for {use.thermal_throttled_s:.1f} s"
             )
-    for number, device in enumerate(record.environment.devices_after):  # of the first node
+    for number, device in enumerate(record.environment.devices_after):  # read on the first node only
         if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
             found[hosts[0]] = f"the hardware slowed its device {number} down ({device['throttle_reasons']:#x})"
     return found

@@ -32,8 +32,8 @@ from bench.sweep import inputs
 from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 from bench.sweep.prepare.staging import StagingNeeds
 
-_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # as root, and as others
-_END_S = 10.0
+_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # for root, for others
+_END_S = 10.0  # seconds between SIGTERM and SIGKILL
 
 StagerMode = Literal["stage", "check"]
 
@@ -203,7 +203,7 @@ def prepare(
     """
     chosen, requests = _points(study, overrides, config_dir)
     wanted = collect_needs(requests, architectures(build_for, requests[0]))
-    image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # the variable is set inside it
+    image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # set in the container
     if image and offline:
         rule = f"jobs run in {image}, and this process does not"
         raise UserError("--offline", rule, "remove it: then a job script that checks in the container is written")
@@ -214,7 +214,7 @@ def prepare(
     def findings() -> Iterator[Check]:
         complete = yield from _staged(modes, wanted, requests[0], follow)
         if complete and not offline and launchers.load(requests[0].launcher).QUEUES:
-            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as other job folders
+            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as the folders of other jobs
             yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, requests[0], image)
 
     return findings()

@@ -27,7 +27,7 @@ from bench.measure.environment import read_version
 from bench.runtime import extensions
 
 _LIBRARIES = ("torch", "transformers", "datasets", "deepspeed")
-_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that are not shared between nodes
 
 StagingMessage = str | Check
 
@@ -37,7 +37,7 @@ class StagingNeeds(Frozen):
 
     device: Literal["cpu", "cuda"]
     operations: tuple[str, ...] = ()
-    architecture: str | None = None  # of the GPUs; None is that of the local ones
+    architecture: str | None = None  # compute capability of the GPUs, such as "9.0"; None: that of the local GPU
     data: tuple[RunSpec, ...] = ()
     models: tuple[RunSpec, ...] = ()
     elsewhere: bool = False  # the points run on other machines
@@ -64,7 +64,7 @@ def _end_group(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
     os.killpg(0, number)
     with contextlib.suppress(ChildProcessError):
-        while os.wait():  # ninja ends its compilers first
+        while os.wait():  # wait for all children: ninja ends its compilers before itself
             pass
     sys.exit(128 + number)
 

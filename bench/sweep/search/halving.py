@@ -21,7 +21,7 @@ STOP = "learning.stop_after"
 class RungResult(NamedTuple):
     """A trial and the rung at which its training stops."""
 
-    key: str  # of the training, from its values
+    key: str  # identifies the training: a text made from its values of the space
     rung: int
     result: TrialResult
 
@@ -122,7 +122,7 @@ class HalvingProposer:
             by_training.setdefault(one.key, []).append(one)
         whole: list[TrialResult] = []
         for first, *others in by_training.values():
-            if candidate := self._pool.find(first.result.trial.values):  # the sampler knows trainings without rungs
+            if candidate := self._pool.find(first.result.trial.values):  # the sampler gets complete trainings
                 furthest = max([first, *others], key=lambda one: one.rung)
                 trial = first.result.trial.model_copy(update={"point": candidate.point, "number": len(whole)})
                 whole.append(furthest.result._replace(trial=trial))

@@ -19,9 +19,9 @@ from bench.sweep.search.proposers import compute_cost, compute_told_costs, is_se
 from bench.sweep.search.space import CandidatePool, SearchCandidate, Values
 
 _STUDY = "zeroscale"
-_ENQUEUED = 10  # predicted best points that come first: these samplers would draw as many at random
-_MOST_FITTED = 60  # trials to fit a Gaussian process to: its time grows with their third power
-_PENALTY = 1.0  # in log: a failed trial counts as e times worse than the worst result
+_ENQUEUED = 10  # number of points with the best predictions that are tried first, in place of random ones
+_MOST_FITTED = 60  # most trials that a Gaussian process is fitted to: its time grows with their third power
+_PENALTY = 1.0  # added to the log cost: a failed trial counts as e times worse than the worst result
 _CONSTRAINT = "runs"
 _PER_TRIAL, _PER_STUDY = "trial", "study"
 
@@ -37,7 +37,7 @@ class OptunaProposer:
         self._pool, self._section = pool, pool.section
         self._optuna = _import_optuna(self._section.sampler)
         self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
-        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # they do not sample categories jointly
+        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # these samplers do not sample categories jointly
         self._distributions = {key: self._build_distribution(one) for key, one in pool.space.dimensions.items()}
         self._candidates = [one for one in pool.list_all() if one.may_fit]
         self._enqueued = self._list_enqueued()

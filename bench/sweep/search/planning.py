@@ -25,10 +25,10 @@ from bench.sweep.search.space import CandidatePool, SearchCandidate, SearchSpace
 from bench.sweep.snapshot import TrialReader
 from bench.sweep.status import read_state
 
-_TRIED_FOR_FIRST = 200  # values of a space among which at least one point must be able to run
-_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # when a search is resumed
+_TRIED_FOR_FIRST = 200  # values of a space of which at least one must give a point that can run
+_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # settings that may change when a search is resumed
 _SECTION = "search."
-_ONE_OF = ("machine", "launcher")  # equal for all trials, so that their results compare
+_ONE_OF = ("machine", "launcher")  # all trials share one machine and one launcher, so that their results compare
 
 
 class SearchPoints:

@@ -18,7 +18,7 @@ from bench.sweep.pruning import is_far_out_of_memory
 
 Values = dict[str, Any]
 """One value for each active dimension, by its name."""
-_MOST_DRAWS = 20  # per value: ranges may make a space with few different values
+_MOST_DRAWS = 20  # draws per requested value: many draws may give values that were drawn before
 
 
 class SearchSpace:
@@ -119,9 +119,9 @@ class SearchCandidate(NamedTuple):
 
     values: Values
     point: SweepPoint
-    predicted: float | None  # objective
-    may_fit: bool  # into the device's memory; False: surely not
-    needs_bytes: float | None  # predicted lower end
+    predicted: float | None  # value of the search's objective; None if there is no prediction
+    may_fit: bool  # False if it surely exceeds the device's memory
+    needs_bytes: float | None  # low end of the predicted memory; None if there is no prediction
 
 
 class CandidatePool:

@@ -15,22 +15,22 @@ class SearchVerdict(NamedTuple):
     """State of a search."""
 
     section: SearchSection
-    best: TrialResult | None  # None: no result within the constraints
-    unmet: str  # the constraints that all results violate, in one line; empty without any
-    equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
+    best: TrialResult | None  # None if no trial has a result within the constraints
+    unmet: str  # the constraint that no result satisfies, as a message; empty if there is none
+    equals: tuple[TrialResult, ...]  # trials whose intervals overlap that of the best, best first
     outcomes: Counter[str]
-    ended_early: int  # results of trials whose steps were too long to win
+    ended_early: int  # number of trials whose measurement ended early, because their steps were too long to win
     pending: int  # trials without an answer
-    environments: int  # most different environments of trials with equal devices per node
+    environments: int  # most different environments among trials with the same number of devices per node
     node_hours: float
-    candidates: int | None  # points of the space that may fit; None if they are too many to list
-    never_feasible: int
-    cannot_run: int
-    is_settled: bool  # ended, as its last trials gained too little
-    is_spent: bool  # ended by its budget
-    reached: dict[int, int]  # number of trainings with a result, by tokens; empty without rungs
-    whole_tokens: int | None  # of a complete training; None without rungs
-    is_exhausted: bool  # with rungs: no training is left to begin or to resume
+    candidates: int | None  # points of the space that may fit the device; None if the space is too large to list
+    never_feasible: int  # points of the space that surely exceed the device's memory
+    cannot_run: int  # points of the space that an error or a rule excludes
+    is_settled: bool  # the search has ended because its last trials improved the best too little
+    is_spent: bool  # the search has ended because its budget is used up
+    reached: dict[int, int]  # number of trainings with a result, by the tokens of their end; empty without rungs
+    whole_tokens: int | None  # length of a complete training; None without rungs
+    is_exhausted: bool  # in a search with rungs: no training is left to start or to resume
 
     @property
     def is_over(self) -> bool:
