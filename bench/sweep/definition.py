@@ -39,8 +39,8 @@ class RequestedRun(Frozen):
     circumstance: Circumstance
     config_id: str
     control: bool = False  # a run of the study's control point
-    again: bool = False  # configurations that differ in the micro-batch alone
-    kin: Siblings | None = None
+    again: bool = False  # it has an answer already, but runs once more
+    kin: Siblings | None = None  # configurations that differ in the micro-batch alone
 
     @property
     def key(self) -> RunKey:

@@ -1,4 +1,4 @@
-"""Files of a study about its jobs: `jobs/<name>/` for each submitted job, `excluded/<host>.json` for each unfit node."""
+"""A study's files about jobs: `jobs/<name>/` for each submitted job, `excluded/<host>.json` for each unfit node."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ class Job(Frozen):
 
 
 class AllocationPeriod(NamedTuple):
-    """One period in which a job, or a task of a job array, had nodes. Each start and each restart begins a new period."""
+    """One period in which a job, or a task of a job array, had nodes. Each start or restart begins a new period."""
 
     job_id: str
     task: int | None
@@ -159,7 +159,7 @@ def write(study_folder: Path, job: Job) -> Path:
 
 
 def withdraw(folder: Path) -> None:
-    """Delete the definition of a job that the scheduler refused. Its script is kept to find the reason for the refusal."""
+    """Delete the definition of a job that the scheduler refused. Its script is kept for finding the reason."""
     for name in (_JOB, _HANDLE):
         (folder / name).unlink(missing_ok=True)
 
