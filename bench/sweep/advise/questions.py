@@ -1,4 +1,5 @@
-"""Questions of `zeroscale advise`: plain words next to Hydra's overrides, and the overrides that span the search."""
+"""Questions of `zeroscale advise`: plain words such as tokens=1e12, next to Hydra's overrides that define the
+search."""
 
 import math
 import re
@@ -17,11 +18,11 @@ from bench.predict.workload import USUAL, Software, find_software
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
-"""Overrides that may be lists. Those not given are searched."""
+"""Overrides that may be lists of values. If one of them is not given, the search tries several values."""
 
 
 class TrainingWords(NamedTuple):
-    """Words on a whole training; the spec and the machine turn them into hours. None: not given."""
+    """Words of a question about a whole training, such as its length and budget; None if not given."""
 
     samples: float | None = None
     epochs: float | None = None  # passes over the given tokens or samples
@@ -34,7 +35,7 @@ class TrainingWords(NamedTuple):
 
 
 class AdviceQuery(NamedTuple):
-    """A parsed question."""
+    """A question of `zeroscale advise` after parsing."""
 
     question: AdviceQuestion
     price: float | None  # per device and hour
@@ -49,7 +50,7 @@ class AdviceQuery(NamedTuple):
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
-    """Return the question of a command line; UserError for the first mistake in it."""
+    """Return the parsed question of a command line; UserError for the first mistake in it."""
     words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
     parsed = compose.parse_overrides([text for text in texts if text.partition("=")[0] not in _WORDS])
     _check_keys([key for key, _ in parsed])
@@ -88,7 +89,7 @@ _OF_A_LENGTH = ("deadline", "node_hours", "budget", "best", "storage")
 
 
 def _check_length(words: dict[str, Any]) -> None:
-    """Raise UserError for a training with two lengths, and for a word on a training without a length."""
+    """Raise UserError if several words set the training's length, or if a word needs a word that is missing."""
     given = [word for word in _LENGTHS if word in words]
     if len(given) > 1:
         raise UserError(" ".join(given), "each of them sets the length of the training", "choose one")
@@ -140,7 +141,8 @@ def _parse_hours(word: str, text: str) -> float:
 
 
 class _PlainWord(NamedTuple):
-    """A word of the question: its parser, which gets name and text, an example, and its help."""
+    """A plain word of a question: its parser (called with the word and its text), an example value, and its
+    help text."""
 
     read: Callable[[str, str], Any]
     example: str
@@ -175,7 +177,7 @@ _WORDS = {
 
 
 def format_help() -> str:
-    """Return the help of the plain words, one line each."""
+    """Return the help text of the plain words, one line for each word."""
     return "\n".join(f"  {f'{name}={word.example}':<24}{word.help}" for name, word in _WORDS.items())
 
 
@@ -190,7 +192,8 @@ def _parse_words(texts: list[str]) -> dict[str, Any]:
 
 
 def _check_keys(keys: list[str]) -> None:
-    """Raise UserError for a key that is neither an override nor a plain word, with the nearest known key."""
+    """Raise UserError for a key that may not be used in a question. For an unknown key, the error suggests the nearest
+    known key."""
     known = {field.alias or name for name, field in RunSpec.model_fields.items()} | set(compose.GROUPS)
     for key in keys:
         if key == "study":

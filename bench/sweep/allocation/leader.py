@@ -41,7 +41,7 @@ from bench.sweep.policy import (
 )
 from bench.sweep.snapshot import UnfinishedAttempt
 
-_CONFIRMED = 2  # runs in a row with the same defect; in a single run, traffic of other jobs may be the cause
+_CONFIRMED = 2  # runs in a row with a defect; in a single run, traffic of other jobs may be the cause
 _SLOWED_SHARE = 0.02  # share of the measurement window
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
 _END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning before the time limit
@@ -50,8 +50,7 @@ _END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning
 class NodeHealth:
     """Excludes unfit nodes from the study.
 
-    A node is excluded after the same kind of run defect in two runs in a row. It is excluded at once if a rank on it
-    cannot be killed.
+    A node is excluded if two runs in a row show a defect of it, and at once if a rank on it cannot be killed.
     """
 
     def __init__(self, study_folder: Path) -> None:

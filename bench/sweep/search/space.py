@@ -36,7 +36,7 @@ class SearchSpace:
     def iterate(self) -> Iterator[Values] | None:
         """Return an iterator over all combinations of values, the last dimension varying fastest.
 
-        None if the values of a dimension cannot be listed.
+        None if a dimension has too many values to list.
         """
         if any(dimension.list_values() is None for dimension in self.dimensions.values()):
             return None
