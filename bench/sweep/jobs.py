@@ -247,7 +247,7 @@ def find_latest_restart(folder: Path, task: int | None) -> int:
 
 def end_allocation(path: Path, ended_at: float) -> None:
     """Write the time at which an allocation ended (seconds since the epoch), unless a time was written before."""
-    # The job itself and a later `status` may both note the end: the first one counts.
+    # The job itself and a later `status` may both write an end: the first one counts.
     noted = _ALLOCATION.validate_json(path.read_bytes())
     if noted.ended_at is None:
         store.write_atomically(path, json.dumps(noted._replace(ended_at=ended_at)._asdict()).encode())

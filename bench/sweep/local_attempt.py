@@ -56,7 +56,7 @@ def alone(follow: Callable[[str], None]) -> Iterator[None]:
         return
     with file:
         _wait(file, follow)
-        # The file is opened for appending: after truncation, it holds this process alone.
+        # The file is opened for appending: after truncation, it contains only the entry of this process.
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "since": time.time()}))
         file.flush()
@@ -268,7 +268,7 @@ def make_attempt(
 
     If another process began an attempt at this point a moment earlier, this attempt ends with the outcome `cancelled`.
     """
-    # Before the claim: imports may take longer than an attempt without a heartbeat counts as alive.
+    # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
     forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     options = dict(requested.circumstance.launcher)
@@ -282,7 +282,7 @@ def make_attempt(
         except OSError as error:
             raise store.build_unwritable_error(study_folder, error) from error
         folder = claimed.folder
-        # Without the lock, two processes may claim attempts at one point. The earlier claim runs.
+        # Without the lock, two processes may create attempts at one point. The earlier attempt runs.
         if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
             reason = "another process began this point a moment earlier"
             left = MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))

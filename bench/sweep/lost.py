@@ -122,7 +122,7 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 def finalize_lost(view: StudyState) -> int:
     """Write a record for every attempt that ended without a record. Return the number of records written."""
     concluded = 0
-    # Claims without a description cannot get a record: nothing is known about them but their folder.
+    # An attempt's folder without a description cannot get a record, since nothing else is known about it.
     for folder in view.seen.nobodys:
         store.drop_claim(folder)
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
@@ -134,7 +134,7 @@ def finalize_lost(view: StudyState) -> int:
         for path, allocation in jobs.list_allocations(job.folder):
             state = view.queue.get((job.name, allocation.task))
             restarted = state is not None and (state.restarts or 0) > allocation.restart
-            # A job that was killed could not note its end: its last written file bounds it.
+            # A job that was killed could not write its end. The time of its last written file is used instead.
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
                 # hidden files are temporary files that will be renamed
                 written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
@@ -188,7 +188,7 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
     left_behind = LeftBehind.read(attempt.attempt.folder)
     if not attempt.job and attempt.dead_here:
         return reconcile_local_outcome(left_behind)
-    if not attempt.job:  # the process that claimed it may have ended before it started a supervisor
+    if not attempt.job:  # its process may have ended before it started a supervisor
         is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
         return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
     state = queue.get((attempt.job, attempt.task))
@@ -196,10 +196,10 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
         return None if attempt.fresh else reconcile_outcome(left_behind, None, restarted=False)
     restarted = (state.restarts or 0) > attempt.restart
     if state.live:
-        # A job counts as requeued before its processes get their signal: they may still write a note.
+        # The scheduler reports a requeue before it signals the job's processes: they may still write a note.
         silent = attempt.fresh and not left_behind.interrupted
         return reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
-    # After a restart, the state is that of a later start, and says nothing about this attempt.
+    # After a restart, the scheduler's state is that of a later start and does not concern this attempt.
     return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)
 
 

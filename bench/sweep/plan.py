@@ -186,8 +186,7 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
 
 
 def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
-    """Return two time limits of an attempt, in minutes: the user's, and the longest one for a queue. At most one is not
-    None."""
+    """Return two time limits of an attempt in minutes: the user's, and the longest for a queue. At least one is None."""
     options = composed.launcher_options
     if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None

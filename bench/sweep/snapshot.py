@@ -128,7 +128,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
                 seen.tried[entry.name] = store.list_attempts(Path(entry.path))
             except OSError as error:
                 seen.unreadable.append(store.Unreadable(Path(entry.path), error.strerror or str(error)))
-    # After the listing of all records: an attempt that ends meanwhile then counts as unfinished, not as missing.
+    # Records were listed before this: an attempt that ends meanwhile counts as unfinished instead of missing.
     for config_id, attempts in seen.tried.items():
         for attempt in attempts:
             if attempt.outcome is None:

@@ -225,7 +225,8 @@ class JobSubmitter:
         """Return how many jobs with points may be in the queue, and the source of that limit. (None, "") if there is no
         limit.
 
-        Two of the cluster's places are kept for the autopilot: its own job, and the next one that this job submits.
+        With `autopilot`, two of the cluster's places are kept: one for its job, and one for the next job that this job
+        submits.
         """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs

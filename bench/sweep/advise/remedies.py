@@ -46,7 +46,7 @@ Remedy = Callable[[Sequence[Shortage]], str]
 """Returns in words a change that makes one of several points fit; empty if no change does."""
 
 
-# -- of a prediction
+# -- remedies for a predicted point
 
 
 def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path | None, device: Device) -> list[str]:
@@ -128,7 +128,7 @@ def _compose_changed(
     return request
 
 
-# -- of an advice
+# -- remedies for `zeroscale advise`
 
 
 def find_remedy(

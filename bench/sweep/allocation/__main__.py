@@ -1,6 +1,6 @@
 """`python -m bench.sweep.allocation JOB`, once per node (or per device) of an allocation; JOB is the folder of a job.
 
-The exit code is 0 if the job went through its points, whatever their outcomes: a failure is a result.
+The exit code is 0 if the job has processed all of its points, even if some of them failed.
 """
 
 import os

@@ -63,7 +63,7 @@ class JobAgents:
     def _gather(self, host: str, meeting_path: Path, patience_s: float, is_over: Callable[[], bool]) -> None:
         listener, until = TokenListener(self._count), time.monotonic() + patience_s
         try:
-            # The file is readable by its owner alone: its token admits to the port.
+            # Only the owner may read the file, since its token allows a connection to the port.
             point = {"host": host, "port": listener.port, "token": listener.token}
             store.write_atomically(meeting_path, json.dumps(point).encode(), mode=0o600)
             while len(self._connections) < self._count:

@@ -90,7 +90,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
 def _count_environments(results: Sequence[TrialResult]) -> int:
     """Return the largest number of different environments among trials with the same number of devices per node.
 
-    Trials with other devices per node are not compared: the number of threads per rank depends on it and is part of an
+    Trials with different devices per node are not compared: they differ in the threads per rank, which are part of an
     environment.
     """
     found: dict[int, set[str]] = {}
