@@ -1,6 +1,6 @@
-"""Two revisions or two environments measured in turn on one machine, so that a drift of the machine affects both.
+"""Measure two revisions or two environments in turn on one machine, so that a drift of the machine affects both.
 
-First the sides, a Python with the code that it runs; then the rounds, in which both sides run once.
+A side is a Python interpreter with the code that it runs. In each round, both sides run once.
 """
 
 import contextlib
@@ -23,30 +23,35 @@ from bench.core.record import RunRecord
 from bench.runtime.process import set_parent_death_signal
 
 MOST_AGAIN = 2
-"""Repetitions of a round on a busy machine. After them it is kept, so that a shared machine gets a result, too."""
+"""Most repetitions of a round whose runs were on a busy machine. After them the round is kept, so that a shared machine
+gives a result, too."""
 AGAIN = "measured-again"
-"""Subfolder of the results for rounds that were measured again."""
+"""Subfolder of the results for the earlier runs of rounds that were repeated."""
 
 
 class ComparedSide(NamedTuple):
-    """A Python and its code: `code` is first on the path of `python`; None is the installed package."""
+    """One side of a comparison: an interpreter and its code.
 
-    name: str  # of the folder of its results
-    called: str  # in messages
+    `code` comes first on the import path of `python`. If it is None, the installed package runs.
+    """
+
+    name: str  # name of the study folder of its results
+    called: str  # description in messages
     python: Path
     code: Path | None
-    commit: str | None  # of the code; None if unknown
-    environment: bool = False  # the user named the Python, to compare its versions
+    commit: str | None  # commit of the code; None if unknown
+    environment: bool = False  # the user named an interpreter, to compare versions of its packages
 
 
 def find_checkout(folder: Path) -> Path | None:
-    """Return the checkout of zeroscale around `folder`; None without one."""
+    """Return the folder of the zeroscale checkout that contains `folder`; None if there is none."""
     return next((place for place in (folder, *folder.parents) if (place / "bench" / "cli").is_dir()), None)
 
 
 @contextlib.contextmanager
 def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple[ComparedSide, ComparedSide]]:
-    """Return both sides; revisions are checked out inside the context. UserError for a name without a meaning."""
+    """Yield both sides. Revisions are checked out while the context is open. UserError for a name that is neither a
+    revision nor a Python environment."""
     with contextlib.ExitStack() as stack:
         known = [(letter, named, _resolve_name(named, checkout)) for letter, named in (("a", first), ("b", second))]
         a, b = (stack.enter_context(_open_side(*one, checkout)) for one in known)
@@ -54,14 +59,14 @@ def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple
 
 
 def _resolve_name(named: str, checkout: Path | None) -> Path | str:
-    """Return the folder, interpreter or commit that `named` means."""
+    """Return the folder of a checkout, the path of an interpreter, or the commit hash that `named` stands for."""
     path = Path(named).absolute()
     if (path / "bin" / "python").exists():
-        return path / "bin" / "python"  # not resolved: an environment's Python is a link
+        return path / "bin" / "python"  # the link is not resolved: Python finds its environment by the link's path
     if path.is_file() and os.access(path, os.X_OK):
         return path
     code = find_checkout(path.resolve())
-    if code and (named == "." or code == path.resolve()):  # another folder may have the name of a branch
+    if code and (named == "." or code == path.resolve()):  # `named` may be a branch that is also the name of a folder
         return code
     if checkout is None:
         raise UserError(named, "no Python environment, and no checkout of zeroscale here", "call it inside a checkout")
@@ -96,7 +101,7 @@ def _open_side(letter: str, named: str, meaning: Path | str, checkout: Path | No
 
 @contextlib.contextmanager
 def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
-    """Check a commit out into a temporary worktree, which is removed at the end."""
+    """Check a commit out into a temporary worktree and yield its folder. The worktree is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="zeroscale-ab-") as folder:
         code = Path(folder, commit[:7])
         try:
@@ -110,7 +115,7 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
 
 
 def _ask_git(checkout: Path, *question: str) -> str | None:
-    """Return the output of git; None if it fails."""
+    """Return the output of a git command; None if the command fails."""
     command = ["git", "-C", str(checkout), *question]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
@@ -120,18 +125,18 @@ def _ask_git(checkout: Path, *question: str) -> str | None:
 
 
 def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
-    """Return the round and side of every run: both sides in every round, each first in every other round (ABBA …).
+    """Return round and side (0 or 1) of every run. Both sides run in each round, and take turns in running first.
 
-    A steady drift of the machine then adds as much to one side as to the other. `seed` decides which side begins.
+    A steady drift of the machine then affects both sides equally. `seed` determines which side runs first.
     """
     first = random.Random(seed).randrange(2)
     return [(number, side) for number in range(rounds) for side in ((first + number) % 2, (first + number + 1) % 2)]
 
 
 def looks(rounds: int, most: int) -> list[int]:
-    """Return the numbers of rounds after which the runs are judged: `rounds`, doubled again and again up to `most`.
+    """Return the numbers of rounds after which the results are tested: `rounds`, and its doublings up to `most`.
 
-    There are few looks, because all of them share one error probability.
+    There are few tests, because all of them share one error probability.
     """
     found = [rounds]
     while found[-1] < most:
@@ -140,7 +145,8 @@ def looks(rounds: int, most: int) -> list[int]:
 
 
 class RoundsResult(NamedTuple):
-    """Result of rounds: all runs ended `ok`, and the rounds that were kept although the machine was busy."""
+    """Result of several rounds: whether all runs ended `ok`, and the numbers of the rounds kept in spite of a busy
+    machine."""
 
     well: bool
     busy: tuple[int, ...] = ()
@@ -153,11 +159,12 @@ def run_rounds(
     results: Path,
     follow: Callable[[int, ComparedSide, RunRecord], None],
 ) -> RoundsResult:
-    """Run the sides in these turns, each as repeat n of round n; `words` are arguments of `zeroscale run`.
+    """Run the sides in the order of `turns`, which holds (round, index of the side). `words` are arguments of
+    `zeroscale run`.
 
-    Both sides of a round on a busy machine are measured again, at most `MOST_AGAIN` times; the earlier runs are kept in
-    the folder `AGAIN`. The first failed run ends all rounds: it would fail again. UserError if a side cannot run, or
-    runs code other than its own.
+    If the machine was busy in a round, both sides are measured again, at most `MOST_AGAIN` times. The earlier runs are
+    moved to the folder `AGAIN`. The first failed run ends all rounds, since it would fail again. UserError if a side
+    cannot run, or runs code other than its own.
     """
     busy: list[int] = []
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
@@ -185,7 +192,7 @@ def _was_busy(record: RunRecord) -> bool:
 
 
 def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:
-    """Move the runs of a round out of the results, so that the next runs get the same repeat number."""
+    """Move the runs of a round out of the results, so that the repeated runs get the same repeat number."""
     for side in sides:
         for folder in results.glob(f"{side.name}/*/{number}.*"):
             kept = results / AGAIN / str(again) / folder.relative_to(results)
@@ -194,7 +201,8 @@ def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again:
 
 
 def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Path) -> RunRecord:
-    """Run one side once and return its record. Ctrl-C ends the run with a record and is raised again."""
+    """Run one side once and return its record. Ctrl-C ends the run, which still writes a record, and is then raised
+    again."""
     command = [str(side.python), "-m", "bench.cli", "run", *words, "--results", str(results), "--study", side.name]
     process = subprocess.Popen(
         command,
@@ -221,14 +229,15 @@ def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Pat
 
 
 def _build_environment(side: ComparedSide) -> dict[str, str]:
-    """Return the environment in which Python imports the side's code before any other, also that of this folder."""
+    """Return environment variables with which Python imports the side's code first, and not the code in the working
+    folder."""
     path = [str(side.code)] if side.code else []
     path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return dict(os.environ) | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _check_code(side: ComparedSide, record: RunRecord) -> None:
-    """Raise UserError if the record names another commit than the side's."""
+    """Raise UserError if the record was measured with another commit than that of the side."""
     if side.commit is None or record.environment is None:
         return
     ran = (record.environment.git or {}).get("commit")

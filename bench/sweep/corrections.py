@@ -1,4 +1,4 @@
-"""Corrections of predictions and of time limits by the measured runs of the same study."""
+"""Correct the predictions and time limits of points by the measured runs of the same study."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -15,21 +15,21 @@ from bench.sweep.status import PointStatus, StudyState
 
 
 class MeasuredCorrections:
-    """The measured runs of a study with their predictions; grows as the study goes on."""
+    """The measured runs of a study, each with its prediction. Runs are added while the study goes on."""
 
     def __init__(self, points: Iterable[SweepPoint], attempts: Iterable[RunAttempt] = ()) -> None:
-        """`attempts` are those made so far; their records are read at the first request for a correction."""
+        """`attempts` are the attempts made so far. Their records are read when a correction is first requested."""
         self._points = {(point.config_id, point.machine): point for point in points}
         self._unread = iter(attempts)
-        self._known: dict[tuple[str, str, int, int], Neighbour] = {}  # by run, so that none counts twice
+        self._known: dict[tuple[str, str, int, int], Neighbour] = {}  # by run, so that no run counts twice
         self._corrections: dict[tuple[str, str, str], Correction] = {}
 
     def add_point(self, point: SweepPoint) -> None:
-        """Add a point that a search has proposed since."""
+        """Add a point that a search has proposed."""
         self._points[point.config_id, point.machine] = point
 
     def add(self, record: RunRecord) -> None:
-        """Add one run."""
+        """Add the record of one run."""
         around = record.circumstance
         point = self._points.get((record.config_id, around.machine.name))
         if point is None or point.forecast is None:
@@ -41,7 +41,7 @@ class MeasuredCorrections:
             self._corrections.clear()
 
     def correction(self, point: SweepPoint) -> Correction:
-        """Return the factors by which to correct the prediction for a point."""
+        """Return the factors by which to multiply the predicted memory and step time of a point."""
         for attempt in self._unread:
             if attempt.outcome == "ok":
                 with contextlib.suppress(OSError, store.Unreadable):
@@ -58,10 +58,10 @@ class MeasuredCorrections:
 def extend_time_limits(
     left: Sequence[PointStatus], view: StudyState, corrections: MeasuredCorrections
 ) -> list[PointStatus]:
-    """Return points with the time limits to submit them with.
+    """Return the points with the time limits for their submission.
 
-    Neighbours lengthen a limit and never shorten it: that would gain little, and the next point may differ from them. A
-    point that once reached its limit gets the longest one at once, so that no prediction can lose it.
+    Measured neighbours can lengthen a limit but never shorten it. A shorter limit would gain little, and the next point
+    may differ from its neighbours. A point that once reached its limit gets the longest limit at once.
     """
     return [
         one._replace(point=one.point.model_copy(update={"time_limit_min": _compute_limit_min(one, view, corrections)}))

@@ -1,4 +1,5 @@
-"""Definition of a sweep: written to its folder before anything starts, so that any process can resume it."""
+"""Definition of a sweep. It is written to the study's folder before any run starts, so that any process can resume the
+sweep."""
 
 import functools
 import logging
@@ -32,14 +33,14 @@ class RunKey(NamedTuple):
 
 
 class RequestedRun(Frozen):
-    """One attempt to be made. Its attempt number is given when its folder is claimed."""
+    """Request for one attempt at a run. The attempt number is assigned when the attempt's folder is created."""
 
     spec: RunSpec
     circumstance: Circumstance
     config_id: str
-    control: bool = False
-    again: bool = False  # it has an answer, and runs once more to confirm it
-    kin: Siblings | None = None
+    control: bool = False  # a run of the study's control point
+    again: bool = False  # it has an answer already, but runs once more
+    kin: Siblings | None = None  # configurations that differ in the micro-batch alone
 
     @property
     def key(self) -> RunKey:
@@ -47,7 +48,8 @@ class RequestedRun(Frozen):
 
 
 class SweepPoint(Frozen):
-    """One configuration. Its spec stays undecoded JSON: listing ten thousand points decodes none."""
+    """One configuration of a sweep. Its spec is kept as plain JSON, because decoding the specs of thousands of points
+    takes long."""
 
     config_id: str
     line: str  # describes the point in listings
@@ -55,23 +57,23 @@ class SweepPoint(Frozen):
     nodes: Positive
     devices_per_node: Positive
     time_limit_min: float | None  # of one attempt
-    bound_min: float | None = None  # the longest limit it may get; None: the user set the limit
-    step_limit_s: float | None = None  # of a search: the window ends once a step surely takes longer
-    goes_on_from: str | None = None  # config_id of the point whose checkpoint it resumes from
+    bound_min: float | None = None  # longest limit that a prediction may give an attempt; None: the user set the limit
+    step_limit_s: float | None = None  # in a search: the measurement ends early once steps surely take longer than this
+    goes_on_from: str | None = None  # config_id of the point from whose checkpoint this one resumes
     forecast: Forecast | None = None  # None in sweeps of versions without predictions
     overrides: tuple[str, ...]
     spec: dict[str, Any]
 
 
 class RequestedRepeat(NamedTuple):
-    """One repeat of one point that needs an answer."""
+    """One repeat of one point, together with the sweep that requested it."""
 
     key: RunKey
     sweep: "SweepDefinition"
     point: SweepPoint
 
     def request(self) -> RequestedRun:
-        """Return one attempt at it, ready to start."""
+        """Return a request for one attempt at this repeat."""
         return self.sweep.requested(self.point, self.key.repeat)
 
 
@@ -80,29 +82,29 @@ class SweepRules(Frozen):
 
     budget: Budget = Budget()
     prune: bool = True
-    max_queued: Positive | None = None  # jobs of this sweep in the queue at a time
+    max_queued: Positive | None = None  # most jobs of this sweep in the scheduler's queue; None: no limit
 
 
 class Trial(Frozen):
-    """One point that a search has proposed: `trials/<number>.json`, written once."""
+    """One point proposed by a search. Written once, as `trials/<number>.json`."""
 
     number: int
     point: SweepPoint
-    values: dict[str, Any]  # by dimension of the space, as its file writes them
+    values: dict[str, Any]  # by dimension of the search space, spelled as in the study's file
     why: str = ""  # reason for the proposal
-    sampler_state: dict[str, Any] = {}  # kept by a sampler from one trial to the next
+    sampler_state: dict[str, Any] = {}  # the sampler's own state after this trial
 
 
 class SearchRequest(Frozen):
-    """Definition of a search, from which any process can resume it: its points are those of its trials."""
+    """Definition of a search, from which any process can resume it. The points of a search are those of its trials."""
 
     study: Study
-    overrides: tuple[str, ...] = ()  # verbatim
+    overrides: tuple[str, ...] = ()  # verbatim, as the user wrote them
     config_dir: str | None = None
 
 
 class SweepDefinition(Frozen):
-    """Everything that one `zeroscale sweep` defines."""
+    """Everything that one call of `zeroscale sweep` or `zeroscale search` defines."""
 
     study: Name
     question: str = ""
@@ -114,17 +116,17 @@ class SweepDefinition(Frozen):
     rules: SweepRules = SweepRules()
     points: tuple[SweepPoint, ...]
     order: tuple[tuple[int, int], ...]  # (repeat, index of a point), in the order to run
-    controls: tuple[SweepPoint, ...] = ()  # the control point, once for every shape of allocation
-    search: SearchRequest | None = None  # points and order then follow from the files in `trials`
+    controls: tuple[SweepPoint, ...] = ()  # the control point, once for each shape of allocation
+    search: SearchRequest | None = None  # if set, points and order are read from the files in `trials`
 
     @property
     def scheduling(self) -> SchedulingOptions:
-        """Return the scheduling options among the launcher's options."""
+        """Return those of the launcher's options that concern a scheduler."""
         ours = {key: self.launcher[key] for key in SchedulingOptions.model_fields if key in self.launcher}
         return SchedulingOptions.model_validate(ours)
 
     def wanted(self) -> Iterator[RequestedRepeat]:
-        """Yield every run that needs an answer, in order."""
+        """Yield every requested repeat of every point, in the order to run them."""
         for repeat, index in self.order:
             point = self.points[index]
             yield RequestedRepeat(RunKey(point.config_id, point.machine, repeat), self, point)
@@ -132,7 +134,7 @@ class SweepDefinition(Frozen):
     def requested(
         self, point: SweepPoint, repeat: int, *, control: bool = False, again: bool = False, kin: Siblings | None = None
     ) -> RequestedRun:
-        """Return one attempt at a point, ready to start."""
+        """Return a request for one attempt at a point."""
         limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
         circumstance = Circumstance(
             study=self.study,
@@ -157,13 +159,15 @@ class SweepDefinition(Frozen):
         )
 
     def control(self, nodes: int, devices_per_node: int) -> SweepPoint | None:
-        """Return the control point for allocations of this shape; None if the study has none."""
+        """Return the control point for allocations with these numbers of nodes and devices per node; None if the study
+        has none."""
         shape = nodes, devices_per_node
         return next((point for point in self.controls if (point.nodes, point.devices_per_node) == shape), None)
 
 
 def write(study_folder: Path, sweep: SweepDefinition) -> Path:
-    """Write a sweep's definition; a second sweep in the same second gets a file of its own."""
+    """Write a sweep's definition and return its path. If the file name of this second exists already, the next free
+    number is used."""
     # Times sort as file names; colons are not allowed in names on some file systems.
     folder = study_folder / FOLDER
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
@@ -177,9 +181,9 @@ def write(study_folder: Path, sweep: SweepDefinition) -> Path:
 
 
 def read(study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps defined in a study's folder, oldest first; UserError if there are none.
+    """Return the sweeps defined in a study's folder, oldest first. UserError if no sweep can be read.
 
-    A file that is no sweep of this version is logged once, and ignored.
+    A file that this version cannot decode is logged once and ignored.
     """
     files = [_read_sweep(path) for path in sorted((study_folder / FOLDER).glob("*.json"))]
     found = [file for file in files if isinstance(file, SweepDefinition)]
@@ -192,7 +196,7 @@ def read(study_folder: Path) -> list[SweepDefinition]:
 
 
 def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps. The last search among them gets its trials so far as its points."""
+    """Return the sweeps, with the trials made so far as the points of the latest search."""
     last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
     if last is None:
         return sweeps
@@ -218,7 +222,7 @@ def _read_sweep(path: Path) -> SweepDefinition | UserError:
 
 
 def write_trial(study_folder: Path, trial: Trial) -> bool:
-    """Write a trial; return False if another process has written a trial of this number first."""
+    """Write a trial. Return False if another process has already written a trial with this number."""
     folder = study_folder / TRIALS
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,9 +232,9 @@ def write_trial(study_folder: Path, trial: Trial) -> bool:
 
 
 def read_trials(study_folder: Path) -> list[Trial]:
-    """Return the trials of a study's search, in order.
+    """Return the trials of a study's search, ordered by number.
 
-    UserError if one cannot be read: without it the search would propose other points.
+    UserError if one trial cannot be read, since the search would then propose different points.
     """
     return [_read_trial(path) for path in sorted((study_folder / TRIALS).glob("*.json"))]
 
@@ -241,10 +245,11 @@ def _read_trial(path: Path) -> Trial:
 
 
 def find_search(sweeps: Sequence[SweepDefinition]) -> SweepDefinition | None:
-    """Return the latest search; None if there is none."""
+    """Return the latest search among the sweeps; None if there is none."""
     return next((sweep for sweep in reversed(sweeps) if sweep.search), None)
 
 
 def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, RequestedRepeat]:
-    """Return every run that needs an answer; the latest sweep decides how it runs."""
+    """Return the requested repeats of all sweeps by run key. If several sweeps request the same run, the latest one
+    defines how it runs."""
     return {one.key: one for sweep in sweeps for one in sweep.wanted()}

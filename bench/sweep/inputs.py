@@ -1,4 +1,4 @@
-"""Studies and overrides as a user gives them, and defaults that follow from the device."""
+"""Find the study and the overrides that a user gives, and choose defaults for the device."""
 
 import functools
 import re
@@ -20,13 +20,13 @@ from bench.measure.environment import count_cores, count_local_devices, find_dev
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
 """Overrides: "engine=zero2 batch.micro=4", ["engine=zero2", "batch.micro=4"] or {"engine": "zero2", "batch.micro": 4}.
 
-In a mapping, a list or tuple stands for several values, as a comma list does in a text.
+In a mapping, a list or tuple means several values, like a comma list in a text.
 """
 _BARE = re.compile(r"[\w./:+-]+")
 
 
 def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
-    """Return overrides as words of the command line."""
+    """Return overrides as arguments of the command line, such as "engine=zero2"."""
     if isinstance(given, Mapping):
         return tuple(
             f"{key}={','.join(map(_format_value, value if isinstance(value, list | tuple) else [value]))}"
@@ -36,7 +36,7 @@ def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
 
 
 def _format_value(value: Any) -> str:
-    """Return one value in Hydra's grammar."""
+    """Return one value as text in Hydra's override grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -57,9 +57,10 @@ def _format_value(value: Any) -> str:
 def find_study(
     study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, verb: str
 ) -> tuple[Study, Overrides]:
-    """Return the study, given by itself or as `study=NAME` among the overrides, and the other overrides.
+    """Return the study and the overrides besides `study=NAME`.
 
-    Without a study, it is a new one without points of its own. `verb` is named in the message about several studies.
+    The study is given by `study` or by `study=NAME` in `given`. Without either, return an empty study named "adhoc".
+    `verb` is the command that the error about several studies names.
     """
     parsed = compose.parse_overrides(format_overrides(given))
     named = [str(value) for key, values in parsed if key == "study" for value in values]
@@ -77,14 +78,14 @@ def find_study(
 
 
 def find_device(composed: Request) -> str | None:
-    """Return the device of `composed`, "cpu" or "cuda"; None if that depends on another machine."""
+    """Return the device of `composed`, "cpu" or "cuda"; None if the machine on which it runs decides that."""
     if composed.machine.device or launchers.load(composed.launcher).QUEUES:
         return composed.machine.device
     return find_local_device()
 
 
 def find_predicted_device(composed: Request) -> Device:
-    """Return the device to predict `composed` for; if it is undecided, that of this machine."""
+    """Return the device to predict `composed` for. If that is undecided, return the device of this machine."""
     return "cpu" if (find_device(composed) or find_local_device()) == "cpu" else "cuda"
 
 
@@ -99,7 +100,7 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError for devices that are missing here, and for a job that asks for none of its machine's GPUs."""
+    """Raise UserError if this machine lacks the devices, or if a job for a GPU machine requests no GPUs."""
     device = find_device(composed)
     launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
     if launcher and isinstance(options, SchedulingOptions):
@@ -131,10 +132,11 @@ def check_devices(composed: Request) -> None:
 
 
 def choose_small(given: Overrides, composed: Request) -> list[Pair]:
-    """Return overrides that make `composed` as small as a point of the smoke study, if it starts on this machine's CPU.
+    """Return overrides that reduce a point to the size of the smoke study. Empty unless it starts on this machine's
+    CPU.
 
-    `given` are the user's overrides. Each key is chosen by itself: a key that the user set has no effect on the others.
-    A key of `measure` that the user set takes precedence over the chosen `measure`.
+    `given` are the user's overrides, and a key that they set is not changed. A key of `measure` that the user set takes
+    precedence over the returned `measure`.
     """
     if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
         return []

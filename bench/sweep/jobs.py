@@ -1,4 +1,4 @@
-"""Files of a study about its jobs: `jobs/<name>/` for each submission, `excluded/<host>.json` for each unfit node."""
+"""A study's files about jobs: `jobs/<name>/` for each submitted job, `excluded/<host>.json` for each unfit node."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ _JOB, _HANDLE = "job.json", "handle"
 
 
 class Job(Frozen):
-    """One submission. Each task of an array runs one of its points; any other job runs all."""
+    """One submitted job. Each task of a job array runs one of the points; a job of another kind runs all of them."""
 
     name: str
     mode: Mode
@@ -35,33 +35,35 @@ class Job(Frozen):
     devices_per_node: Positive
     time_limit_min: Positive
     prune: bool = True
-    attempts: Positive | None = None  # allowed for a point, over all starts of the job; None: any number
+    attempts: Positive | None = None  # failures allowed for each point, over all starts of the job; None: any number
     span: Span = "node"
     points: tuple[RequestedRun, ...]
     control: RequestedRun | None = None
 
     def requested(self, task: int | None) -> tuple[RequestedRun, ...]:
-        """Return the points of one task, or of a job without tasks."""
+        """Return the points that one array task runs; all points if `task` is None."""
         return self.points if task is None else (self.points[task],)
 
     def list_specs(self, task: int | None) -> list[RunSpec]:
-        """Return the specs of one task, or of a job without tasks, the control point included."""
+        """Return the specs that one array task runs, or all specs if `task` is None. The control point's spec is
+        included."""
         return [requested.spec for requested in (*self.requested(task), self.control) if requested]
 
 
 class AllocationPeriod(NamedTuple):
-    """One period in which a job, or a task of it, had nodes, from one start or restart."""
+    """One period in which a job, or a task of a job array, had nodes. Each start or restart begins a new period."""
 
     job_id: str
     task: int | None
     restart: int
     nodes: int
     began_at: float  # seconds since the epoch
-    ended_at: float | None  # None while it lasts, or if its end is not written yet
+    ended_at: float | None  # None if it has not ended, or if its end was not written
 
 
 class JobEnd(NamedTuple):
-    """End of a job or task that left points without an attempt; kept because the scheduler forgets it."""
+    """End of a job or array task that left points without an attempt. It is kept in a file because the scheduler
+    forgets ended jobs."""
 
     number: str
     task: int | None
@@ -71,18 +73,20 @@ class JobEnd(NamedTuple):
     exit_code: int | None
     lasted_s: float | None
     ended_at: float  # seconds since the epoch
-    log: str  # below the study's folder; empty without a log
-    last_line: str  # of the log, that says more than that the job ended
-    begun: bool  # an attempt at another point
+    log: str  # path relative to the study's folder; empty if there is no log
+    last_line: str  # of the log: the last line that says more than that the job ended
+    begun: bool  # whether the job began an attempt at any other point
 
     @property
     def faulty(self) -> bool:
-        """Return whether the job failed before any attempt for a cause that will recur: no failed node, no preemption
-        or cancellation, no full disk."""
+        """Return True if the job failed before its first attempt for a cause that will probably recur.
+
+        Failed nodes, preemption, cancellation and full disks do not count as such causes.
+        """
         return not self.begun and self.outcome in ("error", "host_oom", "timeout") and self.exit_code != EXIT_LATER
 
     def describe(self) -> str:
-        """Return the end in one line, with the place to look for more."""
+        """Return one line that describes the end and names the job's log."""
         lasted = "" if self.lasted_s is None else f" after {self.lasted_s:.0f} s"
         how = f" ({self.exit})" if self.exit else ""
         log = f"; see {self.log}" if self.log else ""
@@ -92,7 +96,7 @@ class JobEnd(NamedTuple):
 
 
 EXIT_LATER = 75
-"""Exit code of an allocation that ended because a disk was full: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of an allocation that ended because a disk was full. The value is EX_TEMPFAIL of sysexits.h."""
 _END = TypeAdapter(JobEnd, config=ConfigDict(allow_inf_nan=False))
 _ALLOCATION = TypeAdapter(AllocationPeriod, config=ConfigDict(allow_inf_nan=False))
 
@@ -117,23 +121,23 @@ class _PointHeader(BaseModel):
 
 
 class _JobHeader(BaseModel):
-    """The fields of a `Job` that name its points: decoding all fields of many jobs takes long."""
+    """The fields of a `Job` that identify its launcher and its points. Decoding all fields of many jobs takes long."""
 
     mode: Mode
     points: tuple[_PointHeader, ...]
 
 
 class SubmittedJob(NamedTuple):
-    """A job's folder, and its number at the scheduler as soon as that is known."""
+    """A job's folder, its job id at the scheduler (None until it is known), and its points."""
 
     name: str
     folder: Path
     handle: str | None
-    points: tuple[tuple[RunKey, int | None], ...]  # each with its task; none for the autopilot
+    points: tuple[tuple[RunKey, int | None], ...]  # each with its task of a job array; empty for the autopilot's job
 
     @property
     def place(self) -> str:
-        """Return the job's folder, relative to the study's."""
+        """Return the job's folder, relative to the study's folder."""
         return f"{FOLDER}/{self.name}"
 
     @property
@@ -142,7 +146,7 @@ class SubmittedJob(NamedTuple):
 
 
 def create_name(study: str) -> str:
-    """Return a unique name for a job, which identifies it at the scheduler before its number is known."""
+    """Return a new unique name for a job. It identifies the job at the scheduler until its job id is known."""
     return f"{study}-{datetime.now(UTC):%m%d%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -155,13 +159,13 @@ def write(study_folder: Path, job: Job) -> Path:
 
 
 def withdraw(folder: Path) -> None:
-    """Remove a refused job from the study. Its script stays, to find the reason of the refusal."""
+    """Delete the definition of a job that the scheduler refused. Its script is kept for finding the reason."""
     for name in (_JOB, _HANDLE):
         (folder / name).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> Job:
-    """Return the definition of a job."""
+    """Return the definition of the job in a folder."""
     return store.read_value(folder / _JOB, Job)
 
 
@@ -171,12 +175,12 @@ def read_launcher_name(folder: Path) -> str:
 
 
 def write_handle(folder: Path, handle: str) -> None:
-    """Write the scheduler's number of a job. Without it, the job is still found by its name."""
+    """Write the scheduler's id of a job. Without this file, the job is still found by its name."""
     store.write_atomically(folder / _HANDLE, handle.encode())
 
 
 def list_submitted(study_folder: Path) -> tuple[list[SubmittedJob], list[store.Unreadable]]:
-    """Return every job of a study, oldest first, and the files that cannot be read."""
+    """Return every job of a study, oldest first, and a list of the files that cannot be read."""
     folder = study_folder / FOLDER
     names: list[str] = []
     unreadable: list[store.Unreadable] = []
@@ -190,19 +194,22 @@ def list_submitted(study_folder: Path) -> tuple[list[SubmittedJob], list[store.U
 
 
 def _read_submitted(folder: Path, unreadable: list[store.Unreadable]) -> SubmittedJob | None:
-    """Return a job, without its points if they cannot be read; such files are added to `unreadable`."""
+    """Return the job in a folder; None if the folder has neither a definition nor a job id.
+
+    A job whose definition cannot be read is returned without its points. Unreadable files are added to `unreadable`.
+    """
     handle = _read_handle(folder / _HANDLE, unreadable)
     try:
         return SubmittedJob(folder.name, folder, handle, _read_keys(folder))
     except store.Unreadable as error:
         unreadable.append(error)
     except (FileNotFoundError, NotADirectoryError):
-        pass  # a job of the autopilot; or the submitting process died before it submitted
+        pass  # a job of the autopilot; or the submitting process died before it wrote job.json
     return SubmittedJob(folder.name, folder, handle, ()) if handle else None
 
 
 def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
-    """Return the scheduler's number; None if it is unknown or cannot be read."""
+    """Return the job id at the scheduler; None if it is unknown or cannot be read."""
     try:
         return files.read_regular(path).decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -221,7 +228,7 @@ def _read_keys(folder: Path) -> tuple[tuple[RunKey, int | None], ...]:
 
 
 def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
-    """Note the begin of an allocation; return the file for `end_allocation`."""
+    """Write the start of an allocation to a file. Return the path of this file, which `end_allocation` needs."""
     task = "" if allocation.task is None else f"-{allocation.task}"
     path = folder / f"allocation{task}.{allocation.restart}.json"
     store.write_atomically(path, json.dumps(allocation._asdict()).encode())
@@ -229,9 +236,9 @@ def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
 
 
 def find_latest_restart(folder: Path, task: int | None) -> int:
-    """Return the number of the last start of a job, or of a task of it; -1 before the first.
+    """Return the restart number of the latest start of a job, or of one of its array tasks; -1 before the first start.
 
-    Reads names alone: a job may have thousands of tasks.
+    Only file names are read, since a job may have thousands of tasks.
     """
     prefix = "allocation" if task is None else f"allocation-{task}"
     numbers = (path.name.removeprefix(f"{prefix}.").removesuffix(".json") for path in folder.glob(f"{prefix}.*.json"))
@@ -239,28 +246,28 @@ def find_latest_restart(folder: Path, task: int | None) -> int:
 
 
 def end_allocation(path: Path, ended_at: float) -> None:
-    """Note the end of an allocation, unless it is noted already."""
-    # The job itself and a later `status` may both note the end: the first one counts.
+    """Write the time at which an allocation ended (seconds since the epoch), unless a time was written before."""
+    # The job itself and a later `status` may both write an end: the first one counts.
     noted = _ALLOCATION.validate_json(path.read_bytes())
     if noted.ended_at is None:
         store.write_atomically(path, json.dumps(noted._replace(ended_at=ended_at)._asdict()).encode())
 
 
 def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
-    """Yield every period in which a job had nodes, with its file."""
+    """Yield the path and content of every file about a period in which a job had nodes."""
     for path in sorted(folder.glob("allocation*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield path, _ALLOCATION.validate_json(files.read_regular(path))
 
 
 def write_end(folder: Path, end: JobEnd) -> None:
-    """Write the end of a job, or of a task, that left points without an attempt."""
+    """Write the end of a job, or of an array task, that left points without an attempt."""
     task = "" if end.task is None else f"-{end.task}"
     store.write_atomically(folder / f"ended{task}.json", json.dumps(end._asdict()).encode())
 
 
 def list_ends(folder: Path) -> Iterator[JobEnd]:
-    """Yield the written ends of a job or of its tasks."""
+    """Yield the ends that `write_end` has written for a job or its array tasks."""
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
@@ -272,20 +279,25 @@ _ONLY_THE_END = re.compile(
     r"exit code \d|: Killed$|: Terminated$|Terminated StepId|CANCELLED|Terminating (job step|StepId)|job step aborted",
     re.IGNORECASE,
 )
-"""Log lines that say that a process ended, and not why: the scheduler reports the same."""
+"""Pattern of log lines that report the end of a process without its cause. The scheduler reports the same."""
 
 
 def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
-    """Return the last lines of a text file, with tokens masked; OSError for anything but a regular file."""
+    """Return the lines in the last `size_bytes` of a text file, with access tokens masked. OSError if it is not a
+    regular file."""
     with open(path, "rb", buffering=0, opener=open_regular) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - size_bytes))
         lines = mask_tokens(file.read()).decode(errors="replace").splitlines()
-    return lines[1:] if size > size_bytes else lines  # the first may be cut
+    return lines[1:] if size > size_bytes else lines  # the first line may be incomplete
 
 
 def find_last_line(path: Path | None) -> str:
-    """Return the last line of a log that says more than that a process ended; empty if there is none."""
+    """Return the last line of a log that says more than that a process ended.
+
+    If all lines report only such ends, return the last line; if the log is empty or cannot be read, return an empty
+    text.
+    """
     try:
         lines = [line.strip() for line in read_end(path)] if path else []
     except OSError:
@@ -299,7 +311,7 @@ EXCLUDED = "excluded"
 
 
 class Exclusion(Frozen):
-    """A node that is unfit for measurements, and the runs that show it."""
+    """A node that is unfit for measurements, the reason, and the runs that showed its defect."""
 
     host: str
     reason: str
@@ -314,7 +326,7 @@ def write_exclusion(study_folder: Path, found: Exclusion) -> None:
 
 
 def read_exclusions(study_folder: Path) -> list[Exclusion]:
-    """Return the excluded nodes of a study; to use a node again, remove its file."""
+    """Return the excluded nodes of a study. A node is used again after its file is deleted."""
     found = []
     for path in sorted((study_folder / EXCLUDED).glob("*.json")):
         try:

@@ -1,4 +1,5 @@
-"""One attempt at a point on this machine: wait for other local runs, start a supervisor, follow the run to its end."""
+"""One attempt at a point on this machine. It waits for other local runs, starts a supervisor, and follows the run to
+its end."""
 
 import contextlib
 import fcntl
@@ -34,15 +35,16 @@ from bench.sweep.snapshot import find_rival_attempt
 
 _LOCK_POLL_S = 0.3
 _POLL_S = 0.1
-_NEARLY = 0.99  # share shown for a run that has reached its longest expected time and still goes on
+_NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 
 
 @contextlib.contextmanager
 def alone(follow: Callable[[str], None]) -> Iterator[None]:
-    """Hold this machine's lock inside the block.
+    """Hold this machine's lock for local runs inside the block.
 
-    While another process holds the lock, `follow` is called with a text about it; standard error gets the text once.
-    The kernel releases the lock of a process that dies. If the lock file cannot be opened, there is no lock.
+    While another process holds the lock, `follow` is called with a text about that process. The text is printed once to
+    standard error. If a process dies, the kernel releases its lock. If the lock file cannot be opened, the block runs
+    without a lock.
     """
     try:
         lock = path(os.environ)
@@ -54,7 +56,7 @@ def alone(follow: Callable[[str], None]) -> Iterator[None]:
         return
     with file:
         _wait(file, follow)
-        # The file is opened for appending: after truncation, it holds this process alone.
+        # The file is opened for appending: after truncation, it contains only the entry of this process.
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "since": time.time()}))
         file.flush()
@@ -63,9 +65,10 @@ def alone(follow: Callable[[str], None]) -> Iterator[None]:
 
 
 def path(variables: Mapping[str, str]) -> Path:
-    """Return the lock file of this host, in the folder of the user's session or else in the user's cache folder.
+    """Return the path of this host's lock file. It is in the folder of the user's session, or else in the user's cache
+    folder.
 
-    Several hosts may share the cache folder, so the file has the host's name.
+    The file name contains the host name, since several hosts may share the cache folder.
     """
     session = Path(variables.get("XDG_RUNTIME_DIR", ""))
     folder = session / "zeroscale" if session.is_absolute() and session.is_dir() else get_cache_folder(variables)
@@ -73,7 +76,7 @@ def path(variables: Mapping[str, str]) -> Path:
 
 
 def _wait(file: IO[str], follow: Callable[[str], None]) -> None:
-    """Take the lock as soon as it is free."""
+    """Wait until the lock is free, and take it."""
     printed = False
     while True:
         try:
@@ -89,7 +92,10 @@ def _wait(file: IO[str], follow: Callable[[str], None]) -> None:
 
 
 def _describe_holder(file: IO[str]) -> str:
-    """Describe the run that holds the lock; its process writes the file a moment after it takes the lock."""
+    """Return in words which process holds the lock and for how long.
+
+    A process writes these facts into the file a moment after it has taken the lock, so they may be missing.
+    """
     try:
         file.seek(0)
         holder = json.loads(file.read())
@@ -100,25 +106,27 @@ def _describe_holder(file: IO[str]) -> str:
 
 
 class AttemptWatch:
-    """Progress of one attempt: its step from the heartbeat, its longest time from the protocol."""
+    """Progress of one attempt. The step number is read from its heartbeat, and the longest duration follows from its
+    protocol."""
 
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:
         self._folder, self._protocol = folder, protocol
-        self._first: tuple[int, float] | None = None  # the first step that was seen, and when
+        self._first: tuple[int, float] | None = None  # the first step number that was seen, and the time in seconds
         self._share: float | None = None
 
     def look(self) -> Progress:
-        """Return the phase of the attempt and the time left at most."""
+        """Return the current phase of the attempt, and at most how much time is left."""
         beat = snapshot.read_heartbeat(self._folder)
         if not beat or not beat.ranks:
             return Progress("starting")
         behind = min(beat.ranks, key=lambda rank: rank.step)
-        if behind.step < 0:  # before its steps, or after them
+        if behind.step < 0:  # the loop of steps has not begun, or has ended
             return Progress(behind.phase, self._share)
         return self.of_step(behind.step, time.monotonic(), behind.phase)
 
     def of_step(self, step: int, now_s: float, phase: str) -> Progress:
-        """Return the progress of a run whose slowest rank is at `step`, of the longest warm-up and window allowed."""
+        """Return the progress of a run whose slowest rank is at `step`, as a share of the longest warm-up and window
+        allowed."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
         if step == at:
@@ -134,21 +142,21 @@ class AttemptWatch:
 
 
 class MeasuredRun(NamedTuple):
-    """An attempt that has ended."""
+    """Folder and record of an attempt that has ended."""
 
     folder: Path
     record: RunRecord
 
 
 class SweepSupervisor:
-    """One supervisor process for all attempts of a local sweep, started by the first of them.
+    """One supervisor process for all attempts of a local sweep. The first attempt starts it.
 
-    Its ranks are forked from a process that imports torch and the engines once: an attempt costs little besides its
-    steps. Has the methods `submit`, `poll` and `cancel` of a launcher.
+    The ranks are forked from a process that imports torch and the engines once, so an attempt takes little longer than
+    its steps. The class has the methods `submit`, `poll` and `cancel` of a launcher.
     """
 
     def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
-        """`device` is "cpu" or "cuda"; the imports are those that `specs` need."""
+        """`device` is "cpu" or "cuda". The process imports the modules that `specs` need."""
         # One spec for each set of imports: a sweep may have thousands of points.
         needed = {(spec.engine.backend, spec.model.family, spec.devices_per_node): spec for spec in specs}
         self._setup = {
@@ -158,7 +166,7 @@ class SweepSupervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, follow: Callable[[Progress], None]) -> bool:
-        """Start the process unless it runs; return whether it is ready, after its imports."""
+        """Start the process unless it is running, and wait for its imports. Return whether it is ready."""
         if self._process and self._process.poll() is None:
             return True
         self._process = subprocess.Popen(
@@ -175,13 +183,13 @@ class SweepSupervisor:
         return self._process.poll() is None
 
     def submit(self, launch: LaunchPlan) -> "subprocess.Popen[bytes]":
-        """Start the attempt whose folder is `launch.folder`."""
+        """Send the order to start the attempt whose folder is `launch.folder`."""
         assert self._process
         self._send(str(launch.folder))
         return self._process
 
     def poll(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Return whether the supervisor is done with the last order, or has died."""
+        """Return whether the supervisor has finished the last order, or has died."""
         assert process.stdout
         if not select.select([process.stdout], [], [], 0)[0]:
             return False
@@ -190,19 +198,19 @@ class SweepSupervisor:
         return True
 
     def cancel(self, process: "subprocess.Popen[bytes]") -> None:
-        """Ask the attempt to end; it leaves a record `cancelled`."""
+        """Ask the supervisor to end the attempt, which then gets a record with the outcome `cancelled`."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End the process, between two attempts."""
+        """End the supervisor process. Called between two attempts."""
         if self._process:
             self._process.terminate()
             self._process.communicate()
 
     def _send(self, order: object) -> None:
         assert self._process and self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died, as `poll` then reports
+        with contextlib.suppress(BrokenPipeError):  # the supervisor has died; `poll` reports that
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -210,30 +218,31 @@ class SweepSupervisor:
 def run_attempt(
     requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
-    """Run one attempt to its end as soon as no other local run measures; return its folder and its record.
+    """Wait until no other local run measures, and run one attempt to its end. Return its folder and record.
 
-    `follow` is called with its progress. Ctrl-C ends the attempt with a record `cancelled`, and is then raised again.
+    `follow` is called with its progress. Ctrl-C ends the attempt with the outcome `cancelled` and is then raised again.
     """
     with take_turn(requested, follow):
         return make_attempt(requested, study_folder, follow, new_repeat=new_repeat)
 
 
 def take_turn(requested: RequestedRun, follow: Callable[[Progress], None]) -> AbstractContextManager[None]:
-    """Return a context in which no other local run of this user measures, if its launcher has a `lock`."""
+    """Return a context in which no other local run of this user measures. Without the launcher's `lock`, it does
+    nothing."""
     return alone(lambda text: follow(Progress(text))) if waits(requested) else contextlib.nullcontext()
 
 
 def waits(requested: RequestedRun) -> bool:
-    """Return whether a run waits until no other local run measures."""
+    """Return whether a run waits until no other local run measures, as its launcher's `lock` says."""
     return bool(requested.circumstance.launcher.get("lock"))
 
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C signals in the list that is given.
+    """Yield a list that collects Ctrl-C signals inside the block, in place of a KeyboardInterrupt.
 
-    An attempt that is claimed and has no supervisor yet would otherwise stay without a record. Only the main thread
-    receives signals: in another one the list stays empty.
+    Without this, an attempt whose folder exists but whose supervisor has not started could stay without a record. Only
+    the main thread receives signals; in other threads the list stays empty.
     """
     deferred: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -254,11 +263,12 @@ def make_attempt(
     *,
     new_repeat: bool = False,
 ) -> MeasuredRun:
-    """Run one attempt to its end, by `supervisor` if that is given and its process can start.
+    """Run one attempt to its end and return its folder and record. It runs in `supervisor` if that is given and can
+    start.
 
-    If another process began an attempt at this point a moment earlier, this attempt ends `cancelled`.
+    If another process began an attempt at this point a moment earlier, this attempt ends with the outcome `cancelled`.
     """
-    # Before the claim: imports may take longer than an attempt without a heartbeat counts as alive.
+    # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
     forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     options = dict(requested.circumstance.launcher)
@@ -272,7 +282,7 @@ def make_attempt(
         except OSError as error:
             raise store.build_unwritable_error(study_folder, error) from error
         folder = claimed.folder
-        # Without the lock, two processes may claim attempts at one point. The earlier claim runs.
+        # Without the lock, two processes may create attempts at one point. The earlier attempt runs.
         if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
             reason = "another process began this point a moment earlier"
             left = MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
@@ -296,7 +306,7 @@ def make_attempt(
             interrupted = True
             starter.cancel(handle)
     if interrupted:
-        reason = "interrupted before its supervisor had begun"  # without effect if there is a record already
+        reason = "interrupted before its supervisor had begun"  # has no effect if there is a record already
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
         raise KeyboardInterrupt
     reason = "its supervisor died and left no record; run.log may say more"
@@ -304,7 +314,7 @@ def make_attempt(
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances of an attempt that starts now; the launcher's `started` is as in a packed job."""
+    """Return the circumstances of an attempt that starts now, with the same keys in `launcher` as in a packed job."""
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

@@ -39,7 +39,7 @@ from bench.sweep.snapshot import TrialReader, find_rival_attempt
 
 
 class LocalSearch(NamedTuple):
-    """The search that adds trials to a sweep under way."""
+    """A search that adds trials to a sweep while it runs."""
 
     sweep: SweepDefinition
     proposer: Proposer
@@ -49,26 +49,27 @@ class SweepResult(NamedTuple):
     """Outcomes of the points of a sweep."""
 
     folder: Path
-    outcomes: Counter[str]  # of all points, answers from before this call included
-    skipped: int  # points that had their answer before
+    outcomes: Counter[str]  # number of points by outcome, including points with an answer from before this call
+    skipped: int  # points that had an answer before this call
     unanswered: int = 0  # points that another process measures, and runs that were paused
 
     @property
     def good(self) -> bool:
-        """Return whether every point has an answer and every answer is `ok`."""
+        """Return True if every point has an answer and the outcome of every answer is `ok`."""
         return set(self.outcomes) == {"ok"} and not self.unanswered
 
 
 class BestSoFar:
-    """The fastest configuration of a sweep, for points that differ in engine and micro-batch alone."""
+    """The fastest run of a sweep, among points that differ in engine and batch alone."""
 
     def __init__(self) -> None:
-        self._best: dict[str, tuple[float, RunRecord]] = {}  # samples per second, by what the points share
+        self._best: dict[str, tuple[float, RunRecord]] = {}  # the fastest run and its samples/s
 
     def add(self, record: RunRecord) -> str:
-        """Take in one run; return the best of its like in words, empty while there is none to compare with.
+        """Add one run. Return a text about the fastest comparable run, with its engine, micro-batch and samples per
+        second.
 
-        Runs on a busy machine do not count.
+        The text is empty if no comparable run was added before. Runs on a busy machine are ignored.
         """
         found, observed = derive_quantities(record), record.observations
         rate = found.get("samples_per_s") if found else None
@@ -83,7 +84,7 @@ class BestSoFar:
 
 
 class LocalSweep:
-    """A sweep under way: carries out the decisions of `policy`, and shows the time left."""
+    """A sweep that is running on this machine. It carries out the decisions of `policy` and reports the time left."""
 
     def __init__(
         self,
@@ -96,10 +97,10 @@ class LocalSweep:
         describe: Callable[[RunRecord], str] = describe_result,
         search: LocalSearch | None = None,
     ) -> None:
-        """`retry` allows points whose attempts are used up to run again.
+        """`retry` starts points again even if their allowed attempts are used up.
 
         `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe`
-        returns a run's result in one line. `search` adds further points.
+        returns a run's result in one line. `search` proposes further points.
         """
         self.folder, self._tell, self._follow, self._describe, self._search = folder, tell, follow, describe, search
         attempts = search.sweep.rules.budget.attempts if search else 0
@@ -123,7 +124,7 @@ class LocalSweep:
         self._skipped = self._unanswered = 0
 
     def run(self) -> SweepResult:
-        """Measure the points without an answer; return the outcomes of all."""
+        """Measure the points that have no answer. Return the outcomes of all points."""
         plan, number = self._plan(), 0
         try:
             while decision := next_step(plan, self.snapshot()):
@@ -133,7 +134,7 @@ class LocalSweep:
                         continue
                     case StartRun(run):
                         if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
-                            continue  # another process has been at it: decide anew
+                            continue  # another process has changed the state of this point: decide again
                         number += 1
                     case RecordWithoutRun(run, outcome):
                         self._conclude(run, outcome)
@@ -148,7 +149,10 @@ class LocalSweep:
         return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered)
 
     def _plan(self) -> SweepPlan:
-        """Count the points that have their answer already; return the rest, with the control point of the first."""
+        """Return a plan of the points that have no answer, with the control point that matches the first of them.
+
+        Points that have an answer are counted as skipped.
+        """
         everything, snapshot = SweepPlan(self.runs), self.snapshot()
         left: list[PlannedRun] = []
         for run in self.runs:
@@ -164,10 +168,10 @@ class LocalSweep:
         return SweepPlan(left, control, proposer=self._search.proposer if self._search else None)
 
     def _add_trial(self, plan: SweepPlan, added: AddTrial) -> SweepPlan:
-        """Return the plan with a trial that was proposed.
+        """Write a proposed trial, and return the plan with this trial added.
 
-        If another process has written a trial of this number first, the plan stays as it is: the next proposal takes
-        that trial into account.
+        If another process has already written a trial with this number, the plan is returned unchanged. The next
+        proposal then takes that trial into account.
         """
         assert self._search
         if not definition.write_trial(self.folder, Trial(number=added.number, **added.proposal._asdict())):
@@ -179,7 +183,7 @@ class LocalSweep:
         return plan._replace(runs=[*plan.runs, _plan_repeat(one, None, retry=False)])
 
     def snapshot(self) -> Snapshot:
-        """Return the state of the folder now, and the decisions of this sweep so far."""
+        """Return the current state of the study's folder, and the decisions of this sweep so far."""
         return Snapshot(
             self._read_attempts,
             self._corrections_by_neighbours.correction,
@@ -189,20 +193,22 @@ class LocalSweep:
         )
 
     def _find_rival(self, key: RunKey) -> str:
-        """Return why a point is not free: another process measures it now. Empty if it is free, or if local runs wait
-        for each other anyway."""
+        """Return the reason why a point must not start: another process is measuring it. Empty if the point may start.
+
+        Also empty if the launcher's lock is used, since local runs then wait for each other.
+        """
         if local_attempt.waits(self._repeats[key].request()):
             return ""
         return "is under way in another process" if find_rival_attempt(self.folder / key.config_id, key) else ""
 
     def _request(self, run: PlannedRun) -> RequestedRun:
-        """Return the attempt to be made at a run."""
+        """Return the request for one attempt at a run."""
         if run.role == "control" and self._control:
             return self._control
         return self._repeats[run.key].request()
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Record a point that need not run."""
+        """Write a record for a point that need not run, and print its outcome."""
         lost.write_outcome(self.folder, self._request(run), outcome)
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
@@ -210,7 +216,7 @@ class LocalSweep:
         self._tell(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
 
     def _skip(self, leave: SkipRun) -> None:
-        """Count a point by the answer that it has already, or print why it is skipped without an answer."""
+        """Count the existing outcome of a skipped point. If the point has no outcome, print why it is skipped."""
         if leave.attempt:
             self._count(leave.attempt.outcome, leave.attempt.paused_s)
             self._skipped += 1
@@ -219,25 +225,28 @@ class LocalSweep:
             self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
 
     def _count(self, kind: OutcomeKind | None, paused_s: float) -> None:
-        """Count an outcome. A run that was paused has no valid times, and is no answer."""
+        """Count an outcome. A run that was paused counts as unanswered, because its times are not valid."""
         self.kinds.append(str(kind))
         self._unanswered += kind == "ok" and paused_s > 0
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
-        """Return the attempts at a configuration; read again only after another attempt."""
+        """Return the attempts at a configuration. The folder is read again only after a new attempt."""
         if config_id not in self._attempts:
             self._attempts[config_id] = store.list_attempts(self.folder / config_id)
         return self._attempts[config_id]
 
     def _left(self, runs: int, since_s: float) -> str:
-        """Return the time left for the current run, begun `since_s` ago, and `runs` more; empty before the first."""
+        """Return a text with the expected time until the sweep ends. Empty before the first run has ended.
+
+        The current run began `since_s` seconds ago; `runs` more runs follow.
+        """
         if not self.seconds:
             return ""
         each_s = statistics.median(self.seconds)
         return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
 
     def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
-        """Return the supervisor of all attempts. None for a launcher that starts its own supervisors."""
+        """Return the supervisor that runs all attempts. None for a launcher that starts its own supervisors."""
         if requested.circumstance.launcher.get("name") != "local":
             return None
         if self._supervisor is None:
@@ -247,7 +256,7 @@ class LocalSweep:
         return self._supervisor
 
     def _measure(self, plan: SweepPlan, decision: StartRun, number: int, count: int) -> bool:
-        """Measure a run as soon as no other local run measures; return False if it need no longer be measured then."""
+        """Wait for other local runs and then measure a run. Return False if the run is no longer needed by then."""
         requested, begin = self._request(decision.run), time.monotonic()
         repeat = "control" if requested.control else f"repeat {requested.circumstance.repeat}"
         subject = f"[{number}/{count}] {describe_point(requested.spec, requested.config_id)}  {repeat}"
@@ -275,10 +284,10 @@ class LocalSweep:
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of one point as `policy` sees it.
+    """Return one repeat of one point in the form that `policy` uses.
 
-    An answer holds on this machine in this environment. The answer of a trial holds in any environment: the search has
-    gone on from it.
+    An existing answer counts only if it was measured in the current environment. An answer to a trial counts in any
+    environment, since later trials were proposed from it.
     """
     environment = None
     if one.sweep.search is None:

@@ -1,4 +1,4 @@
-"""Write records for attempts that ended without one and for points that need not run; find the points to start."""
+"""Write records for attempts that ended without a record and for points that need not run. Find the points to start."""
 
 import contextlib
 import time
@@ -31,7 +31,7 @@ from bench.sweep.status import JobTask, PointStatus, StudyState, find_failed_sta
 
 
 class LeftBehind(NamedTuple):
-    """Files of an attempt without a record: a note of its interruption, and its last heartbeat."""
+    """Contents of the files of an attempt without a record: a note of its interruption, and its last heartbeat."""
 
     interrupted: dict[str, Any] | None
     heartbeat: dict[str, Any] | None
@@ -41,13 +41,13 @@ class LeftBehind(NamedTuple):
         return cls(_read_json(folder / store.INTERRUPTED), _read_json(folder / store.HEARTBEAT))
 
     def list_evidence(self) -> dict[str, Any]:
-        """Return the files that exist, by their names in a record."""
+        """Return the contents of the files that exist, by their key in the evidence of a record."""
         found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
         return {name: plain for name, plain in found.items() if plain}
 
 
 def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
-    """Return the outcome of an attempt whose job has ended, or has been put back into the queue (`restarted`).
+    """Return the outcome of an attempt whose job has ended, or was put back into the queue (`restarted`).
 
     `ending` is the job's last state at the scheduler; None if the scheduler no longer knows the job.
     """
@@ -60,7 +60,7 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
 
 
 def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
-    """Return the outcome of an attempt without a scheduler whose supervisor has died."""
+    """Return the outcome of an attempt that ran without a scheduler and whose supervisor died."""
     interrupted, heartbeat = left_behind
     evidence = left_behind.list_evidence()
     if interrupted:
@@ -96,13 +96,13 @@ def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bo
 
 
 def _is_warned(interrupted: dict[str, Any]) -> bool:
-    """Return whether a run was interrupted close to its job's time limit. The warning may come a minute early."""
+    """Return whether a run was interrupted near its job's time limit. The warning may come a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is none that can be read."""
+    """Return the JSON object in a file; None if the file does not exist or holds no JSON object."""
     try:
         plain = pydantic_core.from_json(files.read_regular(path), allow_inf_nan=False)
     except (OSError, ValueError):
@@ -120,9 +120,9 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 
 
 def finalize_lost(view: StudyState) -> int:
-    """Write a record for every attempt that ended without one; return their number."""
+    """Write a record for every attempt that ended without a record. Return the number of records written."""
     concluded = 0
-    # Claims without a description cannot get a record: nothing is known about them but their folder.
+    # An attempt's folder without a description cannot get a record, since nothing else is known about it.
     for folder in view.seen.nobodys:
         store.drop_claim(folder)
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
@@ -134,9 +134,9 @@ def finalize_lost(view: StudyState) -> int:
         for path, allocation in jobs.list_allocations(job.folder):
             state = view.queue.get((job.name, allocation.task))
             restarted = state is not None and (state.restarts or 0) > allocation.restart
-            # A job that was killed could not note its end: its last written file bounds it.
+            # A job that was killed could not write its end. The time of its last written file is used instead.
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
-                # hidden files are temporary: they are about to be renamed
+                # hidden files are temporary files that will be renamed
                 written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
                 last_write = max(file.stat().st_mtime for file in written)
                 known = state.ended_at if state and not restarted else None
@@ -145,9 +145,9 @@ def finalize_lost(view: StudyState) -> int:
 
 
 def keep_ends(view: StudyState) -> bool:
-    """Write the ends of jobs that left points without an attempt, before the scheduler forgets them.
+    """Write the ends of jobs that left points without an attempt, before the scheduler forgets these jobs.
 
-    Return whether any end was new.
+    Return whether any end was written.
     """
     new, started = False, view.seen.list_started_jobs()
     for job in view.seen.jobs:
@@ -184,11 +184,11 @@ def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, beg
 
 
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
-    """Return the outcome of an attempt without a record; None while it may still go on."""
+    """Return the outcome of an attempt without a record; None if the attempt may still be running."""
     left_behind = LeftBehind.read(attempt.attempt.folder)
     if not attempt.job and attempt.dead_here:
         return reconcile_local_outcome(left_behind)
-    if not attempt.job:  # the process that claimed it may have ended before it started a supervisor
+    if not attempt.job:  # its process may have ended before it started a supervisor
         is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
         return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
     state = queue.get((attempt.job, attempt.task))
@@ -196,15 +196,15 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
         return None if attempt.fresh else reconcile_outcome(left_behind, None, restarted=False)
     restarted = (state.restarts or 0) > attempt.restart
     if state.live:
-        # A job counts as requeued before its processes get their signal: they may still write a note.
+        # The scheduler reports a requeue before it signals the job's processes: they may still write a note.
         silent = attempt.fresh and not left_behind.interrupted
         return reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
-    # After a restart, the state is that of a later start, and says nothing about this attempt.
+    # After a restart, the scheduler's state is that of a later start and does not concern this attempt.
     return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)
 
 
 def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:
-    """Write the records of points that need not run; return the number of each outcome."""
+    """Write the records of points that need not run. Return the number of records by outcome."""
     count: Counter[str] = Counter()
     for point_status, decision in _decide_all(view, corrections):
         if isinstance(decision, RecordWithoutRun):
@@ -216,15 +216,18 @@ def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrection
 
 
 class PendingPoints(NamedTuple):
-    """Points to start, in order, and the reason why none may start now; empty if they may."""
+    """Points to start, in order, and the reason why they may not start now. The reason is empty if they may."""
 
     statuses: list[PointStatus]
     why_not_now: str
 
 
 def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
-    """Return the points to start: waiting ones, those that need a second run as confirmation, and those whose
-    prediction `infeasible` was revoked by measured neighbours."""
+    """Return the points to start.
+
+    They are points without an answer, points that run out of memory and need a second run as confirmation, and points
+    called `infeasible` whose prediction measured neighbours have revoked.
+    """
     decided = [
         (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)
     ]
@@ -233,7 +236,7 @@ def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingP
 
 
 def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
-    """Return the decision of `policy` for every point of a study."""
+    """Return every point of a study with the decision of `policy` for it."""
     kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
     runs = [
         build_planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.statuses

@@ -1,4 +1,4 @@
-"""Plan a sweep, a single run or a rehearsal: every point is decoded and checked before anything starts."""
+"""Plan a sweep, a single run or a rehearsal. Every point is decoded and checked before anything starts."""
 
 import contextlib
 import itertools
@@ -32,16 +32,16 @@ _GROUPS = {"model", "engine", "data", "machine", "launcher"}
 
 
 class PlannedSweep(NamedTuple):
-    """A planned sweep."""
+    """Definition of a sweep, and facts about how it was planned."""
 
     sweep: SweepDefinition
-    expansion: Expansion  # its points, and numbers of those that the study's rules exclude
-    chosen: list[Pair]  # overrides that make points small enough for this machine's CPU
-    autopilot: bool  # submit again when jobs have ended
+    expansion: Expansion  # the points, and the numbers of points that the study's rules exclude
+    chosen: list[Pair]  # overrides that make the points small enough for this machine's CPU
+    autopilot: bool  # submit the remaining points when jobs have ended
 
     @property
     def queues(self) -> bool:
-        """Return whether its points are submitted to a queue."""
+        """Return whether the sweep's launcher submits points to a scheduler's queue."""
         return bool(launchers.load(str(self.sweep.launcher["name"])).QUEUES)
 
 
@@ -55,7 +55,7 @@ def plan_sweep(
     autopilot: bool,
     etiquette: Mapping[str, Any],
 ) -> PlannedSweep:
-    """Return the planned sweep. `etiquette` are options of a launcher with a queue, by name."""
+    """Return the planned sweep. `etiquette` holds options of a launcher with a queue, by name."""
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search and no axes", "use `zeroscale search`")
@@ -85,9 +85,9 @@ def plan_sweep(
 def define_sweep(
     study: Study, composed: Sequence[Request], options: Limits, rules: SweepRules, **given: Any
 ) -> SweepDefinition:
-    """Return the definition of a sweep or a search. Machines of points that run here get this machine's device."""
+    """Return the definition of a sweep or search. Machines of points that run here get this machine's device."""
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
-    by_name = {one.machine.name: one for one in reversed(composed)}  # the first of several with a name
+    by_name = {one.machine.name: one for one in reversed(composed)}  # the first point with a name counts
     return SweepDefinition(
         study=study.name,
         question=study.question,
@@ -102,9 +102,9 @@ def define_sweep(
 
 
 def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
-    """Return overrides that make the points of comma lists small, if the first of them starts on this machine's CPU.
+    """Return overrides that make the points small. Empty unless the first point starts on this machine's CPU.
 
-    They include no sequence lengths if the models read different kinds of tokens.
+    If models read different kinds of tokens, the overrides include no sequence lengths.
     """
     first, *others = expand_study(study, overrides)
     composed = compose.compose_request(first, config_dir)
@@ -118,7 +118,8 @@ def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -
 
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
-    """Return the options of the launcher of all points, `etiquette` included."""
+    """Return the launcher options of all points, with the options in `etiquette` added. UserError if points differ in
+    them."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
@@ -136,7 +137,7 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
 def _build_controls(
     study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None
 ) -> list[compose.StudyPoint]:
-    """Return a control point for every shape of allocation in the sweep."""
+    """Return one control point for each combination of node count and devices per node in the sweep."""
     pairs = list_control_pairs(study, overrides)
     shapes = dict.fromkeys((p.composed.spec.nodes, p.composed.spec.devices_per_node) for p in found.points)
     controls = []
@@ -151,8 +152,9 @@ def _build_controls(
 def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
     """Return a point with its forecast and time limit.
 
-    `predict` derives the limit from the forecast, so that a point may need a second attempt. A training resumes from
-    its checkpoint then. UserError for a training whose limit is neither given nor predicted.
+    If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short, so the point must
+    be allowed a second attempt. A training always uses the forecast, since it resumes from its checkpoint. UserError
+    for a training without a given or predicted limit.
     """
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))
@@ -184,7 +186,7 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
 
 
 def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
-    """Return the time limit given by the user, and else the longest limit if a queue needs one; minutes."""
+    """Return two time limits of an attempt in minutes: the user's, and the longest for a queue. At least one is None."""
     options = composed.launcher_options
     if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None
@@ -192,26 +194,26 @@ def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
-    """Return the overrides that differ between points and are not in their lines otherwise."""
+    """Return the overrides that differ between points and that the points' lines do not show otherwise."""
     shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if not is_shown_in_line(key))
     return {text for text, count in shared.items() if count < len(overrides)}
 
 
 def is_shown_in_line(key: str) -> bool:
-    """Return whether a point's line shows an override already."""
+    """Return whether the line that describes a point shows this override already."""
     return key in _GROUPS or (key.partition(".")[0] not in _GROUPS and is_shown(key))
 
 
 class SingleRun(NamedTuple):
-    """One run, checked and ready to start."""
+    """One run that was checked and can start."""
 
     composed: Request
-    requested: RequestedRun  # its repeat is determined at its start
-    chosen: list[Pair]  # overrides that make it small enough for this machine's CPU
+    requested: RequestedRun  # its repeat number is assigned when it starts
+    chosen: list[Pair]  # overrides that make the run small enough for this machine's CPU
 
 
 def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -> SingleRun:
-    """Return a point to measure on this machine; UserError if that is impossible."""
+    """Return a run of one point on this machine; UserError if that is impossible."""
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
@@ -227,7 +229,7 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
 def plan_rehearsal(
     overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False, study: str
 ) -> SingleRun:
-    """Return the rehearsal of one rank; UserError if it cannot be rehearsed on this machine."""
+    """Return the planned rehearsal of one rank; UserError if that rank cannot be rehearsed on this machine."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
     device = inputs.find_predicted_device(composed)
@@ -263,7 +265,7 @@ def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **
 
 
 def _check_rehearsed(composed: Request, rank: int) -> None:
-    """Raise UserError for a rank that cannot be rehearsed."""
+    """Raise UserError if the run has no such rank, or if its engine does not support rehearsing that rank."""
     spec = composed.spec
     if not 0 <= rank < spec.world_size:
         raise UserError(f"--rank {rank}", f"the run has ranks 0 to {spec.world_size - 1}", "choose one of them")
@@ -275,7 +277,7 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError for a point that cannot be rehearsed by its shapes alone."""
+    """Raise UserError for a point whose rehearsal needs more than the shapes of tensors."""
     if device != "cpu":
         raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
     model, rule = composed.spec.model, "compiled code does not run one operation at a time"
@@ -286,11 +288,11 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
 
 
 def _check_room(composed: Request, device: Device) -> None:
-    """Raise UserError for a rank that surely needs more memory than this machine has."""
+    """Raise UserError if one rank surely needs more memory than this machine has."""
     room = devices.read_memory_bytes() if device == "cuda" else _read_free_bytes()
     try:
         needed, _ = predict_memory(composed.spec, device, room, rehearsed=True).device
-    except NoPrediction:  # the run itself will show it
+    except NoPrediction:  # no prediction: the run itself will show whether its memory suffices
         return
     if room is not None and needed > room:
         rule = f"one rank needs {needed / 1e9:.1f} GB at least, and this machine has {room / 1e9:.1f} GB"
@@ -300,7 +302,7 @@ def _check_room(composed: Request, device: Device) -> None:
 
 
 def _read_free_bytes() -> int | None:
-    """Return the bytes available to a new process on this host without swapping; None if unknown."""
+    """Return the bytes that a new process can use on this host without swapping; None if unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,8 +1,8 @@
-"""Decide what a sweep runs next, for local runs, packed allocations and submission. No side effects.
+"""Decide which run of a sweep starts next, for local runs, packed allocations and submission. No side effects.
 
-A local run and an allocation go through their plan once, one decision at a time (`next_run`). Submission takes all
-decisions that are possible now (`list_decisions`). Both come from `decide`. Nothing here reads, writes or asks for the
-time: the caller passes the state (`Snapshot`) and carries out the decision.
+A local sweep and an allocation go through their plan once, one decision at a time (`next_run`). Submission takes all
+decisions that are possible now (`list_decisions`). Both use `decide`. No function here reads or writes files or reads
+the clock. The caller passes the state (`Snapshot`) and carries out the decision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,38 +25,39 @@ from bench.sweep.pruning import (
 )
 
 NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
-"""Outcomes without a run: `pruned` follows from other runs, `infeasible` from a prediction."""
+"""Outcomes of points that were not run. `pruned` follows from runs of smaller micro-batches, `infeasible` from a
+prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
-"""A point ends after this multiple of its allowed attempts, also if the failures had external causes."""
+"""A point gets no further attempt after this multiple of its allowed failures, even if all causes were external."""
 
 
 class PlannedRun(NamedTuple):
-    """One repeat of one point that needs an answer."""
+    """One repeat of one point in a plan, with the rules that decide whether it starts."""
 
     key: RunKey
-    kin: Siblings | None = None  # None: other runs never prune it
-    prune: bool = True  # whether a record without a run is an answer
-    attempts: int | None = None  # allowed; None: any number
-    limit_min: float = 0.0  # time of one attempt
-    environment_id: str | None = None  # answers from other environments do not count; None: all count
-    point: SweepPoint | None = None  # with `machine`, so that its prediction counts
+    kin: Siblings | None = None  # same but for the micro-batch; None: other runs never prune it
+    prune: bool = True  # whether an outcome without a run (`pruned`, `infeasible`) counts as an answer
+    attempts: int | None = None  # failures allowed; None: any number
+    limit_min: float = 0.0  # time limit of one attempt; 0: none
+    environment_id: str | None = None  # environment whose answers count; None: answers of every environment count
+    point: SweepPoint | None = None  # if point and machine are given, a prediction may make the run infeasible
     machine: Machine | None = None
-    reopened: bool = False  # it runs although it has an answer
+    reopened: bool = False  # the run starts although it has an answer
     role: Literal["point", "confirm", "control"] = "point"
 
 
 class TrialResult(NamedTuple):
-    """A trial of a search with its outcome."""
+    """A trial of a search, with its outcome and measured values."""
 
     trial: Trial
     outcome: OutcomeKind | None = None  # None: no answer yet
-    quantities: RunQuantities | None = None  # of a run that ended `ok`
-    node_hours: float = 0.0  # of all attempts with known times
-    environment_id: str | None = None  # of its answer
+    quantities: RunQuantities | None = None  # measured values of a run that ended `ok`
+    node_hours: float = 0.0  # of all attempts whose times are known
+    environment_id: str | None = None  # environment of the run that gave the answer
 
 
 class Proposal(NamedTuple):
-    """The next point of a search."""
+    """The next point that a search proposes."""
 
     point: SweepPoint
     values: dict[str, Any]
@@ -65,55 +66,55 @@ class Proposal(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Adds runs to a plan. No side effects: the same results give the same proposal."""
+    """Proposes the trials of a search. No side effects: equal results lead to equal proposals."""
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the next trial; None at the end of the search."""
+        """Return the next trial; None if the search has ended."""
         ...
 
 
 class SweepPlan(NamedTuple):
-    """Runs in the order to go through them."""
+    """Runs in the order in which they are decided on."""
 
     runs: Sequence[PlannedRun]
-    control: PlannedRun | None = None  # runs first and last, to show a drift of the machine
-    confirm_answered: bool = False  # confirm answers of earlier passes, too
-    node_hours: float | None = None  # budget; None: no limit
-    proposer: Proposer | None = None  # adds runs at the end of the others
+    control: PlannedRun | None = None  # runs before the first and after the last point, to show a drift of the machine
+    confirm_answered: bool = False  # also confirm answers from earlier passes
+    node_hours: float | None = None  # budget of the study; None: no limit
+    proposer: Proposer | None = None  # proposes further runs after the last planned run
 
 
 class StartRun(NamedTuple):
-    """Start this run now."""
+    """Decision: start this run now."""
 
     run: PlannedRun
 
 
 class RecordWithoutRun(NamedTuple):
-    """Record this outcome without a run."""
+    """Decision: write a record with this outcome without running the point."""
 
     run: PlannedRun
     outcome: Outcome
 
 
 class PostponeRun(NamedTuple):
-    """Run it later."""
+    """Decision: do not start the run now, but later."""
 
     run: PlannedRun
     why: str
 
 
 class SkipRun(NamedTuple):
-    """Do not run it: it has an answer, another process runs it now, or its attempts are used up."""
+    """Decision: do not start the run. It has an answer, another process runs it now, or its attempts are used up."""
 
     run: PlannedRun
     why: str
-    attempt: RunAttempt | None = None  # the reason, if one attempt is
+    attempt: RunAttempt | None = None  # the attempt because of which the run is skipped; None if there is none
 
 
 class AddTrial(NamedTuple):
-    """Write this as the trial with this number, and add its run to the plan.
+    """Decision: write the proposal as the trial with this number, and add its run to the plan.
 
-    If a trial of this number exists by then, the proposal did not take it into account, and is dropped.
+    If a trial with this number exists when it is written, the proposal was made without that trial and is dropped.
     """
 
     proposal: Proposal
@@ -124,17 +125,17 @@ Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
 
 
 class Snapshot(NamedTuple):
-    """State of folder, scheduler and clock at one moment."""
+    """State of the study's folder, the scheduler and the clock at one moment."""
 
     tried: Tried
-    correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # of predictions, by measured neighbours
-    busy: Callable[[RunKey], str] = lambda key: ""  # why a point is not free now; empty if it is
-    submitted: Mapping[RunKey, int] = {}  # number of jobs with this point so far
-    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # ends of those that failed before any attempt, in words
-    left_s: float | None = None  # until the end of the allocation; None: no end
+    correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # by measured neighbours
+    busy: Callable[[RunKey], str] = lambda key: ""  # reason why a point cannot start now; empty if it can
+    submitted: Mapping[RunKey, int] = {}  # number of jobs submitted with this point so far
+    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # ends of jobs that failed before any attempt, in words
+    left_s: float | None = None  # seconds until the allocation ends; None: no end
     spent_node_hours: float = 0.0
-    passed: Sequence[Decision] = ()  # of this pass, oldest first
-    results: Callable[[], Sequence[TrialResult]] = lambda: ()  # of a search's trials, in order
+    passed: Sequence[Decision] = ()  # decisions of this pass so far, oldest first
+    results: Callable[[], Sequence[TrialResult]] = lambda: ()  # results of a search's trials, in order
 
 
 def build_planned_run(
@@ -145,7 +146,8 @@ def build_planned_run(
     attempts: int | None,
     environment_id: str | None = None,
 ) -> PlannedRun:
-    """Return one repeat of a sweep's point whose prediction counts."""
+    """Return one repeat of a sweep's point in the form that `decide` uses. A prediction may make this run
+    infeasible."""
     return PlannedRun(
         key,
         kin,
@@ -159,10 +161,11 @@ def build_planned_run(
 
 
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
-    """Return the next decision of a pass; None at its end.
+    """Return the next decision of a pass through a plan; None at its end.
 
-    The control point comes first and last. A point that has just run out of memory for the first time runs once more
-    if that can save larger ones. A run that does not fit the time left is postponed; a shorter one may still fit.
+    The control point runs first and last. If a point runs out of memory for the first time, it runs once more at once,
+    provided that this can save runs of larger micro-batches. A run that does not fit into the time left is postponed; a
+    shorter run may still fit.
     """
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None
@@ -181,7 +184,8 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
 
 
 def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
-    """Return the next decision of a pass or, after its last run, the addition of the plan's proposer."""
+    """Return the next decision of a pass. After the last run, return the addition of the trial that the plan's proposer
+    proposes."""
     if decision := next_run(plan, snapshot):
         return decision
     if plan.proposer is None:
@@ -192,7 +196,8 @@ def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None
 
 
 def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
-    """Return the decision for every run of a plan, in its order. Jobs add the control point themselves."""
+    """Return the decision for every run of a plan, in the plan's order. The control point is left out, since jobs add
+    it themselves."""
     return [decide(run, plan, snapshot) for run in plan.runs]
 
 
@@ -211,7 +216,7 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
 
 
 def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun | None:
-    """Return why a run is skipped; None if it is not."""
+    """Return the decision to skip a run, with its reason; None if the run is not skipped."""
     done = _list_recorded(run, snapshot)
     confirm = _is_to_reopen(run, plan, snapshot, done)
     if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
@@ -226,9 +231,10 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
-    """Return the attempt that is a point's final answer: a real run before a record without a run.
+    """Return the attempt that is a point's final answer; None if there is none. A real run precedes an outcome without
+    a run.
 
-    A run with an injected fault is no answer, nor is a run that was paused: its times are not valid.
+    A run with an injected fault is no answer. Neither is a run that was paused, since its times are not valid.
     """
     accept = FINAL if prune else FINAL - NEVER_RAN
     answers = [
@@ -242,11 +248,13 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
 def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
-    """Return why a point gets no further attempt; empty if it does.
+    """Return the reason why a point gets no further attempt; empty if it gets one.
 
-    `limit` counts failures of the point's own. Preemption, cancellation, a failed node, a full disk, a pause and an
-    injected fault have external causes; these end a point after `TOTAL_ATTEMPTS_FACTOR` times as many attempts. A job
-    that failed before it began an attempt (`failed_starts`) counts as an own failure: it would fail again.
+    `limit` is the allowed number of failures that have a cause in the point itself. A job that failed before it began
+    an attempt (`failed_starts`) counts as such a failure, since it would fail again.
+
+    Preemption, cancellation, a failed node, a full disk, a pause and an injected fault have external causes. All
+    attempts together may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`.
     """
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
@@ -261,8 +269,8 @@ def explain_given_up(
 
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
-    """Return whether an attempt failed for a cause that lies in the point itself."""
-    # Keep in step with the causes named in `explain_given_up`.
+    """Return whether an attempt failed for a cause in the point itself."""
+    # The causes must match those named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
 
@@ -274,21 +282,25 @@ def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:
 
 
 def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt]) -> RunAttempt | None:
-    """Return the final answer of a run in its environment, except a prediction that neighbours have revoked."""
+    """Return the final answer of a run in its environment; None if it has none.
+
+    An `infeasible` outcome is no answer if measured neighbours have revoked its prediction.
+    """
     in_environment = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
     valid = [a for a in in_environment if a.outcome != "infeasible" or not _is_prediction_revoked(run, snapshot)]
     return find_answer(valid, prune=run.prune)
 
 
 def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
-    """Return whether a point that a prediction called infeasible has to run after all."""
+    """Return whether a point that a prediction called infeasible must run after all, because measured runs changed the
+    prediction."""
     if run.point is None or run.machine is None:
         return False
     return not is_far_out_of_memory(run.point.forecast, run.machine, snapshot.correction(run.point))
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:
-    """Return whether a run has an answer from an earlier pass that needs a second run as confirmation."""
+    """Return whether a run has to start again to confirm an out-of-memory answer from an earlier pass."""
     if not plan.confirm_answered or run.reopened or not any(attempt.outcome == "oom" for attempt in done):
         return False
     final = _find_final(run, snapshot, done)
@@ -300,7 +312,10 @@ def _is_unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
 
 
 def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> StartRun | PostponeRun:
-    """Start a run if budget and time suffice; the time of the last control point is reserved."""
+    """Return the decision to start a run if budget and time suffice, and else to postpone it.
+
+    Time for the last run of the control point is reserved.
+    """
     spent = snapshot.spent_node_hours
     if plan.node_hours is not None and spent >= plan.node_hours:
         return PostponeRun(run, f"{spent:.1f} of {plan.node_hours:g} node-hours are spent")

@@ -1,4 +1,4 @@
-"""Predictions for points before they run: memory and step time."""
+"""Predictions of memory and step time for points before they run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,59 +28,64 @@ from bench.sweep.inputs import GivenOverrides, find_study
 
 
 class Prediction(NamedTuple):
-    """Prediction for one point; next to each None is the reason why the value is unknown."""
+    """Prediction for one point. If memory or time is None, the field `memory_unknown` or `time_unknown` gives the
+    reason."""
 
     point: StudyPoint
     device: Device
-    memory: MemoryPrediction | None  # of the rank that needs most
+    memory: MemoryPrediction | None  # of the rank that needs the most memory
     memory_unknown: str
     time: StepTime | None
     time_unknown: str
-    rehearsed_s: float | None = None  # computing time of a step by a rehearsal
+    rehearsed_s: float | None = None  # computing time of a step, measured by a rehearsal
     software: Software = USUAL
-    config_dir: Path | None = None  # folder of the user's own group files
+    config_dir: Path | None = None  # folder of the user's own configuration groups
 
     @property
     def fits(self) -> bool | None:
-        """Return whether it fits into a device; None: perhaps, or unknown."""
+        """Return whether the point fits into a device's memory; None if it may fit, or if that is unknown."""
         room = self.point.composed.machine.memory_bytes
         return self.memory.fits(room) if self.memory and room is not None else None
 
     @property
     def by_class(self) -> bool:
-        """Return whether the interval of its time is that of a software class, without calibration or rehearsal."""
+        """Return whether the interval of the step time is that of a software class, used without calibration or
+        rehearsal."""
         found = self.point.composed.machine.calibration
         known = self.rehearsed_s is not None or bool(found and found.matmul)
         return self.time is not None and self.device == "cuda" and not known
 
     def describe_fit(self) -> str:
-        """Return in words whether it fits."""
+        """Return in words whether the point fits into a device's memory."""
         if self.point.composed.machine.memory_bytes is None:
             return "size of the device unknown"
         return {True: "fits", False: "does not fit", None: "may fit"}[self.fits]
 
     def host(self) -> HostMemory | None:
-        """Return the memory needed on a node's host; None without offload."""
+        """Return the host memory that a node needs; None without offload."""
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
     def list_passes(self) -> Sequence[SimulatedPass]:
-        """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
+        """Return the simulated times of each pass in a pipeline's step; empty without a pipeline or a predicted time."""
         composed = self.point.composed
         if self.time is None:
             return ()
         return predict_passes(composed.spec, composed.machine, self.device, self.rehearsed_s, software=self.software)
 
     def largest_micro_batch(self) -> LargestMicroBatch | None:
-        """Return the largest micro-batch that fits; None if the device's memory is unknown.
+        """Return the largest micro-batch that fits; None if the memory size of the device is unknown.
 
-        It costs as much as thirty predictions.
+        A call costs as much as thirty predictions.
         """
         room = self.point.composed.machine.memory_bytes
         return find_largest_micro_batch(self.point.composed.spec, room, self.device) if room else None
 
     def describe_remedy(self) -> str:
-        """Return in words what would fit in place of a point that does not; empty for every other point. It costs as
-        much as fifty predictions."""
+        """Return in words the changes with which a point that does not fit would fit. Empty for a point that fits or
+        may fit.
+
+        A call costs as much as fifty predictions.
+        """
         if self.fits is not False:
             return ""
         remedies = list_remedies(self.point.composed, self.point.overrides, self.config_dir, self.device)
@@ -97,7 +102,8 @@ def predict_points(
     rehearsed_s: float | None,
     software: str | None = None,
 ) -> list[Prediction]:
-    """Return the prediction for every point; `software` may be an override, too."""
+    """Return the prediction for every point. The software class is given as `software` or as an override
+    `software=NAME`."""
     composed, given = find_study(study, overrides, config_dir, "predict")
     named = [str(value) for key, values in given if key == "software" for value in values]
     named += [] if software is None else [software]

@@ -1,6 +1,7 @@
-"""Points that need not run: a smaller micro-batch ran out of memory, or a prediction is far above the device's memory.
+"""Find points that need not run: a smaller micro-batch ran out of memory, or the prediction far exceeds the device's
+memory.
 
-No side effects; each decision has its evidence.
+No side effects. Each decision is returned with its evidence.
 """
 
 import functools
@@ -24,22 +25,23 @@ if TYPE_CHECKING:
     from bench.sweep.definition import RunKey
 
 CONFIRMED = 2
-"""Runs out of memory, without any other answer, before larger micro-batches are skipped."""
+"""Number of out-of-memory runs of a point, without any other result, after which larger micro-batches are skipped."""
 
 Tried = Callable[[str], Sequence[RunAttempt]]
-"""Returns the attempts at a configuration, by its config_id."""
+"""Returns the attempts at the configuration with a given config_id."""
 
 
 class Sibling(Frozen):
-    """A configuration of a family, whose members differ in the micro-batch alone (and so in the global batch)."""
+    """One of several configurations that differ in the micro-batch alone, and so also in the global batch."""
 
     config_id: str
     micro: int
-    repeats: tuple[int, ...]  # requested
+    repeats: tuple[int, ...]  # repeat numbers that sweeps request
 
 
 class Siblings(Frozen):
-    """A configuration on a machine, and the requested ones of its family, the smallest first."""
+    """A configuration on a machine, and its siblings, which differ in the micro-batch alone. Smallest micro-batch
+    first."""
 
     machine: str
     itself: Sibling
@@ -48,7 +50,10 @@ class Siblings(Frozen):
 
 
 def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[tuple[str, str], Siblings]:
-    """Return the family of every configuration on every machine, from requested runs and their plain specs."""
+    """Return the siblings of every configuration on every machine, by config_id and machine.
+
+    `wanted` yields the key and the JSON spec of each requested run.
+    """
     repeats: dict[tuple[str, str], list[int]] = {}
     specs: dict[tuple[str, str], Mapping[str, Any]] = {}
     for key, spec in wanted:
@@ -73,7 +78,8 @@ def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[
 
 
 def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
-    """Return the outcome of a point that need not run because of smaller micro-batches; None if it has to run."""
+    """Return the outcome of a point that need not run because a smaller micro-batch ran out of memory; None if it must
+    run."""
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
@@ -83,9 +89,10 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
 
 
 def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | None:
-    """Return a run that proves that a configuration does not fit a machine; None if none does.
+    """Return a run that proves that a configuration does not fit a machine; None if there is no proof.
 
-    Every requested repeat must have run out of memory, and at least `CONFIRMED` runs.
+    The proof needs at least `CONFIRMED` out-of-memory runs, one of each requested repeat, and no successful or invalid
+    run.
     """
     on_machine = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
     out = [attempt for attempt in on_machine if attempt.outcome == "oom"]
@@ -95,7 +102,8 @@ def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | N
 
 
 def is_to_confirm(kin: Siblings, tried: Tried) -> bool:
-    """Return whether a point that ran out of memory runs once more, so that larger ones need not run at all."""
+    """Return whether a point that ran out of memory has to run once more, so that larger micro-batches can be
+    skipped."""
     kinds = _list_outcomes(kin.itself, kin.machine, tried)
     is_first = kinds.count("oom") == 1 and set(kinds) == {"oom"} and len(set(kin.itself.repeats)) == 1
     return is_first and not all(_list_outcomes(larger, kin.machine, tried) for larger in kin.larger)
@@ -108,8 +116,8 @@ def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
 def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
     """Return whether a point is predicted to exceed its device's memory by a wide margin.
 
-    The correction by measured neighbours may change that in both directions. A point whose uncorrected low estimate
-    fits, or whose device's memory is unknown, is never far out.
+    The correction by measured neighbours may raise or lower the prediction. The result is always False if the low
+    estimate fits without correction, or if the device's memory is unknown.
     """
     room, there = forecast.room if forecast else None, machine.memory_bytes
     if room is None or there is None or room.low_bytes <= there:
@@ -120,7 +128,8 @@ def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction
 def find_infeasible_outcome(
     plain_spec: dict[str, Any], forecast: Forecast | None, machine: Machine, correction: Correction
 ) -> Outcome | None:
-    """Return the outcome of a point that is far out of memory, with its prediction as evidence; None for another."""
+    """Return the outcome `infeasible` with the prediction as evidence, if a point far exceeds the device's memory; else
+    None."""
     if not is_far_out_of_memory(forecast, machine, correction):
         return None
     assert forecast and forecast.room and machine.memory_bytes
@@ -133,7 +142,7 @@ def find_infeasible_outcome(
 def _build_evidence(
     plain_spec: dict[str, Any], room: MemoryForecast, machine: Machine, correction: Correction
 ) -> dict[str, Any]:
-    """Return the prediction by phase and term, uncorrected, and the versions of the formulas."""
+    """Return the predicted memory by phase and term, without correction, and the versions of the formulas."""
     spec = RunSpec.model_validate(plain_spec)
     needed = predict_memory(spec, "cpu" if machine.device == "cpu" else "cuda", machine.memory_bytes)
     return {
@@ -153,7 +162,7 @@ def _build_evidence(
 
 @functools.cache
 def read_formula_versions() -> dict[str, str]:
-    """Return the release and a digest of the source of the formulas."""
+    """Return the release of zeroscale, and a digest of the source code of each package with formulas."""
     versions = {"zeroscale": metadata.version("zeroscale")}
     for package in (predict, engines):
         text = b"".join(path.read_bytes() for path in sorted(Path(package.__path__[0]).rglob("*.py")))

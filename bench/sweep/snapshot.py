@@ -1,4 +1,4 @@
-"""Read the folder of a study: attempts with and without a record, jobs, and the trials of a search."""
+"""Read a study's folder: attempts with and without a record, jobs, and the trials of a search."""
 
 import contextlib
 import os
@@ -20,32 +20,33 @@ from bench.sweep.definition import RunKey, SweepDefinition, Trial
 from bench.sweep.policy import TrialResult, explain_given_up, find_answer
 
 FRESH_S = 90.0
-"""Age of a heartbeat that still counts as alive. It is written every few seconds, but file systems stall."""
-_CLAIM_S = 3.0  # between the claim of a folder and its description, on a slow file system
+"""Seconds after its last heartbeat during which an attempt counts as alive. Heartbeats are written every few seconds,
+but file systems can stall."""
+_CLAIM_S = 3.0  # seconds between the creation of an attempt's folder and its description, on a slow file system
 REPORT = "report"
-"""Folder of the files that the autopilot writes at its end."""
+"""Folder of the files that the autopilot writes when all jobs have ended."""
 _NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, jobs.EXCLUDED, REPORT)
 
 
 class HeartbeatRank(BaseModel):
-    """One rank in a heartbeat."""
+    """Phase and step of one rank in a heartbeat."""
 
     phase: str = ""
-    step: int = -1  # outside the loop
+    step: int = -1  # -1 outside the loop of steps
 
 
 class LastHeartbeat(BaseModel):
-    """The fields of a heartbeat file that programs use."""
+    """The fields of a heartbeat file that programs read."""
 
     at: AwareDatetime
     host: str
     supervisor: int
-    process: ProcessIdentity | None = None  # of the supervisor; None: in heartbeats of older versions
+    process: ProcessIdentity | None = None  # identity of the supervisor; None in heartbeats of older versions
     ranks: tuple[HeartbeatRank, ...] = ()
 
 
 class AttemptOrigin(BaseModel):
-    """The job that started an attempt, from the launcher's options in its circumstances."""
+    """The job that started an attempt, as recorded in the launcher's options of its circumstances."""
 
     job: str = ""  # empty without a scheduler
     task: int | None = None
@@ -53,7 +54,7 @@ class AttemptOrigin(BaseModel):
 
 
 class UnfinishedAttempt(NamedTuple):
-    """An attempt without a record: under way, or dead and not yet reconciled."""
+    """An attempt without a record. It is still running, or it died and its record was not written yet."""
 
     key: RunKey
     attempt: store.RunAttempt
@@ -61,7 +62,7 @@ class UnfinishedAttempt(NamedTuple):
     task: int | None
     restart: int
     heartbeat: LastHeartbeat | None
-    seen_at: float  # seconds since the epoch: its last sign of life
+    seen_at: float  # last sign of life, in seconds since the epoch
 
     @property
     def fresh(self) -> bool:
@@ -69,7 +70,7 @@ class UnfinishedAttempt(NamedTuple):
 
     @property
     def dead_here(self) -> bool:
-        """Return whether its supervisor ran on this machine and has ended."""
+        """Return whether the attempt's supervisor ran on this machine and has ended."""
         if not self.heartbeat or self.heartbeat.host != os.uname().nodename:
             return False
         own, before = identify_process(os.getpid()), self.heartbeat.process
@@ -81,7 +82,7 @@ class UnfinishedAttempt(NamedTuple):
         return before.namespace == own.namespace and identify_process(self.heartbeat.supervisor) != before
 
     def doing(self) -> str:
-        """Return its phase in words, and the age of the heartbeat."""
+        """Return the attempt's phase and step in words, and the age of its last sign of life."""
         if not self.heartbeat or not self.heartbeat.ranks:
             return "starting"
         behind = min(self.heartbeat.ranks, key=lambda rank: rank.step)
@@ -90,15 +91,15 @@ class UnfinishedAttempt(NamedTuple):
 
 
 class StudySnapshot(NamedTuple):
-    """A study's folder at one moment."""
+    """Content of a study's folder at one moment."""
 
     folder: Path
     tried: dict[str, list[store.RunAttempt]]  # by config_id
-    open: dict[RunKey, list[UnfinishedAttempt]]
+    open: dict[RunKey, list[UnfinishedAttempt]]  # attempts without a record
     jobs: list[jobs.SubmittedJob]
-    ends: dict[tuple[str, int | None], jobs.JobEnd]  # of a job or task that left points without an attempt
-    unreadable: list[store.Unreadable]  # files and folders that are ignored
-    nobodys: list[Path]  # folders that were claimed a while ago, and never described
+    ends: dict[tuple[str, int | None], jobs.JobEnd]  # ends of jobs or array tasks that left points without an attempt
+    unreadable: list[store.Unreadable]  # files and folders that are ignored because they cannot be read
+    nobodys: list[Path]  # attempt folders that were created more than `FRESH_S` seconds ago and never described
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
         """Return the attempts at a point that have a record, oldest first."""
@@ -106,17 +107,18 @@ class StudySnapshot(NamedTuple):
         return [a for a in tried if a.outcome and (a.repeat, a.machine) == (key.repeat, key.machine)]
 
     def list_started_jobs(self) -> set[str]:
-        """Return the names of the jobs that have begun any attempt, also at the control point."""
+        """Return the names of the jobs that have begun at least one attempt, including attempts at the control
+        point."""
         unfinished = (attempt.job for attempts in self.open.values() for attempt in attempts)
         return {*unfinished, *(attempt.job for attempts in self.tried.values() for attempt in attempts)}
 
     def has_attempt(self, key: RunKey, job: str) -> bool:
-        """Return whether a job has begun an attempt at a point, whatever its outcome."""
+        """Return whether a job has begun an attempt at a point, with any outcome or none."""
         return any(a.job == job for a in (*self.of(key), *self.open.get(key, ())))
 
 
 def read_snapshot(folder: Path) -> StudySnapshot:
-    """Read a study's folder once."""
+    """Read a study's folder once and return its content."""
     submitted, unreadable = jobs.list_submitted(folder)
     ends = {(job.name, end.task): end for job in submitted for end in jobs.list_ends(job.folder)}
     seen = StudySnapshot(folder, {}, {}, submitted, ends, unreadable, [])
@@ -126,7 +128,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
                 seen.tried[entry.name] = store.list_attempts(Path(entry.path))
             except OSError as error:
                 seen.unreadable.append(store.Unreadable(Path(entry.path), error.strerror or str(error)))
-    # After the listing of all records: an attempt that ends meanwhile then counts as unfinished, not as missing.
+    # Records were listed before this: an attempt that ends meanwhile counts as unfinished instead of missing.
     for config_id, attempts in seen.tried.items():
         for attempt in attempts:
             if attempt.outcome is None:
@@ -135,7 +137,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
 
 
 def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
-    """Add an attempt that has no record, or none that can be read."""
+    """Add an attempt whose record does not exist or cannot be read to the snapshot."""
     if attempt.unreadable:
         seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
         return
@@ -154,7 +156,7 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
 
 
 def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
-    """Return the description of an attempt without a record; None if it is not written yet, or cannot be read."""
+    """Return the description of an attempt without a record; None if it is not written yet or cannot be read."""
     if attempt.unreadable:
         return None
     with contextlib.suppress(FileNotFoundError, store.Unreadable):
@@ -165,7 +167,7 @@ def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAtte
 def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt:
     """Return the description of an attempt without a record.
 
-    FileNotFoundError or Unreadable if it does not suffice to write the record.
+    FileNotFoundError or Unreadable if the files in its folder do not suffice to write a record.
     """
     path = attempt.folder / store.CIRCUMSTANCE
     circumstance = store.read_value(path, Circumstance)
@@ -181,7 +183,7 @@ def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAtt
 
 
 def read_heartbeat(folder: Path) -> LastHeartbeat | None:
-    """Return the heartbeat of an attempt; None if there is none that can be read."""
+    """Return the last heartbeat of an attempt; None if it does not exist or cannot be read."""
     with contextlib.suppress(FileNotFoundError, store.Unreadable):
         return store.read_value(folder / store.HEARTBEAT, LastHeartbeat)
     return None
@@ -193,9 +195,11 @@ def find_rival_attempt(
     before: int | None = None,
     ours: Callable[[UnfinishedAttempt], bool] = lambda attempt: False,
 ) -> UnfinishedAttempt | None:
-    """Return another attempt at a point that is under way, and none of `ours`.
+    """Return another attempt at a point that is running and does not belong to the caller (`ours`); None if there is
+    none.
 
-    With `before`, the attempt number that the caller has claimed, only earlier attempts count.
+    If `before` is given, only attempts with a smaller attempt number count. It is the number that the caller has
+    reserved.
     """
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
@@ -208,12 +212,12 @@ def find_rival_attempt(
 
 
 def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
-    """Return the description of an attempt whose folder was claimed just now, as soon as it is written.
+    """Wait for the description of an attempt whose folder was created just now, and return it.
 
-    The claim counts before it is described. None if no description follows, or if the folder is old.
+    An attempt counts from the moment its folder exists. None if no description follows, or if the folder is old.
     """
     until, found = time.monotonic() + _CLAIM_S, None
-    with contextlib.suppress(FileNotFoundError):  # the claim was dropped
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
         while found is None and time.monotonic() < until and time.time() - attempt.folder.stat().st_mtime < FRESH_S:
             time.sleep(_CLAIM_S / 30)
             found = read_unfinished(config_id, attempt)
@@ -221,7 +225,7 @@ def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> Unfinish
 
 
 def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
-    """Return the node-hours of all jobs so far, failures included."""
+    """Return the node-hours that all jobs have used so far, failed jobs included."""
     seconds = 0.0
     for job in submitted:
         for _, allocation in jobs.list_allocations(job.folder):
@@ -230,21 +234,21 @@ def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
 
 
 def read_trial_results(folder: Path, search: SweepDefinition) -> list[TrialResult]:
-    """Return every trial of the search in a folder, in order, with its outcome."""
+    """Return the result of every trial of the search in a folder, in the order of trial numbers."""
     attempts = search.rules.budget.attempts
     return TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id), attempts).read_results()
 
 
 class TrialReader:
-    """Reads each record once: a search needs all of its trials for each proposal."""
+    """Reads the results of trials. Each record is read once, since a search needs all trials for each proposal."""
 
     def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
-        """`tried` returns the attempts at a configuration; `attempts` is the number of failures allowed."""
+        """`tried` returns the attempts at a configuration. `attempts` is the number of failures allowed per trial."""
         self._folder, self._tried, self._attempts = folder, tried, attempts
         self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
 
     def read_results(self) -> list[TrialResult]:
-        """Return every trial in order; a trial under way, or to be tried again, has no outcome yet."""
+        """Return the result of every trial, in order. Trials that are running or will run again have no outcome yet."""
         return [self._read_result(trial) for trial in definition.read_trials(self._folder)]
 
     def _read_result(self, trial: Trial) -> TrialResult:

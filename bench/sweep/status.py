@@ -1,4 +1,4 @@
-"""State of every point of a sweep, from its folder and its scheduler."""
+"""Determine the state of every point of a sweep from the study's folder and the scheduler."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
-"""`unknown`: in a job, while the scheduler was not asked or did not answer."""
+"""State of a point. It is `unknown` if a job has the point and the scheduler was not asked or did not respond."""
 
 JobTask = tuple[str, int | None]
-"""Name and task of a job at its scheduler."""
+"""Name of a job at its scheduler, and the index of a task in a job array (None for other jobs)."""
 
 
 class PointStatus(NamedTuple):
-    """State of one point, and its reason."""
+    """State of one repeat of a point, with the reason for the state."""
 
     key: RunKey
     point: SweepPoint
     sweep: SweepDefinition
     state: State
-    outcome: str  # of the last attempt that has one
-    why: str
-    attempts: int
-    folder: str  # of the attempt that decides the state
-    job: str = ""  # name of the job that has the point, while it is in the queue
-    task: int | None = None  # of the job
+    outcome: str  # outcome of the attempt that decides the state; empty if there is none
+    why: str  # reason for the state, or for the outcome
+    attempts: int  # number of attempts with a record
+    folder: str  # folder of the attempt that decides the state, relative to the study's folder
+    job: str = ""  # name of the queued or running job that has the point; empty if there is none
+    task: int | None = None  # task of the job array; None for other jobs
 
     @property
     def final(self) -> bool:
@@ -49,18 +49,18 @@ def list_statuses(
     *,
     is_reached: bool = True,
 ) -> list[PointStatus]:
-    """Return the state of every requested run, in their order.
+    """Return the state of every requested run, in the given order.
 
-    `is_reached`: the scheduler answered, so that a point outside of `queue` is in no job.
+    `is_reached` means that the scheduler responded. A point that is not in `queue` is then in no job.
     """
     reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
     return [reader.read_status(*one) for one in wanted.values()]
 
 
 def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
-    """Return the ends of the jobs of each point that failed before any attempt, oldest first.
+    """Return the ends of the jobs that failed before any attempt, in words, by point, oldest first.
 
-    Only jobs since the latest `sweep` count: the user has removed the cause before asking again.
+    Jobs that ended before the latest call of `sweep` are ignored, since the user may have removed the cause by then.
     """
     found: dict[RunKey, list[str]] = {}
     for job in seen.jobs:
@@ -74,7 +74,7 @@ def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnap
 
 
 class _StatusReader:
-    """Combines the folder of a study with the state of its scheduler."""
+    """Determines states of points by combining a study's folder with the jobs of its scheduler."""
 
     def __init__(
         self,
@@ -132,7 +132,8 @@ class _StatusReader:
         return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
     def _alive(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether an attempt without a record is under way, by its scheduler or else by its heartbeat."""
+        """Return whether an attempt without a record is running. The scheduler decides; if it does not know the job,
+        the heartbeat decides."""
         if attempt.dead_here:
             return False
         state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
@@ -141,7 +142,7 @@ class _StatusReader:
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
     def _explain_last_job(self, key: RunKey) -> str:
-        """Return how the last job of a point ended, if that job made no attempt at it; else an empty text."""
+        """Return how the last job of a point ended if that job made no attempt at the point; empty otherwise."""
         if key not in self._last:
             return ""
         job, task = self._last[key]
@@ -150,7 +151,7 @@ class _StatusReader:
         # The written end comes first: the scheduler forgets a job after a while.
         if end := self._seen.ends.get((job.name, task)):
             return end.describe()
-        if state := self._queue.get((job.name, task)):  # its end was not written, for a full disk say
+        if state := self._queue.get((job.name, task)):  # its end was not written, for example because of a full disk
             exit_text = f" ({state.exit})" if state.exit else ""
             return f"job {state.number} {state.state}{exit_text}, no attempt at this point; see {job.place}"
         if self._is_reached and not any(jobs.list_allocations(job.folder)):
@@ -158,7 +159,7 @@ class _StatusReader:
         return ""
 
     def _explain_unknown(self, key: RunKey) -> str:
-        """Return the job that a point is in by its folder alone; empty if that job has ended."""
+        """Return in words which job has a point, from the study's folder alone; empty if that job has ended."""
         if key not in self._last:
             return ""
         job, task = self._last[key]
@@ -168,7 +169,7 @@ class _StatusReader:
 
 
 def describe_wait(state: JobState) -> str:
-    """Return the reason why a job waits, and its expected start, in a few words."""
+    """Return in a few words why a job waits in the queue, and when it is expected to start."""
     reason = f" ({state.reason})" if state.reason else ""
     if state.stuck:
         return f"{state.state.lower()}{reason}: {state.stuck}"
@@ -184,32 +185,32 @@ def _explain_attempt(attempt: RunAttempt) -> str:
 
 
 class StudyState(NamedTuple):
-    """A study at one moment, by its folder and its scheduler."""
+    """State of a study at one moment, from its folder and its scheduler."""
 
     folder: Path
     sweeps: list[SweepDefinition]
     seen: StudySnapshot
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
-    is_reached: bool = True  # the scheduler was asked, and answered
+    is_reached: bool = True  # the scheduler was asked and answered
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
-        """Return the log file of a job or of a task; None before the scheduler has accepted it."""
+        """Return the log file of a job, or of an array task; None if the scheduler has not accepted the job yet."""
         launcher = launchers.load_queueing(str(self.sweeps[-1].launcher["name"]))
         return launcher.find_log(job.folder, job.handle, task) if launcher and job.handle else None
 
     @property
     def live(self) -> list[jobs.SubmittedJob]:
-        """The jobs that the scheduler still has, oldest first."""
+        """Jobs that are still queued or running at the scheduler, oldest first."""
         return [job for job in self.seen.jobs if any(self.is_live(job.name, task) for task in job.tasks)]
 
     def list_live(self) -> list[tuple[jobs.SubmittedJob, JobState]]:
-        """Return the jobs that the scheduler still has, task by task, oldest first."""
+        """Return the queued and running jobs with their states, one entry per array task, oldest first."""
         found = [(job, self.queue.get((job.name, task))) for job in self.seen.jobs for task in job.tasks]
         return [(job, state) for job, state in found if state and state.live]
 
     def kin(self) -> dict[tuple[str, str], Siblings]:
-        """Return the family of every point, by config_id and machine."""
+        """Return the siblings of every point (which differ in the micro-batch alone), by config_id and machine."""
         return find_siblings((point_status.key, point_status.point.spec) for point_status in self.statuses)
 
     def tried(self, config_id: str) -> list[RunAttempt]:
@@ -219,15 +220,16 @@ class StudyState(NamedTuple):
         return compute_spent_node_hours(self.seen.jobs)
 
     def is_live(self, name: str, task: int | None) -> bool:
-        """Return whether the scheduler still has a job, or a task of it."""
+        """Return whether a job, or an array task, is still queued or running at the scheduler."""
         state = self.queue.get((name, task))
         return state is not None and state.live
 
 
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:
-    """Return the state of a study; change nothing.
+    """Return the state of a study without changing anything.
 
-    `ask` its scheduler about every job that may go on, or `about_all` jobs ever.
+    If `ask` is set, the scheduler is asked about every job that may still run. With `about_all`, it is asked about all
+    jobs.
     """
     sweeps = definition.read(folder)
     seen, wanted = read_snapshot(folder), definition.merge_sweeps(sweeps)
@@ -238,9 +240,10 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
 
 
 def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunKey, RequestedRepeat]) -> bool:
-    """Return whether a job may still change something: one of its points lacks an answer, or an allocation goes on.
+    """Return whether a job may still change the study: one of its points has no answer, or one of its allocations has
+    not ended.
 
-    A job that was put back into the queue has points with records, and no allocation yet.
+    A job that was put back into the queue has points with records, but its new allocation has not begun.
     """
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True

@@ -1,4 +1,5 @@
-"""Submit the points that need an answer, within the limits of cluster and budget; chain the autopilot; cancel jobs."""
+"""Submit the points that need an answer, within the limits of cluster and budget. Submit the autopilot's job. Cancel
+jobs."""
 
 import math
 import os
@@ -25,42 +26,44 @@ from bench.sweep.status import PointStatus, StudyState, read_state
 
 _AUTOPILOT_MIN = 15
 PATIENCE_S = 30.0
-"""Seconds to wait for a scheduler that does not answer: one that restarts, or is busy, answers again by then."""
+"""Seconds to wait for a scheduler that does not respond. A scheduler that restarts or is busy usually responds within
+this time."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
 _TOO_MANY = re.compile(
     r"job submit limit|MaxSubmit|accounting/QOS policy|job array (index|size)|queue full", re.IGNORECASE
 )
-"""Messages of a scheduler that refuses more jobs, or a longer array, than its limits allow now."""
+"""Pattern of error messages with which a scheduler refuses more jobs, or a longer job array, because of its limits."""
 
 
 class SubmitResult(NamedTuple):
-    """Result of one submission."""
+    """Result of one submission of a study's points."""
 
-    submitted: list[tuple[Job, str]]  # with the number at the scheduler
-    concluded: int  # attempts that ended without a record, and got one now
-    without_run: Mapping[str, int]  # points that need not run, by outcome
-    left: list[PointStatus]  # still to be submitted
-    why_left: str
-    autopilot: str | None  # number of the job that submits again later
+    submitted: list[tuple[Job, str]]  # each with its job id at the scheduler
+    concluded: int  # number of attempts that ended without a record and got a record now
+    without_run: Mapping[str, int]  # number of points that need not run, by outcome
+    left: list[PointStatus]  # points that still have to be submitted
+    why_left: str  # reason why points are left; empty if none are
+    autopilot: str | None  # id of the job that submits again later; None if there is none
     autopilot_refused: str = ""  # why the requested autopilot was not submitted
-    queued: int = 0  # jobs in the queue now, the submitted ones included
+    queued: int = 0  # jobs with points in the queue now, including those just submitted
     answered: bool = False  # whether every point has its answer
     cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
-    impossible: int = 0  # points among `left` that exceed this cluster
+    impossible: int = 0  # number of points that this cluster can never start
 
     @property
     def complete(self) -> bool:
-        """Return whether everything possible now was done."""
+        """Return whether nothing failed: the requested autopilot was submitted, and the scheduler accepted orders to
+        the end."""
         return not self.autopilot_refused and not self.cut_short
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no job is under way, and no point is left."""
+        """Return whether the submission is complete, no job is queued or running, and no point is left to submit."""
         return self.complete and not (self.submitted or self.queued or self.left)
 
     @property
     def good(self) -> bool:
-        """Return whether it is complete, and every point left can still be submitted."""
+        """Return whether the submission is complete and every point left can be submitted later."""
         return self.complete and not self.impossible
 
 
@@ -69,8 +72,8 @@ def submit_pending(
 ) -> SubmitResult:
     """Write missing records and submit the points without an answer, within the limits.
 
-    Returns at once, or after at most `patience_s` seconds if the scheduler does not answer. `notify` is the command
-    that the autopilot calls at its end.
+    If the scheduler does not respond, the call is repeated for at most `patience_s` seconds. `notify` is the command
+    that the autopilot runs at its end.
     """
     until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
     submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
@@ -91,7 +94,8 @@ def submit_pending(
 def _submit_pending(
     folder: Path, autopilot: bool, notify: str | None, submitted: list[tuple[Job, str]]
 ) -> SubmitResult:
-    """Submit once, and add each job to `submitted`."""
+    """Submit the points without an answer, without repeating on failure. Each submitted job is added to `submitted` at
+    once."""
     # Each step changes the folder for the next: missing records first, then points without a run, then jobs.
     view = read_state(folder)
     concluded, ended = finalize_lost(view), keep_ends(view)
@@ -125,7 +129,7 @@ def _submit_pending(
 
 
 def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
-    """Return the launcher of a sweep and its options; UserError for a launcher without a queue."""
+    """Return the launcher of a sweep and its options. UserError if the launcher has no queue."""
     plain = dict(sweep.launcher)
     name = str(plain.pop("name"))
     launcher = launchers.load_queueing(name)
@@ -142,7 +146,7 @@ def plan_job(
     after: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> LaunchPlan:
-    """Return how a job starts. No side effects: a dry run prints it."""
+    """Return the commands and files with which a job starts. No side effects: a dry run prints the result."""
     work = Work(
         name=job.name,
         folder=folder,
@@ -159,7 +163,7 @@ def plan_job(
 
 
 class JobSubmitter:
-    """Submits jobs of one study."""
+    """Submits jobs with the points of one study."""
 
     def __init__(self, view: StudyState, *, autopilot: bool) -> None:
         self._view = view
@@ -174,12 +178,13 @@ class JobSubmitter:
 
     @property
     def queued(self) -> int:
-        """Return the number of jobs with points in the queue, the submitted ones included."""
+        """Return the number of jobs with points in the scheduler's queue, including those just submitted."""
         return len(self._handles)
 
     def submit(self, left: Sequence[PointStatus], submitted: list[tuple[Job, str]]) -> str:
-        """Submit points in order, adding the jobs to `submitted`; return why some points are left."""
-        refused: dict[tuple[int, int], UserError] = {}  # by shape: one may be refused, and another accepted
+        """Submit points in order and add the jobs to `submitted`. Return the reason why points are left; empty if none
+        are."""
+        refused: dict[tuple[int, int], UserError] = {}  # by shape: nodes, devices per node
         in_queue = sum(bool(job.points) for job, _ in self._view.list_live())
         places = None if self._max_queued is None else self._max_queued - in_queue
         waiting = deque(self._batch_jobs(left))
@@ -203,7 +208,7 @@ class JobSubmitter:
                 raise
             except UserError as refusal:
                 if job.mode == "array" and len(job.points) > 1 and _TOO_MANY.search(str(refusal)):
-                    waiting.extendleft(reversed(_halve(job)))  # only the scheduler knows some limits
+                    waiting.extendleft(reversed(_halve(job)))  # some limits are known to the scheduler alone
                 else:
                     refused[shape] = refusal
         if refused and not self._handles:  # no job is under way whose end could make room
@@ -211,15 +216,17 @@ class JobSubmitter:
         return "; ".join(map(str, refused.values()))
 
     def _batch_jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs for points. The tasks of an array fit into the queue together."""
+        """Return the jobs that run these points. No job array has more tasks than the limits of the queue allow."""
         longest = min((limit for limit in (self._cluster.max_array_size, self._max_queued) if limit), default=None)
         kin = self._view.kin() if left else None
         return JobBatcher(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
 
     def _find_limit(self, autopilot: bool) -> tuple[int | None, str]:
-        """Return the number of jobs with points that may be in the queue, and the source of that limit.
+        """Return how many jobs with points may be in the queue, and the source of that limit. (None, "") if there is no
+        limit.
 
-        The cluster counts the autopilot's small job too, and a second one while the first submits it.
+        With `autopilot`, two of the cluster's places are kept: one for its job, and one for the next job that this job
+        submits.
         """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs
@@ -239,11 +246,12 @@ class JobSubmitter:
         return self._handles[-1]
 
     def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
-        """Submit a job whose folder is written; return its number. A refused job is withdrawn."""
+        """Submit a job whose folder is written, and return its job id. If the job is refused, its definition is
+        deleted."""
         try:
             handle = self._launcher.submit(made)
         except SchedulerUnavailable:
-            raise  # it may have accepted the job
+            raise  # the scheduler may have accepted the job
         except UserError:
             jobs.withdraw(folder)
             raise
@@ -253,11 +261,11 @@ class JobSubmitter:
     def submit_autopilot(
         self, submitted: list[tuple[Job, str]], *, waiting: bool, notify: str | None = None
     ) -> str | None:
-        """Submit the small job that submits again when jobs have ended; return its number.
+        """Submit the autopilot, a small job that submits the next points when other jobs have ended. Return its job id.
 
-        None if no job is under way, or if such a job waits already. While points wait for room in the queue, it runs
-        after the first job, otherwise after the last. If the queue is full by a limit that only the scheduler knows,
-        the last of the jobs just `submitted` are cancelled.
+        None if no job is queued or running, or if an autopilot is in the queue already. If points wait for room in the
+        queue, the autopilot starts after the first job, else after all jobs. If the scheduler refuses it because the
+        queue is full, the last of the jobs in `submitted` is cancelled and the call is repeated.
         """
         while True:
             try:
@@ -295,14 +303,15 @@ def _get_shape(job: Job) -> tuple[int, int]:
 
 
 def _halve(job: Job) -> list[Job]:
-    """Return two arrays with half of the points each."""
+    """Return two job arrays with half of the points each."""
     middle, study = len(job.points) // 2, job.points[0].circumstance.study
     halves = job.points[:middle], job.points[middle:]
     return [job.model_copy(update={"name": jobs.create_name(study), "points": points}) for points in halves]
 
 
 def _check_shape(job: Job, cluster: ClusterLimits) -> None:
-    """Raise UserError for a job that the cluster could never start, and would keep in its queue."""
+    """Raise UserError for a job that the cluster could never start. The scheduler would keep such a job in its
+    queue."""
     if cluster.max_nodes is not None and job.nodes > cluster.max_nodes:
         most = format_count(cluster.max_nodes, "node")
         rule = f"the partition gives a job at most {most}"
@@ -316,7 +325,8 @@ def _check_shape(job: Job, cluster: ClusterLimits) -> None:
 
 
 def cancel_jobs(folder: Path) -> list[str]:
-    """Cancel every job of a study that the scheduler still has, and no other; return their numbers."""
+    """Cancel every job of a study that is still queued or running, and no other job. Return the ids of the cancelled
+    jobs."""
     view = read_state(folder, about_all=True)
     launcher = launchers.load_queueing(str(view.sweeps[-1].launcher["name"]))
     if not launcher:
@@ -327,16 +337,17 @@ def cancel_jobs(folder: Path) -> list[str]:
     return numbers
 
 
-_BEGIN_AND_END_MIN = 2  # start and end of an allocation
-_LIMIT_STEP_MIN = 5  # an array's points differ less than this in their limits: every task gets the longest
+_BEGIN_AND_END_MIN = 2  # minutes for the start and the end of an allocation
+_LIMIT_STEP_MIN = 5  # points whose limits differ by fewer minutes share an array, with the longest limit
 SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 
 class JobBatcher:
-    """Divides points into jobs: one each, job arrays of equal resources, or packed allocations of one shape.
+    """Divides points into jobs: one job per point, job arrays of equal resources, or packed allocations with equal
+    numbers of nodes and devices.
 
-    `options` are the launcher's. A limit of the cluster is None if it has none. UserError for a point that can never
-    finish within the limits.
+    `options` are those of the launcher. A limit of the cluster is None if there is none. UserError for a point that
+    cannot finish within the limits.
     """
 
     def __init__(
@@ -350,16 +361,18 @@ class JobBatcher:
         self._max_array_size, self._max_time_min = max_array_size, max_time_min
 
     def jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs for points, in their order. No side effects; the names are random."""
+        """Return the jobs that run these points, in the order of the points. No side effects; the job names are
+        random."""
         by_shape: dict[tuple[Any, ...], list[PointStatus]] = {}
         for point_status in left:
             by_shape.setdefault(self._compute_group_key(point_status), []).append(point_status)
         return [self._build_job(chunk) for members in by_shape.values() for chunk in self._split(members)]
 
     def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
-        """Return the values in which points of one job agree.
+        """Return the values in which all points of one job agree.
 
-        Repeats of a point run in several allocations: on the same nodes they would show less of the spread.
+        Repeats of one point are put into different allocations. On the same nodes they would show less of the
+        variation.
         """
         point, mode = point_status.point, self._options.mode
         limit = math.ceil((point.time_limit_min or 0) / _LIMIT_STEP_MIN) if mode == "array" else None
@@ -367,7 +380,8 @@ class JobBatcher:
         return point.nodes, point.devices_per_node, limit, repeat
 
     def _split(self, members: Sequence[PointStatus]) -> Iterator[list[PointStatus]]:
-        """Divide points of one shape into jobs. All points of a packed job can finish within its time limit."""
+        """Divide points with the same group key into jobs. In packed mode, all points of a job can finish within its
+        time limit."""
         mode, array = self._options.mode, self._max_array_size or len(members)
         longest_min = min(self._options.job_max_min, self._max_time_min or math.inf)
         chunk: list[PointStatus] = []
@@ -381,7 +395,11 @@ class JobBatcher:
         yield chunk
 
     def _compute_time_limit_min(self, members: Sequence[PointStatus]) -> int:
-        """Return the time limit of a job: the sum of its points' limits, and twice that of the control point."""
+        """Return the time limit of a job in minutes.
+
+        For a packed job it is the sum of its points' limits and twice that of the control point; for others it is the
+        longest limit of a point. The time of the scheduler's warning, start and end are added.
+        """
         first, limits = members[0], [point_status.point.time_limit_min or 0 for point_status in members]
         points = sum(limits) if self._options.mode == "packed" else max(limits)
         control = self._find_control(first)
@@ -390,7 +408,8 @@ class JobBatcher:
         return math.ceil(limits_min + warning_min) + _BEGIN_AND_END_MIN
 
     def _find_control(self, point_status: PointStatus) -> SweepPoint | None:
-        """Return the control point; only packed jobs run one, before and after their points."""
+        """Return the control point for a point's job; None unless the job is packed. It runs before and after the
+        points."""
         shape = point_status.point.nodes, point_status.point.devices_per_node
         return point_status.sweep.control(*shape) if self._options.mode == "packed" else None
 

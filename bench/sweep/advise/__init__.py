@@ -1,1 +1,2 @@
-"""Advice on stage, micro-batch and node count: the question, the search, excluded candidates and their remedies."""
+"""Advice on engine, micro-batch and node count: the question, the search for candidates, and excluded candidates with
+their remedies."""

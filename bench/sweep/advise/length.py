@@ -1,4 +1,4 @@
-"""Length of a training and its loss to failures, from the question, the spec and the machine together."""
+"""Length of a training in tokens, and time lost to failures, from the question, the spec and the machine."""
 
 from bench.config.compose import Request
 from bench.core.errors import UserError
@@ -12,16 +12,17 @@ from bench.sweep.advise.questions import AdviceQuery
 from bench.sweep.advise.remedies import Rejected
 
 LAW = "kaplan"
-"""The default law."""
+"""Name of the scaling law that is used if the question names none."""
 LEAST_SHARE = 0.01
-"""Goodput below which there is no answer, since such a job would not be run."""
+"""Least goodput (share of the time that is progress). Below it advice is refused, since such a job would not be run."""
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with its length in tokens or as a loss, its limit in node-hours, and the terms of failures.
+    """Return the query with the training's length (tokens or loss), its limit in node-hours, and the terms for
+    failures.
 
-    Batches beyond the critical batch of a loss are excluded, with a line in `rejected`. Raises UserError for a question
-    that lacks a number, or asks for such a batch.
+    If a loss is given, batches larger than its critical batch are excluded, with a line in `rejected`. UserError if a
+    number is missing, or if the question asks for a larger batch.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
@@ -50,7 +51,8 @@ def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> F
 
 
 def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the tokens that a loss takes, and with the critical batch as the largest global batch."""
+    """Return the query with the tokens that are needed to reach a loss. Its largest global batch is the
+    critical batch."""
     law = find_law(query.training.law or LAW)
     need = compute_need(law, count_law_parameters(law, spec), loss)
     limit = int(need.critical_batch // spec.tokens_per_sample)
@@ -68,7 +70,7 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
 
 
 def build_critical_error(need: TrainingNeed) -> UserError:
-    """Return the error for a question all of whose batches are beyond the critical batch."""
+    """Return the error for a question of which every possible batch is larger than the critical batch."""
     rule = (
         f"every choice has a batch beyond the critical batch, {need.critical_batch:,.0f} tokens, or one that its ranks "
         "cannot divide"
@@ -77,7 +79,7 @@ def build_critical_error(need: TrainingNeed) -> UserError:
 
 
 def check_progress(advice: Advice) -> None:
-    """Raise UserError where even the best choice makes next to no progress between failures."""
+    """Raise UserError if even the best candidate makes almost no progress between failures."""
     goodput, failures = advice.question.predict_goodput(advice.winner), advice.question.failures
     if goodput and failures and goodput.share < LEAST_SHARE:
         value = f"a failure every {goodput.mtbf_s:.3g} s, a checkpoint in {failures.write_s:.3g} s"
@@ -86,7 +88,8 @@ def check_progress(advice: Advice) -> None:
 
 
 def count_law_parameters(law: ScalingLaw, spec: RunSpec) -> int:
-    """Return the parameters as a law counts them: all, or without the embeddings of tokens and positions."""
+    """Return the number of parameters as a scaling law counts it: all, or without the embeddings of tokens and
+    positions."""
     network = get_network(spec)
     everything = count_parameters(network)
     if law.counts_embedding:

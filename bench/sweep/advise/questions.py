@@ -1,4 +1,5 @@
-"""Questions of `zeroscale advise`: plain words next to Hydra's overrides, and the overrides that span the search."""
+"""Questions of `zeroscale advise`: plain words such as tokens=1e12, next to Hydra's overrides that define the
+search."""
 
 import math
 import re
@@ -17,39 +18,39 @@ from bench.predict.workload import USUAL, Software, find_software
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
-"""Overrides that may be lists. Those not given are searched."""
+"""Overrides that may be lists of values. If one of them is not given, the search tries several values."""
 
 
 class TrainingWords(NamedTuple):
-    """Words on a whole training; the spec and the machine turn them into hours. None: not given."""
+    """Words of a question about a whole training, such as its length and budget; None if not given."""
 
     samples: float | None = None
-    epochs: float | None = None  # passes over the tokens or samples
-    loss: float | None = None  # to reach
-    law: str | None = None
-    budget: float | None = None  # in the currency of the price
+    epochs: float | None = None  # passes over the given tokens or samples
+    loss: float | None = None  # loss to reach, in nats per token
+    law: str | None = None  # name of a scaling law
+    budget: float | None = None  # most that the training may cost, in the currency of the price
     storage: float | None = None  # bytes per second at which all nodes together write a checkpoint
-    node_mtbf: float | None = None  # seconds
-    restart: float | None = None  # seconds
+    node_mtbf: float | None = None  # mean seconds between failures of one node
+    restart: float | None = None  # seconds from a failure to the next step
 
 
 class AdviceQuery(NamedTuple):
-    """A parsed question."""
+    """A question of `zeroscale advise` after parsing."""
 
     question: AdviceQuestion
     price: float | None  # per device and hour
     axes: Axes
     engines: tuple[str, ...]
-    chosen: bool  # whether the user named the engines: an engine that is refused is then an error
-    overrides: list[tuple[str, Any]]  # shared by all points
-    texts: tuple[str, ...]  # the same, as the user wrote them
+    chosen: bool  # whether the user named the engines; if so, an engine that is refused is an error
+    overrides: list[tuple[str, Any]]  # key and value of the overrides that all points share
+    texts: tuple[str, ...]  # the same overrides, as the user wrote them
     training: TrainingWords = TrainingWords()
     software: Software = USUAL
     nodes_given: bool = False  # whether the user chose the node counts
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
-    """Return the question of a command line; UserError for the first mistake in it."""
+    """Return the parsed question of a command line; UserError for the first mistake in it."""
     words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
     parsed = compose.parse_overrides([text for text in texts if text.partition("=")[0] not in _WORDS])
     _check_keys([key for key, _ in parsed])
@@ -75,7 +76,7 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     engines = tuple(map(str, lists.get("engine", list_engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
-    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on them
+    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on the layout
     software = words.get("software", USUAL)
     return AdviceQuery(
         question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software,
@@ -88,7 +89,7 @@ _OF_A_LENGTH = ("deadline", "node_hours", "budget", "best", "storage")
 
 
 def _check_length(words: dict[str, Any]) -> None:
-    """Raise UserError for a training with two lengths, and for a word on a training without a length."""
+    """Raise UserError if several words set the training's length, or if a word needs a word that is missing."""
     given = [word for word in _LENGTHS if word in words]
     if len(given) > 1:
         raise UserError(" ".join(given), "each of them sets the length of the training", "choose one")
@@ -140,7 +141,8 @@ def _parse_hours(word: str, text: str) -> float:
 
 
 class _PlainWord(NamedTuple):
-    """A word of the question: its parser, which gets name and text, an example, and its help."""
+    """A plain word of a question: its parser (called with the word and its text), an example value, and its
+    help text."""
 
     read: Callable[[str, str], Any]
     example: str
@@ -175,7 +177,7 @@ _WORDS = {
 
 
 def format_help() -> str:
-    """Return the help of the plain words, one line each."""
+    """Return the help text of the plain words, one line for each word."""
     return "\n".join(f"  {f'{name}={word.example}':<24}{word.help}" for name, word in _WORDS.items())
 
 
@@ -190,7 +192,8 @@ def _parse_words(texts: list[str]) -> dict[str, Any]:
 
 
 def _check_keys(keys: list[str]) -> None:
-    """Raise UserError for a key that is neither an override nor a plain word, with the nearest known key."""
+    """Raise UserError for a key that may not be used in a question. For an unknown key, the error suggests the nearest
+    known key."""
     known = {field.alias or name for name, field in RunSpec.model_fields.items()} | set(compose.GROUPS)
     for key in keys:
         if key == "study":

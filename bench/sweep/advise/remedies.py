@@ -1,4 +1,5 @@
-"""Points that do not fit: by how much, and the changes with which they would, each tried by its predicted memory."""
+"""Find changes that make a point fit into memory. Each change is tried by predicting the memory of the changed
+point."""
 
 import functools
 import itertools
@@ -23,37 +24,39 @@ Change = tuple[Pair, ...]
 FUSED: Change = (("optimizer.implementation", "fused"),)
 _OPTIMIZER: Change = (("engine.offload_optimizer.device", "cpu"), ("optimizer.implementation", "native"))
 OFFLOAD: tuple[Change, ...] = (_OPTIMIZER, (*_OPTIMIZER, ("engine.offload_param.device", "cpu")))
-"""Changes that move states to the host. Step times with these are not predicted."""
+"""Changes that move states to the host. Step times are not predicted for them."""
 _CHECKPOINTED: Change = (("activation_checkpointing", True),)
 _MOST_NODES = 1024
-"""Largest node count tried for a point that does not fit."""
+"""Largest node count that is tried for a point that does not fit."""
 NO_REMEDY = f"nothing that was tried: micro-batch 1, checkpointing, {_MOST_NODES:,} nodes, other engines, offload"
 _SMALLER = "more nodes, a smaller model, or shorter sequences"
 _SEARCHED = ("nodes", "parallel", "batch", "activation_checkpointing")
 
 
 class Rejected(NamedTuple):
-    """A candidate, or a group of candidates, that the answer leaves out."""
+    """A candidate, or a group of candidates, that the search excluded, and the reason."""
 
     what: str
     why: str
 
 
 SEVERAL_NODES = "several nodes"
-"""`what` of a line on all node counts above 1."""
+"""Value of `Rejected.what` for all node counts above 1."""
 Remedy = Callable[[Sequence[Shortage]], str]
-"""Names the change that would make one of several points fit; empty where none does."""
+"""Returns in words a change that makes one of several points fit; empty if no change does."""
 
 
-# -- of a prediction
+# -- remedies for a predicted point
 
 
 def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path | None, device: Device) -> list[str]:
-    """Return the changes with which a point that does not fit would fit, or may fit, in words: a smaller micro-batch,
-    checkpointing, more nodes, an engine that divides more states, a fused optimizer, offload to the host. Of each kind
-    the smallest change; where none is enough, of combinations.
+    """Return in words the changes that would make, or may make, a point fit that does not fit now.
 
-    `overrides` are those that made the point. The search costs up to a hundred predictions of memory.
+    The kinds of change are a smaller micro-batch, checkpointing, more nodes, an engine that divides more states, a
+    fused optimizer and offload to the host. The smallest change of each kind is returned. If no single change is
+    enough, combinations are tried.
+
+    `overrides` are those that define the point. A call costs up to a hundred predictions of memory.
     """
     spec, room = request.spec, request.machine.memory_bytes
     if room is None:
@@ -88,12 +91,15 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
 
 
 def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
-    """Return the engines that divide as many states as that of `spec`, or more: first those of its backend, and of
-    these first the engine that divides least, since it communicates least."""
+    """Return changes to the engines that divide the states at least as far as the engine of `spec` does.
+
+    Engines of the same backend come first. Within a backend, the engine that divides least comes first, since it
+    communicates least.
+    """
 
     def count_bytes(one: RunSpec) -> int | None:
         division = engines.facts(one).division
-        return division.state_bytes(10**9, one.precision) if division else None  # of any number of parameters
+        return division.state_bytes(10**9, one.precision) if division else None  # for an arbitrary number of parameters
 
     own, found = count_bytes(spec), []
     for name in list_engine_presets():
@@ -108,8 +114,10 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
 def _compose_changed(
     overrides: Sequence[Pair], config_dir: Path | None, device: Device, change: Change
 ) -> Request | None:
-    """Return the point of these overrides with a change; None for a point that its engine refuses. With another engine
-    the options of the old one are dropped."""
+    """Return the request for these overrides and a change; None if its engine refuses it.
+
+    If the change selects another engine, the options of the old engine are dropped.
+    """
     changed = {key for key, _ in change}
     kept = [(key, value) for key, value in overrides if not {key, key.partition(".")[0]} & changed]
     try:
@@ -120,15 +128,18 @@ def _compose_changed(
     return request
 
 
-# -- of an advice
+# -- remedies for `zeroscale advise`
 
 
 def find_remedy(
     query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: Sequence[Shortage],
     changes: Sequence[Change],
 ) -> str:  # fmt: skip
-    """Return in words the first of `changes` with which one of `short` fits or may fit; empty where none does. "it"
-    stands for the point with the least shortage. Keys that the question sets are not changed."""
+    """Return in words the first of `changes` with which one of the points in `short` fits or may fit; empty if none
+    helps.
+
+    In the text, "it" is the point with the least shortage. Changes to keys that the question sets are not tried.
+    """
     given = {key for key, _ in query.overrides}
     lacking = sorted((one for one in short if one.bytes > 0), key=lambda one: one.bytes)
     for change in changes:
@@ -145,7 +156,7 @@ def find_remedy(
 def _compose_searched(
     query: AdviceQuery, config_dir: Path | None, device: Device, short: RunSpec, change: Change
 ) -> Request | None:
-    """Return a point of the search with a change; None for a point that its engine refuses."""
+    """Return the request for a point of the search with a change; None if its engine refuses it."""
     pairs = [
         ("launcher", launchers.find_cluster()),
         ("batch.micro", 1),
@@ -163,8 +174,11 @@ def _compose_searched(
 
 
 def _describe_fit(request: Request, change: Change, device: Device) -> str:
-    """Return in words that a point fits, or may fit; empty for a point that does not. Offloaded states have to fit the
-    hosts as well, and may fit where the memory of a host is unknown."""
+    """Return "fits" or "may fit" for a point, from its predicted memory; empty if it does not fit.
+
+    If states are offloaded, they must fit into the host's memory as well. If the size of that memory is unknown, the
+    point may fit.
+    """
     spec, room, there = request.spec, request.machine.memory_bytes, request.machine.host_memory_bytes
     assert room is not None
     needed = [predict_memory(spec, device, room).fits(room)]
@@ -182,7 +196,7 @@ def _format_change(change: Change) -> str:
 
 
 def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Rejected]:
-    """Return a line for every engine and every node count without a candidate."""
+    """Return a line for every engine and every node count that has no candidate."""
     engines = {candidate.spec.engine.name for candidate in found.candidates}
     nodes = {candidate.spec.nodes for candidate in found.candidates}
     named: dict[str, list[Shortage]] = {}
@@ -203,17 +217,17 @@ def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Re
 
 
 def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected], remedy: Remedy) -> UserError:
-    """Return the error for a question without candidates."""
+    """Return the error for a search that found no candidate."""
     if found.short:
         ways = [f"try {helps}"] if (helps := remedy(found.short)) else []
         assumed = [item.why for item in rejected if item.what == SEVERAL_NODES]
         return UserError("no point", _format_least_shortage(found.short), "; ".join([*ways, _SMALLER, *assumed]))
-    last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines stand before it
+    last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines are listed first
     return UserError(last.what, last.why, "set another batch, or other nodes")
 
 
 def _format_least_shortage(short: Iterable[Shortage]) -> str:
-    """Describe the point with the least shortage."""
+    """Return in words which point lacks the least memory, and how much."""
     nearest = min(short, key=lambda shortage: shortage.bytes)
     what = f"{nearest.spec.engine.name}, {describe_choice(nearest.spec)}"
     if nearest.bytes <= 0:

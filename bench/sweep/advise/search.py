@@ -1,4 +1,5 @@
-"""Search for the best stage, micro-batch and node count: candidates, their times, and the advice that follows."""
+"""Search for the best engine, micro-batch and node count: compose candidates, predict their step times, and give
+advice."""
 
 import functools
 from collections.abc import Callable
@@ -29,19 +30,19 @@ from bench.sweep.advise.remedies import SEVERAL_NODES, Rejected, build_nothing_f
 
 
 class Answer(NamedTuple):
-    """Advice, and the question that it answers."""
+    """Advice, together with the question that it answers and the candidates that were considered."""
 
     advice: Advice
-    request: Request  # with one of the engines
+    request: Request  # for one of the engines
     query: AdviceQuery
     rejected: list[Rejected]
     looked_at: int
-    choices: list[Choice]  # all candidates with a predicted time
-    device: Device  # that times are predicted for
+    choices: list[Choice]  # all candidates that have a predicted time
+    device: Device  # device that the times are predicted for
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
-    """Return the advice on a question; UserError where there is none."""
+    """Return the advice on a question; UserError if no candidate fits or keeps the limits."""
     rejected: list[Rejected] = []
     query, requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
@@ -82,12 +83,15 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
 def _compose_requests(
     query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
 ) -> tuple[AdviceQuery, dict[str, Request]]:
-    """Return the request of each engine by its name, and the query with the node counts to search. An engine that is
-    refused, or has no prediction, is excluded unless the user named it."""
+    """Return the query with the node counts to search, and the composed request of each engine by its name.
+
+    An engine that refuses the request, or has no prediction, is added to `rejected`. If the user named it, the error is
+    raised.
+    """
     found: dict[str, Request] = {}
     first_error: UserError | None = None
     for engine in query.engines:
-        # a launcher that queues asks for no devices here; micro-batch 1 is only the start of the search
+        # a launcher with a queue checks no local devices; micro-batch 1 is only the start of the search
         pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
         try:
             request = compose.compose_request(pairs, config_dir)
@@ -96,7 +100,7 @@ def _compose_requests(
             found[request.spec.engine.name] = request
         except UserError as error:
             if error.value == "devices_per_node" and "launcher" not in dict(query.overrides):
-                # the error names the launcher, which is not the user's
+                # the error names a launcher that the user did not choose
                 rule = f"unknown for machine={dict(query.overrides).get('machine', 'auto')}"
                 raise UserError(error.value, rule, "add devices_per_node=8, or the devices of your nodes") from error
             if query.chosen:
@@ -110,8 +114,10 @@ def _compose_requests(
 
 
 def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with nodes=1 for machines with one device per node and no rate between nodes: no step on several
-    nodes could be timed. The assumption stands in `rejected`."""
+    """Return the query restricted to one node if the machine has one device per node and no rate between nodes.
+
+    Step times on several nodes cannot be predicted without that rate. The restriction is added to `rejected`.
+    """
     machine = request.machine
     if query.nodes_given or request.spec.devices_per_node > 1 or machine.inter_node_bytes_per_s is not None:
         return query
@@ -121,8 +127,10 @@ def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Reject
 
 
 def _check_predictable(query: AdviceQuery, request: Request) -> None:
-    """Raise UserError for a request that an engine refuses, or that has no prediction. It is checked on the most nodes,
-    with the engine's first layout where the engine needs a layout."""
+    """Raise UserError for a request that its engine refuses, or that has no memory prediction.
+
+    The request is checked with the largest node count of the search and the first layout that the engine supports.
+    """
     device = inputs.find_predicted_device(request)
     spec = request.spec.model_copy(update={"nodes": max(query.axes.nodes)})
     layouts = list_layouts(spec, query.axes.layouts, device)
@@ -135,7 +143,7 @@ def _check_predictable(query: AdviceQuery, request: Request) -> None:
 def _collect_measured(
     query: Request, device: Device, folder: Path | None, rejected: list[Rejected], software: Software
 ) -> MeasuredPoints:
-    """Return measured runs of such points. The default folder need not exist."""
+    """Return the measured runs that are comparable with a query. The default results folder need not exist."""
     if folder is None and not RESULTS.is_dir():
         return MeasuredPoints()
     records: list[RunRecord] = []
@@ -163,8 +171,11 @@ def _drop_errors(
     kind: Callable[[Candidate], str],
     rejected: list[Rejected],
 ) -> list[Candidate]:
-    """Return the candidates for which `act` raises no UserError; the other candidates are rejected by kind. If `act`
-    raises for all of them, raise the first error."""
+    """Return the candidates for which `act` raises no UserError.
+
+    For the other candidates, one line per `kind` and error is added to `rejected`. If `act` raises for all candidates,
+    the first error is raised.
+    """
     good: list[Candidate] = []
     errors: dict[tuple[str, str], UserError] = {}
     for candidate in candidates:
@@ -180,7 +191,7 @@ def _drop_errors(
 
 
 def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
-    """Return the advice; UserError where no choice keeps the limits."""
+    """Return the advice; UserError if no candidate keeps the question's limits."""
     question = query.question
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:

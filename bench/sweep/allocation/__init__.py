@@ -1,2 +1,5 @@
-"""Processes inside an allocation: the leader on the first node goes through the points of a job; the agent on every
-other node runs each point with it. Neither imports torch."""
+"""Processes inside an allocation: one leader and, on every other node, one agent.
+
+The leader on the first node runs the points of a job in order, and each agent runs every point together with it.
+Neither process imports torch.
+"""

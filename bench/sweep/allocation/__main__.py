@@ -1,6 +1,6 @@
 """`python -m bench.sweep.allocation JOB`, once per node (or per device) of an allocation; JOB is the folder of a job.
 
-The exit code is 0 if the job went through its points, whatever their outcomes: a failure is a result.
+The exit code is 0 if the job has processed all of its points, even if some of them failed.
 """
 
 import os
@@ -17,7 +17,8 @@ from bench.sweep.allocation.leader import JobLeader
 
 
 def main(folder: Path) -> int:
-    """Run this process's part of a job; return its exit code. An error before its begin is one line in the log."""
+    """Run this process's part of a job and return its exit code. An error before the first point is printed as one
+    line."""
     try:
         context = plugins.find_context(jobs.read_launcher_name(folder), os.environ)
         return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()

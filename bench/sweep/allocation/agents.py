@@ -1,8 +1,10 @@
-"""The agents of an allocation, the supervisors besides the leader's, and the leader's connections to them.
+"""Agents of an allocation, and the leader's connections to them. An agent is the supervisor on a node other than the
+first.
 
-The leader sends the next point to run; an agent reports when it is ready for another. They meet at a port that the
-leader writes into the job's folder. All tasks of an array share that folder, and a requeued job finds its old files
-there. The file therefore has the name of the allocation, and agents of another allocation are refused.
+The leader sends the next point to run; an agent reports when it is ready for another point. They connect at a port that
+the leader writes to a file in the job's folder. All tasks of a job array share that folder, and a requeued job finds
+its old files there. The file name therefore contains the name of the allocation, and agents of other allocations are
+refused.
 """
 
 import contextlib
@@ -26,18 +28,18 @@ from bench.runtime.transport import Connection, Rendezvous, TokenListener
 from bench.sweep import jobs
 
 _POLL_S = 0.1
-_READY_S = 30.0  # after a point, until a node's ranks have ended
-_RESTART_S = 300.0  # for a fork server's imports
+_READY_S = 30.0  # seconds after a point within which a node's ranks must have ended
+_RESTART_S = 300.0  # seconds allowed for the imports of a restarted fork server
 _ORDERS_POLL_S = 0.05
 
 
 def build_meeting_path(folder: Path, allocation: str) -> Path:
-    """Return the file in a job's folder with the address at which the supervisors of an allocation meet."""
+    """Return the file in a job's folder that holds the address to which the agents of an allocation connect."""
     return folder / f"meeting-{allocation}.json"
 
 
 class JobAgents:
-    """The leader's connections, one to every agent of the allocation."""
+    """The leader's connections, one to each agent of the allocation."""
 
     def __init__(
         self,
@@ -48,9 +50,9 @@ class JobAgents:
         patience_s: float,
         is_over: Callable[[], bool] = bool,
     ) -> None:
-        """`host` is the address of this supervisor, `allocation` a name unique to this start of this job.
+        """`host` is the leader's address. `allocation` is a name unique to this start of this job.
 
-        TimeoutError if not all agents connect within `patience_s` seconds, or if `is_over` returns True meanwhile.
+        TimeoutError if not all agents connect within `patience_s` seconds, or if `is_over` returns True before that.
         """
         self._connections: dict[int, Connection] = {}
         self.hosts: dict[int, str] = {}
@@ -61,7 +63,7 @@ class JobAgents:
     def _gather(self, host: str, meeting_path: Path, patience_s: float, is_over: Callable[[], bool]) -> None:
         listener, until = TokenListener(self._count), time.monotonic() + patience_s
         try:
-            # The file is readable by its owner alone: its token admits to the port.
+            # Only the owner may read the file, since its token allows a connection to the port.
             point = {"host": host, "port": listener.port, "token": listener.token}
             store.write_atomically(meeting_path, json.dumps(point).encode(), mode=0o600)
             while len(self._connections) < self._count:
@@ -76,7 +78,7 @@ class JobAgents:
             meeting_path.unlink(missing_ok=True)
 
     def _accept(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Accept an agent that knows the token, unless it belongs to another allocation."""
+        """Accept an agent that has sent the right token. Refuse it if it belongs to another allocation."""
         number, host = int(hello["number"]), str(hello["host"])
         if hello.get("allocation") == self._allocation:
             self._connections[number], self.hosts[number] = connection, host
@@ -86,14 +88,15 @@ class JobAgents:
             print(refused, self._allocation, file=sys.stderr, flush=True)
 
     def run(self, folder: Path, point: Rendezvous) -> None:
-        """Make every agent run the attempt in `folder`."""
+        """Send every agent the order to run the attempt in `folder`; `point` is the address where its
+        supervisors meet."""
         for connection in self._connections.values():
             connection.send({"run": str(folder), "point": point._asdict()})
 
     def wait(self) -> list[str]:
-        """Wait until every agent is ready for the next point; return the hosts that do not answer any more.
+        """Wait until every agent is ready for the next point. Return the hosts of agents that no longer respond.
 
-        An agent that restarts its fork server gets more time.
+        The wait is longer while an agent restarts its fork server.
         """
         until, busy = time.monotonic() + _READY_S, set(self._connections)
         while busy and time.monotonic() < until:
@@ -108,7 +111,7 @@ class JobAgents:
         return [self.hosts[number] for number in lost]
 
     def send_end(self) -> None:
-        """Tell every agent that the job has ended."""
+        """Send every agent the message that the job has ended."""
         for connection in self._connections.values():
             connection.send({"end": True})
 
@@ -118,7 +121,7 @@ def join_leader(
 ) -> Connection:
     """Connect to the leader of an allocation of the job in `folder`.
 
-    TimeoutError without a leader within `patience_s` seconds, or if `is_over` returns True meanwhile.
+    TimeoutError if no leader can be reached within `patience_s` seconds, or if `is_over` returns True before that.
     """
     until, meeting_path = time.monotonic() + patience_s, build_meeting_path(folder, allocation)
     while True:
@@ -135,7 +138,7 @@ def join_leader(
 
 
 class JobAgent:
-    """Runs the points that the leader sends, until the leader ends the job or its connection."""
+    """Runs the points that the leader sends, until the leader ends the job or the connection closes."""
 
     def __init__(self, folder: Path, context: JobContext) -> None:
         self._job, self._context = jobs.read(folder), context
@@ -148,9 +151,9 @@ class JobAgent:
         self._server = ForkServer(first.machine.device or find_device_kind(), self._job.list_specs(context.task))
 
     def run(self) -> int:
-        """Return 0 when the leader ends the job, or a signal ends the allocation.
+        """Run points until the job ends. Return the exit code: 0 if the leader or a signal ended the job.
 
-        srun ends with the highest code of its tasks: a full disk on any node decides the job's exit code.
+        srun exits with the highest code of its tasks, so a full disk on any node determines the job's exit code.
         """
         try:
             return self._handle_orders()
@@ -177,7 +180,7 @@ class JobAgent:
         return 0 if self._interrupted else 1
 
     def _restart_server(self, connection: Connection) -> None:
-        """Restart the fork server if it has ended. The leader then allows time for its imports."""
+        """Restart the fork server if it has ended, and report this to the leader, which then waits longer."""
         if self._server.has_ended and not self._interrupted:
             connection.send({"restarting": True})
             self._server.restart()

@@ -1,4 +1,4 @@
-"""The supervisor on an allocation's first node: goes through the points of a job, each in new processes."""
+"""Leader of an allocation: the supervisor on the first node. It runs the points of a job, each in new processes."""
 
 import contextlib
 import os
@@ -41,15 +41,17 @@ from bench.sweep.policy import (
 )
 from bench.sweep.snapshot import UnfinishedAttempt
 
-_CONFIRMED = 2  # runs in a row with the same defect: traffic of other jobs may disturb a single one
-_SLOWED_SHARE = 0.02  # of the window
+_CONFIRMED = 2  # runs in a row with a defect; in a single run, traffic of other jobs may be the cause
+_SLOWED_SHARE = 0.02  # share of the measurement window
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
-_END_MARGIN_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+_END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning before the time limit
 
 
 class NodeHealth:
-    """Excludes unfit nodes from the study: those with the same defect in two runs in a row, and at once those on which
-    a rank cannot be killed."""
+    """Excludes unfit nodes from the study.
+
+    A node is excluded if two runs in a row show a defect of it, and at once if a rank on it cannot be killed.
+    """
 
     def __init__(self, study_folder: Path) -> None:
         self._folder = study_folder
@@ -57,7 +59,7 @@ class NodeHealth:
         self._excluded: list[Exclusion] = []
 
     def examine(self, record: RunRecord | None, left: Sequence[RankState], attempt_folder: Path) -> None:
-        """Examine one run, and the ranks `left` that could not be killed."""
+        """Examine one run's record, and the ranks `left` that could not be killed."""
         run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
         for state in left:
             self._exclude(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be killed", [run])
@@ -73,12 +75,14 @@ class NodeHealth:
         jobs.write_exclusion(self._folder, self._excluded[-1])
 
     def format_excluded(self) -> str | None:
-        """Return the exclusions among this allocation's nodes in words; None without any."""
+        """Return the nodes of this allocation that were excluded, with the reasons, as a text; None if there
+        are none."""
         return "; ".join(f"{found.host}: {found.reason}" for found in self._excluded) or None
 
 
 def find_defects(record: RunRecord) -> dict[str, str]:
-    """Return the defects of a run's hosts: a link slower than the others, a device that its hardware slows down."""
+    """Return the defect of each unfit host of a run: a link slower than others, or a device that its hardware
+    throttles."""
     if not record.environment or not record.observations:
         return {}
     hosts, found = record.environment.hosts, {}
@@ -94,14 +98,15 @@ def find_defects(record: RunRecord) -> dict[str, str]:
             found[host] = (
                 f"the device of rank {use.rank} was held back by its temperature for {use.thermal_throttled_s:.1f} s"
             )
-    for number, device in enumerate(record.environment.devices_after):  # of the first node
+    for number, device in enumerate(record.environment.devices_after):  # read on the first node only
         if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
             found[hosts[0]] = f"the hardware slowed its device {number} down ({device['throttle_reasons']:#x})"
     return found
 
 
 class JobLeader:
-    """Runs one allocation of a job. A failed point gets a record, and the next point follows."""
+    """Runs the points of a job in one allocation. If a point fails, its record is written and the next point
+    follows."""
 
     def __init__(self, folder: Path, context: JobContext) -> None:
         self.job, self.context, self.folder = jobs.read(folder), context, folder
@@ -123,7 +128,7 @@ class JobLeader:
             signal.signal(number, self._interrupt)
 
     def run(self) -> int:
-        """Go through the points; return the exit code, 0 whatever the outcomes of the points."""
+        """Run the points of the job. Return the exit code, which does not depend on the outcomes of the points."""
         spent = jobs.AllocationPeriod(
             self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
         )
@@ -164,7 +169,7 @@ class JobLeader:
         return 1 if self.interrupted_by else 0
 
     def _plan(self) -> SweepPlan:
-        """Return the runs of this allocation; predictions were checked at its submission."""
+        """Return the runs of this allocation. Predictions are not used here, since they were checked at submission."""
 
         def build(requested: RequestedRun) -> PlannedRun:
             return PlannedRun(
@@ -180,7 +185,7 @@ class JobLeader:
         return SweepPlan([*map(build, self.requested)], build(self.job.control) if self.job.control else None)
 
     def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
-        """Return the state of the study's folder, and the time left."""
+        """Return the state of the study's folder, and the seconds left in this allocation."""
         warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
         left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
         return Snapshot(
@@ -191,7 +196,7 @@ class JobLeader:
         )
 
     def _carry_out(self, decision: Decision) -> str:
-        """Carry out a decision; return why the allocation has to end, empty if it goes on."""
+        """Carry out a decision. Return the reason why the allocation has to end; empty if it continues."""
         run = decision.run
         requested = self.job.control if run.role == "control" else None
         requested = requested or next(requested for requested in self.requested if requested.key == run.key)
@@ -213,12 +218,12 @@ class JobLeader:
         return ""
 
     def _busy(self, key: RunKey) -> str:
-        """Return the job that measures a point now, in words; empty if none does."""
+        """Return in words which other job is measuring a point; empty if none is."""
         elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
         return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
 
     def _run_attempt(self, requested: RequestedRun) -> None:
-        """Make one attempt at a point, on all nodes."""
+        """Make one attempt at a point on all nodes of the allocation."""
         assert self.agents
         config_folder, circumstance = self.study_folder / requested.config_id, self._circumstance(requested)
         attempt = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
@@ -250,7 +255,7 @@ class JobLeader:
         self.health.examine(record, left, attempt.folder)
 
     def _circumstance(self, requested: RequestedRun) -> Circumstance:
-        """Return a point's circumstances with those of this allocation."""
+        """Return the circumstances of a point, with the facts about this allocation added."""
         place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
         more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
         update = {
@@ -270,16 +275,18 @@ class JobLeader:
                     store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether this job made an attempt, in this start or an earlier one.
+        """Return whether an attempt was made by this job, in this start or an earlier start.
 
-        An earlier start does not block a point: its allocation was given up, and it ends as soon as it notices.
+        An attempt of an earlier start does not block a point: the scheduler gave up that allocation, and its processes
+        end soon.
         """
         return (attempt.job, attempt.task) == (self.job.name, self.context.task)
 
     def _find_newer_start(self) -> str:
-        """Return in words that the scheduler has restarted this job; empty if it has not.
+        """Return a message if the scheduler has started this job again meanwhile; empty if it has not.
 
-        It does so after it lost a node, although the processes there go on. Their runs no longer belong to the job.
+        A scheduler restarts a job after it has lost a node, even if the processes of the first start still run. Runs of
+        those processes no longer belong to the job.
         """
         latest = jobs.find_latest_restart(self.folder, self.context.task)
         newer = latest > self.context.restart
@@ -297,7 +304,7 @@ def _print_progress(requested: RequestedRun, what: str) -> None:
 
 
 def _write_line(text: str, stream: TextIO) -> None:
-    """Write a line of the job's log. A full disk loses the line, and ends neither point nor job."""
+    """Write a line to the job's log. If the disk is full, the line is lost, but point and job continue."""
     try:
         print(text, file=stream, flush=True)
     except OSError:

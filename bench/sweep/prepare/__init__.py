@@ -1,4 +1,4 @@
-"""Stage data, tokenizers and compiled ops for nodes without a network, and check them as a run would use them."""
+"""Stage data, tokenizers and compiled ops for nodes without a network, and check that a run could use them."""
 
 import contextlib
 import json
@@ -32,8 +32,8 @@ from bench.sweep import inputs
 from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 from bench.sweep.prepare.staging import StagingNeeds
 
-_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # as root, and as others
-_END_S = 10.0
+_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # for root, for others
+_END_S = 10.0  # seconds between SIGTERM and SIGKILL
 
 StagerMode = Literal["stage", "check"]
 
@@ -45,7 +45,8 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage or check in a separate process, and yield its findings; `follow` is called with the current step."""
+    """Stage or check in a separate process, and yield its findings. `follow` is called with a text about the current
+    step."""
     noise = create_log_path()
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
@@ -78,14 +79,14 @@ def run_checks(
 
 
 def create_log_path() -> Path:
-    """Return the file for the output of libraries and compilers."""
+    """Return the path of the log for the output of libraries and compilers. Its folder is created."""
     path = get_cache_folder(os.environ) / "prepare.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _end_child(child: "subprocess.Popen[str]") -> None:
-    """End a process that still runs, by SIGTERM and then by SIGKILL."""
+    """End a process that is still running, first by SIGTERM and then by SIGKILL."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -96,7 +97,7 @@ def _end_child(child: "subprocess.Popen[str]") -> None:
 
 
 def find_network_isolation() -> tuple[str, ...]:
-    """Return a prefix that runs a command without a network; empty if that is not permitted."""
+    """Return the command prefix that runs a command without a network; empty if this machine does not permit it."""
     for prefix in _WITHOUT_NETWORK if shutil.which("unshare") else ():
         if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
             return prefix
@@ -107,7 +108,10 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
-    """Return the needs of points by kind of node, without duplicates."""
+    """Return the staging needs of all points, one entry for each combination of device and compiled ops.
+
+    Equal data and models are listed once. Ops are listed once for each GPU architecture.
+    """
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
     seen = set()
     for request in requests:
@@ -129,7 +133,7 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
 
 
 def _keys(spec: RunSpec) -> dict[str, str]:
-    """Return texts that are equal for equal data, and for equal models."""
+    """Return a key for a spec's data and a key for its model. Specs with equal keys need the same data or model."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
@@ -140,13 +144,13 @@ def _device(request: Request) -> str:
 
 
 def _setup(request: Request) -> JobSetup:
-    """Return the setup of the jobs' commands; an empty one without a queue."""
+    """Return the setup commands of the launcher's jobs; an empty setup if the launcher has no queue."""
     launcher, options = launchers.load_queueing(request.launcher), request.launcher_options
     return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
 
 
 def architectures(listed: Sequence[str] | None, request: Request) -> list[str | None]:
-    """Return the GPU architectures to build for; None is that of the local GPU."""
+    """Return the GPU architectures to build ops for; None stands for the architecture of the local GPU."""
     if listed is None:
         return [None]
     given = f"--arch {','.join(listed)}"
@@ -163,7 +167,8 @@ def architectures(listed: Sequence[str] | None, request: Request) -> list[str | 
 
 
 def variables(mode: StagerMode, request: Request) -> dict[str, str]:
-    """Return the environment in which to stage or check: that of a job, with or without a network."""
+    """Return the environment variables for staging or checking. They are those of a job; checking sets libraries to
+    offline mode."""
     given = _setup(request).variables
     offline = dict.fromkeys(_OFFLINE, "1")
     if mode == "check":
@@ -172,7 +177,11 @@ def variables(mode: StagerMode, request: Request) -> dict[str, str]:
 
 
 def python(request: Request) -> tuple[str, ...]:
-    """Return the jobs' Python if its path is known on this machine, else this one: not in a container or a module."""
+    """Return the command of the Python to use: the jobs' Python if this machine has its path, else the current
+    interpreter.
+
+    The current interpreter is also used if the jobs' Python is in a container, or its path is given by a module.
+    """
     setup = _setup(request)
     command = setup.python
     if not command or not Path(command[0]).is_absolute() or setup.image:
@@ -197,13 +206,14 @@ def prepare(
     build_for: Sequence[str] | None,
     follow: Callable[[Progress], None],
 ) -> Iterator[Check]:
-    """Stage the needs of a study's points, then check them, or only check; yield the findings while the work goes on.
+    """Stage the needs of a study's points and then check them; with `offline`, only check. Findings are yielded as they
+    are made.
 
-    UserError, at the call, for contradicting arguments.
+    Contradicting arguments raise UserError at the call, before the first finding.
     """
     chosen, requests = _points(study, overrides, config_dir)
     wanted = collect_needs(requests, architectures(build_for, requests[0]))
-    image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # the variable is set inside it
+    image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # set in the container
     if image and offline:
         rule = f"jobs run in {image}, and this process does not"
         raise UserError("--offline", rule, "remove it: then a job script that checks in the container is written")
@@ -214,14 +224,14 @@ def prepare(
     def findings() -> Iterator[Check]:
         complete = yield from _staged(modes, wanted, requests[0], follow)
         if complete and not offline and launchers.load(requests[0].launcher).QUEUES:
-            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as other job folders
+            folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as the folders of other jobs
             yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, requests[0], image)
 
     return findings()
 
 
 def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
-    """Return every point of the study or of the comma lists, its control point included."""
+    """Return the study, and the request of each of its points and of its control point."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
     points = compose.compose_points(chosen, given, config_dir, inputs.find_device).points
     requests = [point.composed for point in points]
@@ -235,9 +245,9 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
 def _staged(
     modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
 ) -> Generator[Check, None, bool]:
-    """Yield the findings of staging and checking, without duplicates; return whether nothing was missing after staging.
+    """Yield the findings of staging and checking without duplicates. Return False if staging left anything missing.
 
-    Without complete staging there is no check.
+    Checks follow only if staging is complete.
     """
     create_log_path().unlink(missing_ok=True)
     share = 0.0
@@ -256,7 +266,8 @@ def _staged(
 
 
 def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
-    """Return the command line for the check on a node. A Study object is written to a file in `folder`."""
+    """Return the arguments of the command that checks on a compute node. A Study object is written to a file in
+    `folder`."""
     if isinstance(study, Study):
         path, content = folder / "study.yaml", study.model_dump_json(indent=1)  # JSON is YAML as well
         folder.mkdir(parents=True, exist_ok=True)
@@ -268,7 +279,7 @@ def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None
 
 
 def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
-    """Write a job script that checks on a compute node; return how to submit it."""
+    """Write a job script that checks on a compute node. Return a finding that contains the command to submit it."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
     plan = launchers.load(request.launcher).plan(work, request.launcher_options)
     folder.mkdir(parents=True, exist_ok=True)

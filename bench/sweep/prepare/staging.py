@@ -1,7 +1,7 @@
-"""Fetch, build and try the needs of a sweep on its nodes: `python -m bench.sweep.prepare.staging stage|check`.
+"""Fetch, build and try the needs of a sweep: `python -m bench.sweep.prepare.staging stage|check`.
 
-Reads `StagingNeeds` as JSON from standard input and prints JSON lines: a string is the current step, an object a
-finding. `stage` may use the network and fills caches; `check` does the first steps of a run.
+Reads `StagingNeeds` as JSON from standard input and prints JSON lines. A string is the name of the current step, an
+object is a finding. `stage` may use the network and fills caches; `check` does the first steps of a run.
 """
 
 import contextlib
@@ -27,24 +27,24 @@ from bench.measure.environment import read_version
 from bench.runtime import extensions
 
 _LIBRARIES = ("torch", "transformers", "datasets", "deepspeed")
-_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that are not shared between nodes
 
 StagingMessage = str | Check
 
 
 class StagingNeeds(Frozen):
-    """Needs of points on one kind of node; each spec represents all points with equal needs."""
+    """Needs of points on one kind of node. Each spec represents all points that need the same data or model."""
 
     device: Literal["cpu", "cuda"]
     operations: tuple[str, ...] = ()
-    architecture: str | None = None  # of the GPUs; None is that of the local ones
+    architecture: str | None = None  # compute capability of the GPUs, such as "9.0"; None: that of the local GPU
     data: tuple[RunSpec, ...] = ()
     models: tuple[RunSpec, ...] = ()
     elsewhere: bool = False  # the points run on other machines
 
 
 def main() -> None:
-    """Print messages to standard output; the output of libraries goes to standard error."""
+    """Print messages to standard output. The output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     signal.signal(signal.SIGTERM, _end_group)
@@ -60,24 +60,24 @@ def main() -> None:
 
 
 def _end_group(number: int, frame: FrameType | None) -> None:
-    """End all child processes, then this one, which removes partial results."""
+    """End all child processes, then this process, which removes partial results as it exits."""
     signal.signal(number, signal.SIG_IGN)
     os.killpg(0, number)
     with contextlib.suppress(ChildProcessError):
-        while os.wait():  # ninja ends its compilers first
+        while os.wait():  # wait for all children: ninja ends its compilers before itself
             pass
     sys.exit(128 + number)
 
 
 def stage(needs: StagingNeeds) -> Iterator[StagingMessage]:
-    """Fetch and build everything for which a run would need a network or a compiler."""
+    """Fetch and build everything that a run could otherwise get only with a network or a compiler."""
     for spec in needs.data:
         yield from _run_check(f"data {spec.data.name}", partial(_stage_data, spec, needs))
     yield from _check_compiled(needs)
 
 
 def check(needs: StagingNeeds) -> Iterator[StagingMessage]:
-    """Do the steps of a run before its engine is built."""
+    """Do the steps that a run does before it builds its engine, and yield the findings."""
     yield _check_network()
     yield from _run_check("libraries", partial(_check_libraries, needs))
     if needs.device == "cuda":
@@ -97,7 +97,7 @@ def _check_compiled(needs: StagingNeeds) -> Iterator[StagingMessage]:
 
 
 def _run_check(subject: str, checker: Callable[[], Iterable[Check]]) -> Iterator[StagingMessage]:
-    """Yield the subject, then the findings; an error is a finding too."""
+    """Yield the name of a check, then its findings. An error in the check is yielded as a finding, too."""
     yield subject
     try:
         yield from checker()
@@ -139,7 +139,7 @@ def _check_gpu() -> Iterator[Check]:
 
 
 def _check_model(spec: RunSpec) -> Iterator[Check]:
-    """Build a model on the meta device, without memory for its weights."""
+    """Build a model on the meta device, which takes no memory for its weights, and check its number of parameters."""
     import torch
 
     module = models.load_builder(spec.model.family).build(spec, torch.device("meta"))
@@ -174,7 +174,8 @@ def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
 
 
 def _check_folder(result: Check, folder: Path, variable: str, needs: StagingNeeds) -> Check:
-    """Return a finding as a note if its folder is not shared with the nodes."""
+    """Return a finding, changed into a note if its folder is on this machine alone while the points run on
+    other nodes."""
     inside = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
     if not needs.elsewhere or inside.isdisjoint((*_OF_ONE_NODE, tempfile.gettempdir())):
         return result
@@ -194,7 +195,7 @@ def _check_micro_batch(spec: RunSpec) -> Iterator[Check]:
 
 
 def check_memory_counter() -> Iterator[Check]:
-    """Check that a CPU's memory can be counted; the counter is compiled at its first use."""
+    """Check that bytes in CPU memory can be counted. The counter is compiled when it is first used."""
     try:
         memory, torch = importlib.import_module("bench.measure.memory"), importlib.import_module("torch")
     except ImportError:
@@ -215,7 +216,7 @@ def check_memory_counter() -> Iterator[Check]:
 
 
 def _check_operation(name: str, needs: StagingNeeds) -> Iterator[Check]:
-    """Load an op of DeepSpeed as a run does, which builds it the first time."""
+    """Load an op of DeepSpeed in the same way as a run. The op is built when it is first loaded."""
     if extensions.FOLDER not in os.environ:
         remedy = "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100"
         yield Check(f"op {name}", "missing", "no local GPU decides the architecture to build for", remedy)

@@ -1,1 +1,1 @@
-"""Searches over a space of points: the next trial, the end of the search, and its result."""
+"""Searches over a space of points: proposals of trials, the end of a search, and its result."""

@@ -1,9 +1,12 @@
-"""Successive halving: every training stops early at first, and the best are resumed from their checkpoints.
+"""Successive halving: every training first stops early, and the best trainings resume from their checkpoints.
 
-Asynchronous (ASHA; Li et al., arXiv 1810.05934): a training is promoted as soon as it is among the best 1/`factor` of
-its rung, so that no trial waits for a round to end. When no training is left to begin, the best of the highest rung
-goes on until one training has reached its end. With several `brackets`, some trainings begin at a higher rung
-(Hyperband; Li et al., arXiv 1603.06560), in favour of configurations that start slowly.
+The algorithm is asynchronous (ASHA; Li et al., arXiv 1810.05934). A rung is a number of tokens after which trainings
+stop. A training is promoted to the next rung as soon as it is among the best 1/`factor` of its rung, so that no trial
+waits for others.
+
+When no new training can begin, the best training of the highest rung continues until one training is complete. With
+several `brackets`, some trainings begin at a higher rung (Hyperband; Li et al., arXiv 1603.06560), which favours
+configurations that improve slowly at first.
 """
 
 from collections import Counter
@@ -19,15 +22,15 @@ STOP = "learning.stop_after"
 
 
 class RungResult(NamedTuple):
-    """A trial and the rung at which its training stops."""
+    """A trial and the index of the rung at which its training stops."""
 
-    key: str  # of the training, from its values
+    key: str  # identifies the training: a text made from its values of the space
     rung: int
     result: TrialResult
 
 
 def list_rung_tokens(rungs: RungSection, tokens: int) -> list[int]:
-    """Return the numbers of tokens after which a training may stop, in increasing order up to `tokens`."""
+    """Return the numbers of tokens after which a training may stop, in increasing order. The last is `tokens`."""
     found = [tokens]
     while (fewer := found[-1] // rungs.factor) >= rungs.least:
         found.append(fewer)
@@ -35,7 +38,7 @@ def list_rung_tokens(rungs: RungSection, tokens: int) -> list[int]:
 
 
 def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[RungResult]:
-    """Return the rung of each trial of a search with rungs."""
+    """Return each trial of a search with rungs, together with its rung."""
     assert section.rungs
     found = []
     for result in results:
@@ -46,9 +49,9 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
 
 
 def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return the trials of the highest rung with a result: losses compare at equal tokens of a schedule alone.
+    """Return the trials of the highest rung that has a result, since losses compare only at equal tokens of a schedule.
 
-    A search without rungs returns all trials.
+    For a search without rungs, return all trials.
     """
     if section.rungs is None:
         return results
@@ -58,16 +61,18 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 
 class HalvingProposer:
-    """Promotes a training among the best of its rung, and else begins a training proposed by the sampler."""
+    """Promotes a training that is among the best of its rung. If there is none, begins a training proposed by the
+    sampler."""
 
     def __init__(self, pool: CandidatePool, sampler: Proposer) -> None:
         assert pool.section.rungs
         self._pool, self._section, self._sampler, self._rungs = pool, pool.section, sampler, pool.section.rungs
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the next rung of a training, or a new training.
+        """Return a proposal for the next rung of a training, or for a new training.
 
-        None if the budget is spent, if answers are awaited, or if a training has ended and no other is left.
+        None if the budget is used up, if trials are still running, or if one training is complete and no other can
+        begin.
         """
         if is_spent(self._section, results):
             return None
@@ -75,7 +80,10 @@ class HalvingProposer:
         return self._promote(reached) or self._begin(reached) or self._finish(reached)
 
     def _promote(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return the best training to promote that was not promoted yet, from the highest rung with one."""
+        """Return the next rung of a training that is among the best 1/`factor` of its rung and was not promoted yet.
+
+        Higher rungs come first, and better trainings within a rung. None if there is no such training.
+        """
         for rung in sorted({one.rung for one in reached}, reverse=True):
             ended = self._rank(reached, rung)
             if found := self._promote_first(reached, rung, ended, len(ended) // self._rungs.factor):
@@ -83,9 +91,10 @@ class HalvingProposer:
         return None
 
     def _finish(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return the next rung of the best training of the highest rung.
+        """Return the next rung of the best training of the highest rung; None while trials have no answer.
 
-        In a space with few points, rungs may have too few trainings for a promotion: no training would reach its end.
+        In a small space, a rung may have too few trainings for any promotion. Without this step no training would be
+        completed.
         """
         if any(one.result.outcome is None for one in reached):
             return None
@@ -95,7 +104,7 @@ class HalvingProposer:
         return None
 
     def _rank(self, reached: Sequence[RungResult], rung: int) -> list[RungResult]:
-        """Return the trainings with a result at a rung, the best first."""
+        """Return the trainings with a result at a rung, best first."""
         ended = [
             (cost, one.result.trial.number, one) for one in reached
             if one.rung == rung and (cost := find_cost(self._section, one.result)) is not None
@@ -105,7 +114,7 @@ class HalvingProposer:
     def _promote_first(
         self, reached: Sequence[RungResult], rung: int, ended: Sequence[RungResult], count: int
     ) -> Proposal | None:
-        """Return the next rung of the first of the best `count` trainings that was not promoted yet."""
+        """Return the next rung of the best training that was not promoted yet, among the first `count` of `ended`."""
         above = {one.key for one in reached if one.rung == rung + 1}
         for place, one in enumerate(ended[:count], start=1):
             trial = one.result.trial
@@ -116,13 +125,14 @@ class HalvingProposer:
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a training proposed by the sampler, at the first rung of the bracket chosen by `choose_bracket`."""
+        """Return a new training proposed by the sampler. It begins at the first rung of the bracket from
+        `choose_bracket`."""
         by_training = dict[str, list[RungResult]]()
         for one in reached:
             by_training.setdefault(one.key, []).append(one)
         whole: list[TrialResult] = []
         for first, *others in by_training.values():
-            if candidate := self._pool.find(first.result.trial.values):  # the sampler knows trainings without rungs
+            if candidate := self._pool.find(first.result.trial.values):  # the sampler gets complete trainings
                 furthest = max([first, *others], key=lambda one: one.rung)
                 trial = first.result.trial.model_copy(update={"point": candidate.point, "number": len(whole)})
                 whole.append(furthest.result._replace(trial=trial))
@@ -135,7 +145,7 @@ class HalvingProposer:
         return made._replace(why=new.why, sampler_state=new.sampler_state) if made else None
 
     def _build_proposal(self, values: Values, rung: int) -> Proposal | None:
-        """Return a training that stops at a rung; None beyond the last rung."""
+        """Return the training with these values that stops at the given rung; None if there is no such rung."""
         whole = self._pool.find(values)
         tokens = self._list_tokens(whole.point.spec) if whole else []
         if rung >= len(tokens):
@@ -148,10 +158,11 @@ class HalvingProposer:
 
 
 def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> int:
-    """Return the rung at which the next training begins: the one with the fewest trainings in `begun` for its share.
+    """Return the rung at which the next training begins: the rung with the fewest trainings in `begun` for its share.
 
-    Bracket b begins at rung b. All brackets cost about the same: bracket b has a number of trainings in proportion to
-    (rungs + 1) / (rungs − b + 1) × factor^(rungs − b) (Hyperband, algorithm 1).
+    Trainings of bracket b begin at rung b. All brackets cost about the same if bracket b has a number of trainings in
+    proportion to factor^(last − b) / (last − b + 1), where `last` is the index of the last rung (Hyperband, algorithm
+    1).
     """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))
@@ -160,6 +171,6 @@ def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> i
 
 
 def find_end(spec: Mapping[str, Any]) -> int:
-    """Return the number of tokens after which a run with this plain spec ends."""
+    """Return the number of tokens after which the run with this JSON spec ends."""
     learning = spec["learning"]
     return int(learning["stop_after"] or learning["tokens"])

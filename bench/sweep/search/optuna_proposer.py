@@ -1,9 +1,11 @@
-"""Proposals by Optuna's samplers: an Optuna study is built from the trials before every proposal.
+"""Propose trials by Optuna's samplers. Before each proposal, an Optuna study is built from the trials so far.
 
-There is no state besides the trials. A sampler's own state is in each trial's file, and its random numbers depend on
-the search's seed and the trial's number, so that an interrupted search makes the same proposals. A failed trial, or one
-outside of the constraints, violates a constraint in Optuna; for samplers without constraints it is worse than the rest.
-The samplers know no noise of single trials: the result of a busy or short run is moved towards the mean.
+There is no state besides the trials. A sampler's own state is kept in each trial's file. Random numbers depend on the
+seed of the search and the number of the trial, so that an interrupted search makes the same proposals.
+
+A trial that failed, or lies outside the constraints, violates a constraint in Optuna. For samplers that do not support
+constraints it gets a worse value than all other trials. The samplers do not support noise of single trials, so the
+value of a busy or short run is moved towards the mean.
 """
 
 import importlib
@@ -19,17 +21,17 @@ from bench.sweep.search.proposers import compute_cost, compute_told_costs, is_se
 from bench.sweep.search.space import CandidatePool, SearchCandidate, Values
 
 _STUDY = "zeroscale"
-_ENQUEUED = 10  # predicted best points that come first: these samplers would draw as many at random
-_MOST_FITTED = 60  # trials to fit a Gaussian process to: its time grows with their third power
-_PENALTY = 1.0  # in log: a failed trial counts as e times worse than the worst result
+_ENQUEUED = 10  # number of points with the best predictions that are tried first, in place of random ones
+_MOST_FITTED = 60  # most trials that a Gaussian process is fitted to: its time grows with their third power
+_PENALTY = 1.0  # added to the log cost: a failed trial counts as e times worse than the worst result
 _CONSTRAINT = "runs"
 _PER_TRIAL, _PER_STUDY = "trial", "study"
 
 
 class OptunaProposer:
-    """Proposes the predicted best points, then those of one of Optuna's samplers.
+    """Proposes the points with the best predictions first, then points suggested by one of Optuna's samplers.
 
-    A suggestion that cannot run, or was tried, is replaced by the nearest point that was not tried.
+    If a suggested point cannot run or was tried already, the nearest untried point replaces it.
     """
 
     def __init__(self, pool: CandidatePool) -> None:
@@ -37,15 +39,15 @@ class OptunaProposer:
         self._pool, self._section = pool, pool.section
         self._optuna = _import_optuna(self._section.sampler)
         self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
-        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # they do not sample categories jointly
+        self._ordinal = self._section.sampler in ("qmc", "cma_es")  # these samplers do not sample categories jointly
         self._distributions = {key: self._build_distribution(one) for key, one in pool.space.dimensions.items()}
         self._candidates = [one for one in pool.list_all() if one.may_fit]
         self._enqueued = self._list_enqueued()
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return one of the predicted best points, and after them a point of the sampler.
+        """Return an untried point among those with the best predictions. If there is none, return one from the sampler.
 
-        None if the budget is spent, if the search has settled, or if every point was tried.
+        None if the budget is used up, if the last trials improved too little, or if every point was tried.
         """
         if is_spent(self._section, results) or is_settled(self._section, results):
             return None
@@ -70,7 +72,11 @@ class OptunaProposer:
         return Proposal(found.point, found.values, sampler_state=kept)
 
     def _list_enqueued(self) -> list[SearchCandidate]:
-        """Return the predicted best point of each technique, the best first, and then the best of the rest."""
+        """Return the points to try before the sampler is used: the best predicted point of each engine, then the next
+        best.
+
+        Both groups begin with the best prediction. There are at least `_ENQUEUED` points if so many have a prediction.
+        """
         known = [
             (cost, place, one) for place, one in enumerate(self._candidates)
             if (cost := compute_cost(self._section.objective, one.predicted)) is not None
@@ -81,7 +87,11 @@ class OptunaProposer:
         return [*begin, *(one for one in ordered if one not in begin)][: max(_ENQUEUED, len(begin))]
 
     def _compute_distance(self, one: Values, other: Values) -> float:
-        """Return the distance of two points: each field adds 0 to 1, and 1 if it differs and has no order."""
+        """Return the distance of two points, summed over their fields.
+
+        An ordered field adds its difference as a share of its range, from 0 to 1. Any other field adds 1 if it differs,
+        and so does a field that only one of the points has.
+        """
         apart, codes, others = 0.0, self._encode(one), self._encode(other)
         for key in dict.fromkeys([*codes, *others]):  # in the same order in every process
             if key not in codes or key not in others:
@@ -97,7 +107,8 @@ class OptunaProposer:
         return apart
 
     def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-        """Return the trials for the sampler: for `gp` the latest ones, and the best of the earlier ones."""
+        """Return the trials to give to the sampler: all of them, or for `gp` the latest ones and the best of the
+        earlier ones."""
         if self._section.sampler != "gp" or len(results) <= _MOST_FITTED:
             return results
         earlier, latest = results[: -_MOST_FITTED // 2], results[-_MOST_FITTED // 2 :]
@@ -106,7 +117,8 @@ class OptunaProposer:
         return [*(earlier[index] for index in sorted(best)), *latest]
 
     def build_study(self, results: Sequence[TrialResult]) -> tuple[Any, Any, int]:
-        """Return an Optuna study in memory with these trials, its storage and its number there."""
+        """Return an Optuna study that contains these trials, its in-memory storage, and the study's id in the
+        storage."""
         optuna = self._optuna
         storage = optuna.storages.InMemoryStorage()
         with warnings.catch_warnings():  # about interfaces that may change: constraints.txt pins the version
@@ -159,7 +171,7 @@ class OptunaProposer:
         )
 
     def _suggest(self, trial: Any) -> Values:
-        """Return a suggestion for each active dimension."""
+        """Return a value for each active dimension, as suggested by the sampler."""
         values: Values = {}
         for key, dimension in self._pool.space.dimensions.items():
             if self._pool.space.is_active(key, values):
@@ -167,7 +179,8 @@ class OptunaProposer:
         return values
 
     def _build_distribution(self, dimension: Dimension) -> Any:
-        """Return the distribution of a dimension; for ordered values, over their indices."""
+        """Return Optuna's distribution for a dimension. For a list of values it is a distribution over their
+        indices."""
         kinds = self._optuna.distributions
         if dimension.values is not None:
             numbers = range(len(dimension.values))
@@ -190,7 +203,7 @@ class OptunaProposer:
         return dimension.values[suggested] if dimension.values is not None else suggested
 
     def _encode(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return a trial's values in Optuna's form, each with its distribution."""
+        """Return each value of a trial as Optuna represents it, with its distribution."""
         found = {}
         for key, value in values.items():
             dimension = self._pool.space.dimensions[key]
@@ -200,7 +213,7 @@ class OptunaProposer:
 
 
 def _import_optuna(sampler: str) -> Any:
-    """Return Optuna; UserError if it, or another package that the sampler needs, is not installed."""
+    """Return the module `optuna`; UserError if it, or another package that the sampler needs, is not installed."""
     wanted = {"cma_es": ("optuna", "cmaes"), "gp": ("optuna", "torch")}.get(sampler, ("optuna",))
     for name in wanted:
         try:

@@ -1,4 +1,4 @@
-"""Build a search from a study and overrides, or from a study's folder."""
+"""Plan a search from a study and overrides, or restore it from a study's folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,21 +25,21 @@ from bench.sweep.search.space import CandidatePool, SearchCandidate, SearchSpace
 from bench.sweep.snapshot import TrialReader
 from bench.sweep.status import read_state
 
-_TRIED_FOR_FIRST = 200  # values of a space among which at least one point must be able to run
-_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # when a search is resumed
+_TRIED_FOR_FIRST = 200  # values of a space of which at least one must give a point that can run
+_MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # settings that may change when a search is resumed
 _SECTION = "search."
-_ONE_OF = ("machine", "launcher")  # equal for all trials, so that their results compare
+_ONE_OF = ("machine", "launcher")  # all trials share one machine and one launcher, so that their results compare
 
 
 class SearchPoints:
-    """The points of a search's space; each is composed and checked on demand."""
+    """The points of a search's space. Each point is composed and checked when it is first needed."""
 
     def __init__(
         self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
     ) -> None:
-        """UserError for a study without a search, for several values of a key, and for an unknown field.
+        """UserError for a study without a `search` section, for several values of one key, and for an unknown field.
 
-        `machine` is given for a resumed search: the default of conf/config.yaml may have changed since.
+        `machine` is given when a search is resumed, since the default in conf/config.yaml may have changed.
         """
         if study.search is None:
             rule = "has no `search` section"
@@ -61,7 +61,7 @@ class SearchPoints:
         self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
-        """Return the point with these values of the space; UserError if it is excluded or cannot run."""
+        """Return the point with these values of the space; UserError if a rule excludes it or it cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
         found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
@@ -72,13 +72,13 @@ class SearchPoints:
         return found
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
-        """Return the point with these values for the definition of a sweep, with its prediction."""
+        """Return the point with these values in the form that a sweep's definition holds, with its prediction."""
         varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
         return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
 
 
 class PlannedSearch(NamedTuple):
-    """A planned search."""
+    """Definition of a search, its pool of candidates, and its proposer."""
 
     sweep: SweepDefinition
     pool: CandidatePool
@@ -86,14 +86,14 @@ class PlannedSearch(NamedTuple):
 
     @property
     def queues(self) -> bool:
-        """Return whether its trials are submitted to a queue."""
+        """Return whether the search's launcher submits trials to a scheduler's queue."""
         return bool(launchers.load(str(self.sweep.launcher["name"])).QUEUES)
 
 
 def plan_search(
     study: Study | str | Path | None, overrides: GivenOverrides, config_dir: Path | None, etiquette: Mapping[str, Any]
 ) -> PlannedSearch:
-    """Return the planned search; UserError if it is impossible."""
+    """Return the planned search; UserError if none of its points can run or its settings are wrong."""
     found, _ = find_study(study, overrides, config_dir, "search")
     texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
     points = SearchPoints(found, texts, config_dir)
@@ -113,7 +113,7 @@ def plan_search(
 
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
-    """Return the definition of a search; its trials follow later. `first` is any of its points."""
+    """Return the definition of a search without trials. `first` is any of its points."""
     options, study = plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
@@ -125,7 +125,7 @@ def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[s
 
 
 def _check_within_reach(pool: CandidatePool) -> None:
-    """Raise UserError if all points are predicted far above a device's memory, or above a constraint on memory."""
+    """Raise UserError if all points are predicted to need far more memory than a device has or a constraint allows."""
     bound = pool.section.constraints.get("peak_bytes")
     most = math.inf if bound is None or bound.at_most is None else bound.at_most
     looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))
@@ -142,13 +142,13 @@ def _check_within_reach(pool: CandidatePool) -> None:
 
 
 def _predict_peak(candidate: SearchCandidate) -> float:
-    """Return the predicted bytes of live tensors of a candidate; 0 without a prediction."""
+    """Return the predicted bytes of a candidate's live tensors; 0 if there is no prediction."""
     forecast = candidate.point.forecast
     return forecast.room.tensor_bytes if forecast and forecast.room else 0
 
 
 def restore_search(sweep: SweepDefinition) -> PlannedSearch:
-    """Return the search of a study's folder."""
+    """Return the search that a study's folder defines."""
     request = sweep.search
     assert request
     config_dir = Path(request.config_dir) if request.config_dir else None
@@ -163,13 +163,13 @@ def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefiniti
 
 
 def build_proposer(pool: CandidatePool) -> Proposer:
-    """Return the proposer of trials for a pool; UserError if its sampler is not installed."""
+    """Return the proposer of trials for a pool. UserError if its sampler is not installed."""
     sampler = build_sampler(pool)
     return EarlyEnd(HalvingProposer(pool, sampler) if pool.section.rungs else sampler, pool.section)
 
 
 def build_sampler(pool: CandidatePool) -> Proposer:
-    """Return the sampler of a pool, without rungs and early ends."""
+    """Return the sampler of a pool, without rungs and without step limits."""
     match pool.section.sampler:
         case "grid" | "random":
             return ListProposer(pool, at_random=pool.section.sampler == "random")
@@ -179,7 +179,8 @@ def build_sampler(pool: CandidatePool) -> Proposer:
 
 
 def write_search(folder: Path, sweep: SweepDefinition) -> None:
-    """Write a search's definition, unless the folder has the same already; UserError if it has another search."""
+    """Write a search's definition unless the folder already contains it. UserError if the folder has trials of another
+    search."""
     if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
         before = next((one for one in reversed(definition.read(folder)) if one.search), None)
         if before and before.search and sweep.search:
@@ -192,7 +193,8 @@ def write_search(folder: Path, sweep: SweepDefinition) -> None:
 
 
 def _identify(request: SearchRequest) -> dict[str, Any]:
-    """Return the fields that identify a search; its budget may change."""
+    """Return the fields that identify a search. Settings that may change between calls, such as its budget, are left
+    out."""
     plain = request.model_dump(mode="json", by_alias=True)
     study = {key: value for key, value in plain["study"].items() if key not in ("question", "budget")}
     study["search"] = {key: value for key, value in study["search"].items() if key not in _MAY_CHANGE}
@@ -200,7 +202,7 @@ def _identify(request: SearchRequest) -> dict[str, Any]:
 
 
 def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSection:
-    """Return the section with its overrides, such as search.sampler=random."""
+    """Return the `search` section with overrides applied, such as search.sampler=random."""
     if not given:
         return section
     plain = section.model_dump(by_alias=True, exclude_defaults=True)
@@ -210,7 +212,7 @@ def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSect
 
 
 def _check_fields(key: str, dimension: Dimension) -> None:
-    """Raise UserError for a name that is no field of a point."""
+    """Raise UserError if a dimension names a machine, a launcher, or a field that no point has."""
     names = {
         name
         for value in ((None,) if dimension.values is None else dimension.values)
@@ -226,7 +228,7 @@ def _check_fields(key: str, dimension: Dimension) -> None:
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:
-    """Write trials until `parallel` of them have no answer, or the search has ended; return their number."""
+    """Write new trials until `parallel` of them have no answer, or until the search has ended. Return their number."""
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)

@@ -1,6 +1,6 @@
-"""Propose the next trial from the results so far.
+"""Propose the next trial of a search from the results so far.
 
-No side effects: an interrupted search goes on with the same proposals.
+There are no side effects: a search that was interrupted continues with the same proposals.
 """
 
 import math
@@ -17,28 +17,30 @@ from bench.sweep.policy import Proposal, Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool
 
 _LEAST_SPREAD = 0.01
-"""Least standard deviation of the costs of a space: its points differ by some percent, also below the noise."""
+"""Least standard deviation of the log costs of a space's points, used if the noise explains all differences between
+them."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
-    """Return the cost of a value of an objective, in log: less is better. None if unknown."""
+    """Return the cost of an objective's value: its logarithm, negated if large values are better. None if it is
+    unknown."""
     if value is None or value <= 0:
         return None
     return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
 
 
 def find_cost(section: SearchSection, result: TrialResult) -> float | None:
-    """Return the cost of a trial; None if it failed, violates a constraint, or has no answer."""
+    """Return the log cost of a trial; None if it failed, violates a constraint, or has no answer."""
     if result.quantities is None or not keeps_constraints(section, result):
         return None
     return compute_cost(section.objective, result.quantities.get(section.objective))
 
 
 def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
-    """Return the costs of trials for a sampler that knows no noise of single trials.
+    """Return the log costs of trials for a sampler that does not support noise of single trials.
 
-    The cost of a noisy run is shrunk towards the mean, by the share of its distance that noise explains (Efron and
-    Morris, 1975).
+    The cost of a noisy run is moved towards the mean of all trials, by the share of its distance that noise explains
+    (Efron and Morris, 1975).
     """
     costs = [find_cost(section, result) for result in results]
     noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
@@ -55,15 +57,15 @@ def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -
 
 
 def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
-    """Return whether a trial ended `ok` and all constrained quantities are known and within their bounds."""
+    """Return True if a trial ended `ok` and all constrained quantities are known and within their bounds."""
     measured = result.quantities
     return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
 
 
 def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
-    """Return the constraint that every trial with a result violates, and the nearest value.
+    """Return a message with the constraint that every measured trial violates, and the nearest measured value.
 
-    Empty if a trial keeps to all constraints, or if none has a result.
+    Empty if a trial satisfies all constraints, or if no trial has a result.
     """
     measured = [result.quantities for result in results if result.quantities]
     if not measured or any(keeps_constraints(section, result) for result in results):
@@ -82,9 +84,11 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
 
 
 PATIENCE = 20
-"""A search by one of Optuna's samplers ends after so many trials in a row improve the best by less than `gain`. Replays
-with `gp` found the overall best after 12 trials with rough predictions and after 16 without (medians). How many of them
-would have ended earlier was not measured."""
+"""Trials in a row that improve the best by less than `gain` before a search by one of Optuna's samplers ends.
+
+In simulated searches with `gp`, the overall best was found after 12 trials with rough predictions and after 16 without
+(medians). How many of these searches this rule would have ended earlier was not measured.
+"""
 
 
 def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
@@ -96,7 +100,8 @@ def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
 def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
     """Return whether the last `PATIENCE` trials improved the best by less than `gain`.
 
-    Never true for a search with rungs: its losses compare at equal tokens alone.
+    Always False for the samplers `grid` and `random`, and for a search with rungs, whose losses compare only at equal
+    tokens.
     """
     if section.rungs or section.sampler in ("grid", "random"):
         return False
@@ -106,7 +111,7 @@ def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
 
 
 class ListProposer:
-    """Proposes candidates one after the other: in the order of the grid, or in a seeded random order."""
+    """Proposes the candidates of a pool one after the other, in the order of the grid or in a seeded random order."""
 
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
         self._section = pool.section
@@ -115,7 +120,7 @@ class ListProposer:
         self._candidates = [candidates[place] for place in order]
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the first candidate that was not tried; None after the last."""
+        """Return the first candidate that was not tried yet; None if all were tried or the budget is used up."""
         if is_spent(self._section, results):
             return None
         tried = {result.trial.point.config_id for result in results}
@@ -125,18 +130,21 @@ class ListProposer:
 
 
 MARGIN = 0.1
-"""A trial ends early if its steps take longer than the best by this share: two runs of a configuration differ by some
-percent more than their own intervals show."""
+"""Share by which the steps of a trial must exceed those of the best before the trial ends early.
+
+Two runs of one configuration differ by some percent more than their own intervals show.
+"""
 
 
 class EarlyEnd:
-    """A proposer whose trials end their windows as soon as a step surely takes too long to win."""
+    """Adds a step limit to the proposals of another proposer. A trial ends early if its steps surely exceed
+    this limit."""
 
     def __init__(self, proposer: Proposer, section: SearchSection) -> None:
         self._proposer, self._section = proposer, section
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the proposal with its step limit."""
+        """Return the next proposal, with the step time in seconds above which its measurement ends early."""
         proposal = self._proposer.propose(results)
         if proposal is None:
             return None
@@ -145,10 +153,10 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds of a step above which a point cannot be the best.
+    """Return the seconds per step above which a point cannot become the best.
 
-    A trial surely needs less for the same work, by the end of its interval. None without such a trial, or if the
-    objective does not follow from the time of a step.
+    The limit is the least time that a measured trial surely needs for the same work, by the end of its interval, plus
+    `MARGIN`. None if there is no such trial, or if the objective does not follow from the step time.
     """
     ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)

@@ -1,4 +1,4 @@
-"""The values of a search's space, listed or drawn at random, and their points, each composed and predicted once."""
+"""Values of a search space, listed or drawn at random, and their points. Each point is composed and predicted once."""
 
 import itertools
 import json
@@ -17,24 +17,27 @@ from bench.sweep.definition import SweepPoint
 from bench.sweep.pruning import is_far_out_of_memory
 
 Values = dict[str, Any]
-"""One value for each active dimension, by its name."""
-_MOST_DRAWS = 20  # per value: ranges may make a space with few different values
+"""One value for each active dimension, by the name of the dimension."""
+_MOST_DRAWS = 20  # draws per requested value: many draws may give values that were drawn before
 
 
 class SearchSpace:
-    """The dimensions of a space in their order; each may depend on earlier ones."""
+    """The dimensions of a search space, in order. Conditions may make a dimension depend on earlier ones."""
 
     def __init__(self, section: SearchSection, base: Mapping[str, Any] | None = None) -> None:
-        """`base` are fields with a fixed value, which conditions may name, too."""
+        """`base` holds fields with fixed values; the conditions of dimensions may name these fields, too."""
         self.dimensions, self._base = section.space, dict(base or {})
 
     def is_active(self, key: str, before: Mapping[str, Any]) -> bool:
-        """Return whether a dimension is active, by the values of earlier dimensions."""
+        """Return whether the condition of a dimension holds. `before` holds the values of earlier dimensions."""
         fields = self._base | dict(list_pairs(before))
         return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
 
     def iterate(self) -> Iterator[Values] | None:
-        """Yield all values in the order of the dimensions, the last varying fastest; None if a range has too many."""
+        """Return an iterator over all combinations of values, the last dimension varying fastest.
+
+        None if a dimension has too many values to list.
+        """
         if any(dimension.list_values() is None for dimension in self.dimensions.values()):
             return None
         return self._iterate_from({}, list(self.dimensions))
@@ -51,7 +54,7 @@ class SearchSpace:
             yield from self._iterate_from({**before, key: value}, rest)
 
     def draw(self, generator: random.Random) -> Values:
-        """Draw values at random: uniformly, or by ratios for a logarithmic range."""
+        """Return random values: uniform over a range or list, and log-uniform over a logarithmic range."""
         values: Values = {}
         for key, dimension in self.dimensions.items():
             if self.is_active(key, values):
@@ -59,13 +62,13 @@ class SearchSpace:
         return values
 
     def list_all(self, most: int = MOST_LISTED) -> list[Values] | None:
-        """Return all values in the order of the dimensions; None if there are more than `most`."""
+        """Return all combinations of values in the order of the dimensions; None if there are more than `most`."""
         listed = self.iterate()
         found = None if listed is None else list(itertools.islice(listed, most + 1))
         return None if found is None or len(found) > most else found
 
     def list_candidates(self, seed: int, most: int = MOST_LISTED) -> list[Values]:
-        """Return all values, or `most` random ones of a larger space."""
+        """Return all combinations of values, or at most `most` random ones if there are more."""
         listed = self.list_all(most)
         if listed is not None:
             return listed
@@ -78,18 +81,18 @@ class SearchSpace:
         return list(drawn.values())
 
     def compute_share(self, values: Mapping[str, Any]) -> float:
-        """Return the probability of values to be drawn, relative to other values of a listed space."""
+        """Return the relative probability that `draw` returns these values of a listed space."""
         return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
 
 
 def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
-    """Return the overrides of values of a space; a mapping is several overrides."""
+    """Return the overrides for values of a space. A value that is a mapping gives several overrides."""
     several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
     return [pair for fields in several for pair in fields.items()]
 
 
 def format_key(values: Mapping[str, Any]) -> str:
-    """Return a text that identifies values."""
+    """Return a text that is equal for equal values of a space."""
     return json.dumps(values, sort_keys=True)
 
 
@@ -109,23 +112,23 @@ def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
 
 
 BuildPoint = Callable[[Mapping[str, Any]], SweepPoint]
-"""Returns the point with these values; UserError if it is excluded or cannot run."""
+"""Returns the point with these values; UserError if a rule excludes it or it cannot run."""
 
 _Item = TypeVar("_Item")
 
 
 class SearchCandidate(NamedTuple):
-    """A point that may be tried."""
+    """A point of the search space that a search may try."""
 
     values: Values
     point: SweepPoint
-    predicted: float | None  # objective
-    may_fit: bool  # into the device's memory; False: surely not
-    needs_bytes: float | None  # predicted lower end
+    predicted: float | None  # value of the search's objective; None if there is no prediction
+    may_fit: bool  # False if it surely exceeds the device's memory
+    needs_bytes: float | None  # low end of the predicted memory; None if there is no prediction
 
 
 class CandidatePool:
-    """Candidates by their values; each is built at its first use."""
+    """Candidates of a search, found by their values. Each candidate is built at its first use."""
 
     def __init__(self, section: SearchSection, space: SearchSpace, build: BuildPoint, machine: Machine) -> None:
         self.section, self.space, self.machine = section, space, machine
@@ -138,7 +141,8 @@ class CandidatePool:
         return found if isinstance(found, SearchCandidate) else None
 
     def list_all(self) -> list[SearchCandidate]:
-        """Return every candidate, without duplicates; of a large space, random ones. UserError if none can run."""
+        """Return all candidates without duplicates; random candidates if the space is large. UserError if none
+        can run."""
         everything = self.space.list_candidates(self.section.seed)
         found: dict[str, SearchCandidate] = {}
         for values in everything:
@@ -151,7 +155,10 @@ class CandidatePool:
         return list(found.values())
 
     def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:
-        """Return the indices of candidates from `list_all` in a seeded random order; random candidates keep theirs."""
+        """Return the indices of candidates from `list_all` in a seeded random order.
+
+        Candidates of a large space were drawn at random already, so they keep their order.
+        """
         places = range(len(candidates))
         if self.space.list_all() is None:
             return list(places)
@@ -159,7 +166,7 @@ class CandidatePool:
         return _shuffle(places, self.section.seed, shares)
 
     def explain_left_out(self) -> list[str]:
-        """Return the reasons why values tried so far cannot run."""
+        """Return the errors of all values looked up so far that cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
 
     def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:
@@ -183,8 +190,8 @@ class CandidatePool:
 
 
 def _shuffle(items: Sequence[_Item], seed: int, shares: Sequence[float]) -> list[_Item]:
-    """Return items in a seeded random order: each next item is drawn in proportion to its share (Efraimidis and
-    Spirakis, 2006)."""
+    """Return items in a seeded random order. Each next item is drawn with a probability in proportion to its share
+    (Efraimidis and Spirakis, 2006)."""
     generator = random.Random(seed)
     if len(set(shares)) < 2:
         return generator.sample(items, len(items))

@@ -1,4 +1,4 @@
-"""Result of a search: the best trial, trials that are not distinguishable from it, and the cost."""
+"""Result of a search: the best trial, the trials whose intervals overlap that of the best, and the cost."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,34 +12,36 @@ from bench.sweep.search.space import CandidatePool
 
 
 class SearchVerdict(NamedTuple):
-    """State of a search."""
+    """State of a search, with its best trial so far."""
 
     section: SearchSection
-    best: TrialResult | None  # None: no result within the constraints
-    unmet: str  # the constraints that all results violate, in one line; empty without any
-    equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
+    best: TrialResult | None  # None if no trial has a result within the constraints
+    unmet: str  # the constraint that no result satisfies, as a message; empty if there is none
+    equals: tuple[TrialResult, ...]  # trials whose intervals overlap that of the best, best first
     outcomes: Counter[str]
-    ended_early: int  # results of trials whose steps were too long to win
+    ended_early: int  # number of trials whose measurement ended early, because their steps were too long to win
     pending: int  # trials without an answer
-    environments: int  # most different environments of trials with equal devices per node
+    environments: int  # most different environments among trials with the same number of devices per node
     node_hours: float
-    candidates: int | None  # points of the space that may fit; None if they are too many to list
-    never_feasible: int
-    cannot_run: int
-    is_settled: bool  # ended, as its last trials gained too little
-    is_spent: bool  # ended by its budget
-    reached: dict[int, int]  # number of trainings with a result, by tokens; empty without rungs
-    whole_tokens: int | None  # of a complete training; None without rungs
-    is_exhausted: bool  # with rungs: no training is left to begin or to resume
+    candidates: int | None  # points of the space that may fit the device; None if the space is too large to list
+    never_feasible: int  # points of the space that surely exceed the device's memory
+    cannot_run: int  # points of the space that an error or a rule excludes
+    is_settled: bool  # the search has ended because its last trials improved the best too little
+    is_spent: bool  # the search has ended because its budget is used up
+    reached: dict[int, int]  # number of trainings with a result, by the tokens of their end; empty without rungs
+    whole_tokens: int | None  # length of a complete training; None without rungs
+    is_exhausted: bool  # in a search with rungs: no training is left to start or to resume
 
     @property
     def is_over(self) -> bool:
-        """Return whether the search has ended: its budget is spent, or the rest gains too little."""
+        """Return True if the search has ended: no trial is pending, and the budget is used up or no useful trial is
+        left."""
         return not self.pending and (self.is_spent or self._is_finished)
 
     @property
     def none_ended(self) -> bool:
-        """Return whether no training of a search with rungs is complete: the best led in mid-schedule only."""
+        """Return True for a search with rungs in which no training is complete. Its best trial led only in
+        mid-schedule."""
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
@@ -50,7 +52,7 @@ class SearchVerdict(NamedTuple):
 
 
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
-    """Return the state of a search."""
+    """Return the state of a search from the results of its trials."""
     section = pool.section
     furthest = select_furthest(section, results)
     ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
@@ -86,9 +88,10 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
 
 
 def _count_environments(results: Sequence[TrialResult]) -> int:
-    """Return the number of environments of the answers, among trials with equal devices per node.
+    """Return the largest number of different environments among trials with the same number of devices per node.
 
-    The number of threads of a rank is part of an environment, and depends on the devices per node.
+    Trials with different devices per node are not compared: they differ in the threads per rank, which are part of an
+    environment.
     """
     found: dict[int, set[str]] = {}
     for result in results:
@@ -98,7 +101,7 @@ def _count_environments(results: Sequence[TrialResult]) -> int:
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
-    """Return the interval of a trial's objective within its run, or the value twice without an interval."""
+    """Return the interval of a trial's objective, from its own run. Without an interval, return the value twice."""
     assert result.quantities
     value = result.quantities.get(section.objective)
     assert value is not None

@@ -23,7 +23,7 @@ from bench.sweep.search.verdict import conclude
 TOKENS = 9_000
 RATES = [0.001 * number for number in range(1, 28)]
 Loss = Callable[[float, int], float | None]
-"""Loss of a learning rate after a number of tokens; None if the training fails."""
+"""Returns the loss of a training with this learning rate after a number of tokens; None if the training fails."""
 
 
 def a_section(**given: Any) -> SearchSection:
@@ -32,7 +32,7 @@ def a_section(**given: Any) -> SearchSection:
 
 
 def pool(of: SearchSection) -> CandidatePool:
-    """Trainings of 9,000 tokens with different learning rates."""
+    """Return candidates: trainings of 9,000 tokens with different learning rates."""
 
     def build(values: Mapping[str, Any]) -> SweepPoint:
         spec = {
@@ -53,12 +53,12 @@ def pool(of: SearchSection) -> CandidatePool:
 
 
 def search(of: SearchSection, loss: Loss) -> list[TrialResult]:
-    """All trials of a search, in order."""
+    """Return the results of all trials of a new search, in order."""
     return list(go_on(of, loss, []))
 
 
 def go_on(of: SearchSection, loss: Loss, results: list[TrialResult]) -> Iterator[TrialResult]:
-    """Trials that continue earlier trials."""
+    """Yield the results of the trials with which a search continues after the given results."""
     candidates = pool(of)
     proposer, known = build_proposer(candidates), [*results]
     while proposal := proposer.propose(known):
@@ -75,7 +75,8 @@ def end(trial: Trial) -> int:
 
 
 def flat(rate: float, tokens: int) -> float:
-    """The best rate is 0.020 from the beginning; every loss decreases with tokens."""
+    """Return a loss that decreases with tokens. The learning rate 0.020 has the lowest loss at every number of
+    tokens."""
     return 2.0 + abs(rate - 0.020) * 100 + 1_000 / tokens
 
 
@@ -87,7 +88,8 @@ def test_rungs_are_parts_of_a_training_down_to_the_least() -> None:
 
 
 def test_of_27_trainings_nine_go_on_and_three_to_their_end() -> None:
-    """Some more are promoted, which were among the best third at that time: promotion is asynchronous."""
+    """Promotion is asynchronous. A training may be promoted because it is among the best third at that time, though it
+    is not in the end."""
     results = search(a_section(), flat)
     counted = Counter(end(result.trial) for result in results)
     assert counted[1_000] == 27
@@ -193,7 +195,8 @@ def test_a_budget_that_ends_before_any_training_does_is_told(tmp_path: Path) -> 
 
 
 def test_brackets_begin_as_many_trainings_as_hyperband_does() -> None:
-    """The table of the paper (arXiv 1603.06560, table 1: 81 units, a factor of 3): 81, 34, 15, 8 and 5."""
+    """Number of trainings that begin in each bracket by table 1 of arXiv 1603.06560, for 81 units and a factor of 3:
+    81, 34, 15, 8 and 5."""
     rungs, begun = RungSection(least=1, brackets=5), Counter[int]()
     for _ in range(143):
         begun[choose_bracket(begun, rungs, last=4)] += 1

@@ -1,4 +1,4 @@
-"""Proposals of a search on grids with known results."""
+"""Proposals of a search on grids whose results are known for every point."""
 
 import importlib
 import math
@@ -31,13 +31,15 @@ OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
 
 
 def step_s(values: Mapping[str, Any]) -> float:
-    """Step times that grow with the micro-batch and, slowly, with the nodes. The best is zero1 with micro-batch 8 on 8
-    nodes."""
+    """Return a step time that grows with the micro-batch and, slowly, with the nodes.
+
+    Among the points for which `run` is not "oom", zero1 with micro-batch 8 on 8 nodes has the highest rate.
+    """
     return SPEED[values["engine"]] * (0.2 + 0.1 * values["batch.micro"]) * (1 + 0.02 * values["nodes"])
 
 
 def run(values: Mapping[str, Any]) -> float | str:
-    """ddp runs out of memory from micro-batch 4 upwards."""
+    """Return the step time, or "oom" for ddp with a micro-batch of 4 or more."""
     return "oom" if values["engine"] == "ddp" and values["batch.micro"] >= 4 else step_s(values)
 
 
@@ -66,8 +68,8 @@ BY_RATIOS = {"from": 1, "to": 64, "log": True}
 
 @pytest.mark.parametrize("sampler", ("random", "tpe"))
 def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> None:
-    """About half of the first trials lie below 8, the middle on a logarithmic scale. With uniform draws it would be one
-    in eight."""
+    """On a logarithmic scale from 1 to 64, 8 is the middle, so about half of the first trials are at most 8. With
+    uniform draws it would be one in eight."""
     asked = (
         build_sampler(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler=sampler, seed=seed)))
         for seed in range(80)
@@ -84,7 +86,8 @@ def test_a_grid_by_ratios_begins_with_doubles() -> None:
 
 
 def test_a_range_too_large_to_list_is_drawn_by_ratios_as_well() -> None:
-    """Half of the first draws lie below a thousand. With uniform draws it would be one in a thousand."""
+    """On a logarithmic scale up to a million, about half of the draws are at most a thousand. With uniform draws it
+    would be one in a thousand."""
     space = {"engine": ["ddp"], "batch.micro": BY_RATIOS | {"to": 10**6}}
     asked = build_sampler(pool(section(space, sampler="random")))
     found = [one.trial.values["batch.micro"] for one in search(asked, lambda values: 1.0, 60)]
@@ -113,17 +116,17 @@ def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_
 
 
 BUSY = 0.3
-"""Noise of the time of a step, as a deviation in log."""
+"""Noise of a step time, as the standard deviation of its logarithm."""
 
 
 def disturb(result: TrialResult) -> TrialResult:
-    """Return the same trial with the noise of a busy machine."""
+    """Return a copy of a trial's result with the noise of a busy machine."""
     return result._replace(quantities=result.quantities and result.quantities._replace(step_noise=BUSY))
 
 
 def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> None:
-    """The best of 48 trials, 55 samples/s, ran on a busy machine: its interval is a factor of e^±0.59, so all trials
-    with at least 31 samples/s are reported as equal."""
+    """The best of 48 trials, with 55 samples/s, ran on a busy machine, so its interval reaches from e^-0.59 to e^0.59
+    times its value. All trials with at least 31 samples/s are therefore reported as equal."""
     candidates = pool(section(sampler="grid"))
     done = search(build_sampler(candidates), step_s, 99)
     sound = conclude(candidates, done)
@@ -136,7 +139,8 @@ def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> Non
 
 
 def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
-    """A trial of 0.5 s on a busy machine may truly take 0.9 s. A quiet trial of 0.6 s ends trials that need 0.66 s."""
+    """A step of 0.5 s, measured on a busy machine, may in truth take 0.9 s. A step of 0.6 s on a quiet machine ends
+    trials whose steps take more than 0.67 s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}
@@ -149,9 +153,11 @@ def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
 
 
 def test_a_sampler_that_knows_no_noise_is_told_less_of_a_busy_trial() -> None:
-    """Logarithms of 1, 2 and 4 s, the last from a busy machine. The variance of the three is 0.320 and the mean noise
-    variance 0.030, which leaves a spread of 0.290. The last trial's distance from the mean is multiplied by 0.290 /
-    (0.290 + 0.090)."""
+    """Costs are the logarithms of 1, 2 and 4 s; the last was measured on a busy machine.
+
+    The variance of the three costs is 0.320 and the mean noise variance is 0.030. The difference, 0.290, is the
+    variance without noise. The distance of the last cost from the mean is multiplied by 0.290 / (0.290 + 0.090).
+    """
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     sound = search(build_sampler(pool(asked)), lambda values: float(values["batch.micro"]), 3)
     assert compute_told_costs(asked, sound) == pytest.approx([0, math.log(2), math.log(4)])
@@ -175,8 +181,11 @@ def test_optuna_is_told_so(sampler: str) -> None:
 
 
 def test_a_search_is_not_settled_by_a_lucky_time_of_a_busy_machine() -> None:
-    """The first of 30 trials took 0.5 s, half of any other. The last took 0.9 s, without noise like those between,
-    which took 1 s."""
+    """The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s.
+
+    If the first trial is not noisy, no later trial improves on it. If it was measured on a busy machine, the last one
+    does.
+    """
     asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
                                                               "batch.micro": [1]})  # fmt: skip
     seconds = {1: 0.5, 30: 0.9}
@@ -200,7 +209,7 @@ def test_the_verdict_on_runs_of_a_busy_machine_asks_for_another_measurement(tmp_
 
 
 def test_runs_correct_predictions() -> None:
-    def predict(values: Mapping[str, Any]) -> float:  # zero3 is called the fastest, and is the slowest
+    def predict(values: Mapping[str, Any]) -> float:  # zero3 is predicted to be the fastest, but is the slowest
         return step_s(values) / (3 if values["engine"] == "zero3" else 1)
 
     candidates = pool(section(gain=0.01), predict)
@@ -211,7 +220,8 @@ def test_runs_correct_predictions() -> None:
 
 
 def test_the_predicted_best_points_are_enqueued() -> None:
-    """The ten points with the best predictions come first among 48, including one of the slowest technique."""
+    """The ten points with the best predictions, of 48, are tried first. They include one point of the slowest
+    engine."""
     done = search(build_sampler(pool(section(), step_s)), step_s, 12)
     assert len({one.trial.values["engine"] for one in done[:3]}) == 3
     assert [one.trial.why for one in done] == ["among the predicted best"] * 10 + [""] * 2
@@ -223,7 +233,8 @@ def test_without_predictions_it_finds_the_best_of_points_of_which_a_sixth_runs_o
 
 
 def test_a_suggestion_that_was_tried_is_replaced_by_its_neighbour() -> None:
-    """With all but two points tried, every suggestion becomes one of these two; then the search ends."""
+    """All but two points were tried before. Every suggestion of the sampler is replaced by one of these two; then the
+    search ends."""
     candidates = pool(section(sampler="qmc", gain=0))
     everything = search(ListProposer(candidates, at_random=False), run, 99)
     done = search(build_sampler(candidates), run, 99, everything[2:])
@@ -245,7 +256,7 @@ def test_every_sampler_finds_a_good_point_and_names_none_twice(sampler: str) -> 
         pytest.importorskip("cmaes")
     done = search(
         build_sampler(pool(section(sampler=sampler, seed=1))), run, 13
-    )  # the first ten are drawn at random by some
+    )  # some samplers draw the first ten points at random
     assert len({one.trial.point.config_id for one in done}) == len(done) == 13
     rates = [one.quantities.get("samples_per_s") for one in done if one.quantities]
     assert max(rate for rate in rates if rate) > 0.6 * 64 / step_s(BEST)
@@ -287,8 +298,11 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
 def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
     tmp_path: Path, constraints: dict[str, Any], told: str
 ) -> None:
-    """Steps take from 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes). Steps of at most
-    0.4 s have at most 8 samples: 23 samples/s. The best rate, 55 samples/s, has a step of 1.16 s."""
+    """Steps take from 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes).
+
+    Steps of at most 0.4 s have at most 8 samples, which gives 23 samples/s. The highest rate, 55 samples/s, has a step
+    of 1.16 s.
+    """
     candidates = pool(section(sampler="grid", constraints=constraints))
     verdict = conclude(candidates, search(build_sampler(candidates), step_s, 99))
     assert verdict.best is None and verdict.is_over
@@ -304,10 +318,10 @@ def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("objective", "limit_s"),
     [
-        ("step_s", 1.1 * 0.505),  # the best's median is 0.5 s, and its interval ends at 0.505
-        ("samples_per_s", 1.1 * 0.505 * 8 / 2),  # four times its samples may take four times as long
-        ("samples_per_node_hour", 1.1 * 0.505 * 8 / 2 / 4),  # on four times its nodes
-        ("peak_bytes", None),  # which no step tells
+        ("step_s", 1.1 * 0.505),  # the best trial has a median of 0.5 s, and its interval ends at 0.505 s
+        ("samples_per_s", 1.1 * 0.505 * 8 / 2),  # with four times as many samples, a step may take four times as long
+        ("samples_per_node_hour", 1.1 * 0.505 * 8 / 2 / 4),  # on four times as many nodes
+        ("peak_bytes", None),  # does not follow from the step time
     ],
 )
 def test_a_trial_may_take_a_tenth_longer_than_the_best_for_the_same_work(objective: str, limit_s: float | None) -> None:

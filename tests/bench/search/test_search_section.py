@@ -1,4 +1,4 @@
-"""The `search` section of a study's file, and its error messages of one line."""
+"""The `search` section of a study's file. Each of its error messages is one line."""
 
 import json
 from collections.abc import Mapping

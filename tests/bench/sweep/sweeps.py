@@ -1,4 +1,4 @@
-"""Sweeps and results folders for tests, written without running anything."""
+"""Sweeps and results folders for tests. They are written to files without running anything."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def sweep(
 def attempt(
     folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", **launcher: Any
 ) -> Path:
-    """Write the files of an attempt, without a record if `kind` is None."""
+    """Write the files of an attempt and return its folder. If `kind` is None, the attempt has no record."""
     circumstance = Circumstance(
         study="s", repeat=repeat, attempt=0, machine=Machine(name=machine), launcher={"name": "slurm", **launcher}
     )
@@ -72,5 +72,5 @@ def attempt(
 
 
 def queued(state: str = "RUNNING", reason: str = "None", restarts: int = 0) -> JobState:
-    """Return the state of a job at its scheduler."""
+    """Return the state of a job in the scheduler's queue."""
     return JobState("1", "s", None, find_phase(state), state, reason, restarts=restarts, words="1|s", source="squeue")

@@ -1,4 +1,5 @@
-"""Report, summary and notification at the end of the autopilot; their failures change nothing else."""
+"""Report, summary and notification that the autopilot writes at its end. A failure of one of them does not affect the
+others."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study with an answer and a failure. Its report is not written: that takes long, and has its own tests."""
+    """Return the folder of a study with one successful and one failed point. Writing its report fails, since a real
+    report takes long."""
     folder = tmp_path / "my study"
     definition.write(folder, sweep([point(FOUR), point(EIGHT)]))
     attempt(folder, FOUR, "ok")

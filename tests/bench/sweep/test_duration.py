@@ -1,4 +1,5 @@
-"""Duration of an attempt by its protocol, computed by hand and compared with recorded runs."""
+"""Predicted duration of an attempt from its measurement protocol, calculated by hand and compared with recorded
+runs."""
 
 import pytest
 
@@ -13,15 +14,15 @@ from bench.sweep.forecast import (
     compute_shortest_s,
 )
 
-DEFAULT = MeasureSpec()  # warm-up 10 steps, on a GPU 30 s; window 30 steps and 60 s, at most 300 s, in blocks of 5
+DEFAULT = MeasureSpec()  # warm-up: 10 steps, on a GPU 30 s; window: 30 steps and 60 s, at most 300 s, in blocks of 5
 
 
 @pytest.mark.parametrize(("step_s", "shortest", "longest"), [
-    (0.01, (10 + 6000 + 3) * 0.01, (10 + 6005 + 3) * 0.01 + 30),  # 60 s; a GPU warms up for 30 and is a block ahead
+    (0.01, (10 + 6000 + 3) * 0.01, (10 + 6005 + 3) * 0.01 + 30),  # 60 s of steps; a GPU adds 30 s and one block
     (1.0, (10 + 60 + 3) * 1.0, (10 + 65 + 3) * 1.0 + 30),
-    (7.0, (10 + 30 + 3) * 7.0, (10 + 35 + 3) * 7.0 + 30),  # 30 steps
-    (70.0, (10 + 5 + 3) * 70.0, (10 + 10 + 3) * 70.0 + 30),  # 300 s are over, in whole blocks
-    (400.0, (10 + 5 + 3) * 400.0, (10 + 10 + 3) * 400.0 + 30),  # one block is the least
+    (7.0, (10 + 30 + 3) * 7.0, (10 + 35 + 3) * 7.0 + 30),  # a window has at least 30 steps
+    (70.0, (10 + 5 + 3) * 70.0, (10 + 10 + 3) * 70.0 + 30),  # a window of 300 s, in whole blocks
+    (400.0, (10 + 5 + 3) * 400.0, (10 + 10 + 3) * 400.0 + 30),  # a window has at least one block
 ])  # fmt: skip
 def test_the_protocol_tells_the_steps(step_s: float, shortest: float, longest: float) -> None:
     assert compute_shortest_s(DEFAULT, step_s) == pytest.approx(shortest)
@@ -36,7 +37,7 @@ def test_a_window_of_no_seconds_has_its_fewest_steps() -> None:
 
 def test_a_limit_holds_if_steps_take_three_times_as_long_as_predicted_at_most() -> None:
     limit = compute_limit_min(DEFAULT, 0.01, setup_min=10, bound_min=20)
-    assert limit == pytest.approx(10 + ((10 + 2000 + 3 + 5) * 0.03 + 30) / 60)  # 2000 steps are 60 s of so long ones
+    assert limit == pytest.approx(10 + ((10 + 2000 + 3 + 5) * 0.03 + 30) / 60)  # 60 s are 2000 steps of 0.03 s
     assert 60 * (limit - 10) >= compute_longest_s(DEFAULT, MARGIN * 0.01) * 0.999
 
 

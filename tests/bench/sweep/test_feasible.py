@@ -1,4 +1,4 @@
-"""Points that are predicted far above a device's memory, and points near the edge, which run."""
+"""Points predicted to exceed a device's memory by a wide margin are not run. Points near its limit are run."""
 
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
 
 
 def _ran(ratio: float, repeat: int) -> Any:
-    """A recorded run, changed into a run of FOUR with `ratio` times the predicted memory."""
+    """Return a recorded run, changed into a run of `FOUR` that used `ratio` times the predicted memory."""
     record = store.read_record(next(store.find_records([RUNS / "smoke"])))
     assert record.observations
     alike = [
@@ -171,8 +171,10 @@ def _ran(ratio: float, repeat: int) -> Any:
 
 @pytest.mark.parametrize("folder", ["smoke", "testbed", "memory"])
 def test_no_recorded_run_would_have_been_lost_on_the_smallest_device_that_held_it(folder: str) -> None:
-    """A device with exactly the measured bytes of a run is the hardest case: the run fits. With half of the bytes, the
-    prediction has to be far out."""
+    """Each recorded run fits a device with exactly the bytes that it used, so it must not be skipped there.
+
+    On a device with half of these bytes, the prediction must exceed the memory by a wide margin.
+    """
     records = [store.read_record(path) for path in store.find_records([RUNS / folder])]
     ran = [record for record in records if record.outcome.kind == "ok"]
     assert ran

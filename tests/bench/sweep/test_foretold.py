@@ -1,4 +1,4 @@
-"""Predictions of memory, time and node-hours in a dry run."""
+"""Predictions of memory, step time and node-hours that a dry run of `zeroscale sweep` prints."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def test_a_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: 
 def test_mt5_xxl_is_run_on_8_nodes_of_a100_40_at_the_lower_stages(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its steps need 38.8 to 41.2 GB. Two copies of its weights need not fit."""
+    """A step needs 38.8 to 41.2 GB per device. The prediction must not ask for room for two copies of the weights."""
     words = (f"engine={engine}", "nodes=8", "batch.micro=1")
     told = dry(capsys, "model=mt5_xxl", "machine=a100_40", *GPUS[2:], *words)
     assert "infeasible" not in told and "does not fit" not in told
@@ -87,7 +87,7 @@ def test_what_is_unknown_is_called_unknown(capsys: pytest.CaptureFixture[str]) -
 def test_points_that_run_on_this_processor_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each rank needs its tensors and 0.4 to 0.7 GB for its process."""
+    """Each rank needs memory for its tensors, and 0.4 to 0.7 GB for its process."""
     words = ("model=tiny", "machine=cpu", "devices_per_node=3", "precision=fp32")
     for memory_bytes, fits in ((100 * GB, "fits"), (1 * GB, "does not fit")):
         monkeypatch.setattr("bench.cli.sweep.environment.read_host_memory_bytes", lambda size=memory_bytes: size)

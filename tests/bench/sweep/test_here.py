@@ -1,4 +1,4 @@
-"""A sweep on this machine: the points that it skips, its supervisor, and what it prints."""
+"""A sweep on this machine: the points that it skips, its supervisor process, and its output."""
 
 import os
 import signal

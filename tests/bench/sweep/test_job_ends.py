@@ -1,4 +1,5 @@
-"""Jobs that end before their first attempt are reported, recorded, and not submitted forever."""
+"""Jobs that end before their first attempt are shown by `status`, written to files, and not submitted again without
+limit."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ NOW = datetime.now(UTC).timestamp()
 
 
 def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
-    """Make a packed job with all points of a sweep and the output `log`."""
+    """Write the files of a packed job with all points of a sweep, and `log` as its output. Return the job's name and
+    task."""
     points = tuple(made.requested(one, 0) for one in made.points)
     job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
     jobs.write_handle(jobs.write(folder, job), str(number))
@@ -44,7 +46,7 @@ def look(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState],
 
 
 def told_later(folder: Path, made: SweepDefinition) -> list[PointStatus]:
-    """Return the states of points after the scheduler has forgotten all jobs."""
+    """Return the states of points at a time when the scheduler has forgotten all jobs."""
     return look(folder, made, {}).statuses
 
 
@@ -62,7 +64,7 @@ def test_a_job_that_dies_before_its_first_attempt_is_told_and_remembered(tmp_pat
 
 
 def test_as_many_such_jobs_as_a_point_has_attempts_end_it_until_it_is_asked_for_again(tmp_path: Path) -> None:
-    made = sweep([point(FOUR)])  # two attempts
+    made = sweep([point(FOUR)])  # two attempts are allowed
     for number in (12, 13):
         assert told_later(tmp_path, made)[0].state == "waiting"
         place = submitted(tmp_path, made, number)

@@ -1,5 +1,7 @@
-"""Time limits from predictions: generous, corrected by similar measured points, and never the reason why a point ends
-early."""
+"""Time limits that are derived from predictions.
+
+They are generous and can be lengthened by measured neighbours. No point ends early for good because of such a limit.
+"""
 
 import statistics
 from pathlib import Path
@@ -20,8 +22,12 @@ from bench.sweep.status import StudyState, list_statuses
 RUNS = Path(__file__).parents[2] / "data/runs.zip"
 FOUR = spec(batch__micro=4)
 STEP = StepForecast(low_s=0.05, s=0.1, high_s=0.15)
-"""Predicted minutes of FOUR. By the default protocol the limit is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min: a
-window of 60 s has 134 steps of 0.45 s, plus one block on a GPU. With steps of 0.675 s it has 90."""
+"""Predicted seconds of a step at micro-batch 4.
+
+The limit is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min. The steps are 10 of warm-up, 135 of the window, 3
+inspected ones, and one block of 5 on a GPU. A window of 60 s has 134 steps of 0.45 s, rounded up to blocks. With steps
+of 0.675 s, it has 90 steps.
+"""
 LIMIT_MIN = 10 + (153 * 3 * 0.15 + 30) / 60
 
 
@@ -32,7 +38,7 @@ def made() -> SweepDefinition:
 
 
 class Slower(MeasuredCorrections):
-    """Measured runs took this multiple of the predicted time."""
+    """Corrections by measured runs that took `factor` times the predicted time."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -77,7 +83,8 @@ def recorded() -> list[RunRecord]:
 
 
 def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> None:
-    """Also the runs with fifteen other processes; the start has its own setup_min."""
+    """The prediction is half of each run's median step time. The runs include those with fifteen other processes on
+    their cores. The time of the start is allowed for by `setup_min`."""
     for record in recorded():
         assert record.observations and record.observations.steps
         steps, protocol = record.observations.steps, record.spec.measure

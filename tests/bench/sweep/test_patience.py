@@ -1,4 +1,5 @@
-"""Submission while the scheduler does not answer. Scripts replace Slurm's programs, so that they fail on request."""
+"""Submission while the scheduler does not respond. Shell scripts replace Slurm's programs, so that they can fail on
+demand."""
 
 import json
 import os
@@ -18,7 +19,10 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study with two points, one job each. The simulated Slurm knows no job, and accepts and numbers all."""
+    """Return the folder of a study with two points, which run in one job each.
+
+    The simulated Slurm reports no jobs. Its `sbatch` accepts every job and numbers them from 11.
+    """
     made = sweep([point(spec(batch__micro=micro)) for micro in (4, 8)])
     folder = tmp_path / "study"
     definition.write(folder, made.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}}))
@@ -32,7 +36,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(folder: Path, program: str, shell: str) -> None:
-    """Replace a program by a `shell` script, in which `number` counts its calls."""
+    """Replace a program of Slurm by the shell script `shell`. In the script, the variable `number` is the number of
+    calls so far."""
     calls = folder / f"{program}.calls"
     calls.write_text("")
     count = f"echo >> {calls}\nnumber=$(wc -l < {calls})"
@@ -58,11 +63,11 @@ echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
 
 
 def test_an_array_that_is_too_long_is_halved_and_the_autopilot_has_a_place(study: Path, tmp_path: Path) -> None:
-    """Only the scheduler knows the limit of three jobs."""
+    """The scheduler accepts at most three jobs and does not report this limit."""
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
     play(tmp_path, "sbatch", COUNTS)
-    play(tmp_path, "scancel", f"echo 2 > {tmp_path / 'sbatch.taken'}")  # the last job had one task
+    play(tmp_path, "scancel", f"echo 2 > {tmp_path / 'sbatch.taken'}")  # the cancelled job had one task
     done = submitting.submit_pending(study, autopilot=True)
     assert [len(job.points) for job, _ in done.submitted] == [2] and done.autopilot
     assert len(done.left) == 6 and done.good

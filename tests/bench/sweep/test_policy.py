@@ -1,8 +1,11 @@
-"""The next decision of a sweep, from a plan and a state.
+"""The next decision of a sweep, from a plan and the state of its folder, scheduler and clock.
 
-Points m1, m2, m4 and m8 are one configuration with micro-batches of that size. Attempts are written as `m4 oom`, a
-repeat as `m4#1 oom`, another machine or environment as `m4@fast oom`, `m4~old ok`. Runs are expected as `run m4`,
-`pruned m8`, `left m4` and `waits m4`; `confirm m4` is a run of a point that has just run out of memory.
+Points m1, m2, m4 and m8 differ in the micro-batch alone, which is 1, 2, 4 or 8. An attempt is written as point and
+outcome, such as `m4 oom`. A suffix of the point names another repeat (`m4#1 oom`), machine (`m4@fast oom`) or
+environment (`m4~old ok`).
+
+Expected decisions are `run m4` (start), `pruned m8` (record without a run), `left m4` (skip) and `waits m4` (postpone).
+`confirm m4` starts a point again that has just run out of memory.
 """
 
 import itertools
@@ -45,7 +48,7 @@ def key(run: str) -> RunKey:
 
 
 def attempts(text: str) -> dict[str, list[RunAttempt]]:
-    """Return attempts by configuration: `m4 oom, m4#1 ok`."""
+    """Return the attempts by configuration that a text such as `m4 oom, m4#1 ok` describes."""
     found: dict[str, list[RunAttempt]] = {}
     for name, repeat, machine, environment, kind in _ATTEMPT.findall(text):
         before = found.setdefault(name, [])
@@ -56,7 +59,7 @@ def attempts(text: str) -> dict[str, list[RunAttempt]]:
 
 
 def runs(text: str, **more: Any) -> list[PlannedRun]:
-    """Return the runs of a plan: `m4 m8 m4#1`."""
+    """Return the planned runs that a text such as `m4 m8 m4#1` describes."""
     keys = [key(run) for run in text.split()]
     spec = {name: {"batch": {"micro": int(name[1:]), "accumulation": 1}} for name, *_ in keys}
     kin = find_siblings((one, spec[one.config_id]) for one in keys)
@@ -64,7 +67,7 @@ def runs(text: str, **more: Any) -> list[PlannedRun]:
 
 
 def predicted(run: PlannedRun, needs_gib: float, has_gib: float = 10) -> PlannedRun:
-    """Return a run with a prediction of its memory."""
+    """Return a copy of a run that is predicted to need `needs_gib` GiB on a device with `has_gib` GiB."""
     room = MemoryForecast(
         low_bytes=int(needs_gib * GIB), high_bytes=int(needs_gib * GIB), tensor_bytes=int(needs_gib * GIB)
     )
@@ -89,7 +92,10 @@ def told(decision: Decision) -> str:
 
 
 def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]], ends: str) -> list[str]:
-    """Go through a plan: attempts end as in `ends`, in order and by point, and then `ok`."""
+    """Carry out all decisions of a pass through a plan and return them as texts.
+
+    The attempts at each point have the outcomes in `ends`, in order, and further attempts end `ok`.
+    """
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):
         passed.append(decision)
@@ -106,16 +112,17 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
 
 
 class Row(NamedTuple):
-    """A plan and a state; the decisions of a pass through it, and those of a submission."""
+    """A plan and the attempts so far, and the expected decisions: `passes` of a pass through the plan, `at_once` of a
+    submission."""
 
     plan: str
     tried: str
     passes: str | None = None
     at_once: str | None = None
-    ends: str = ""  # attempts of the pass
-    run: dict[str, Any] = {}  # every run's
-    sweep: dict[str, Any] = {}  # the plan's
-    seen: dict[str, Any] = {}  # the snapshot's
+    ends: str = ""  # outcomes of the attempts during the pass
+    run: dict[str, Any] = {}  # fields of every planned run
+    sweep: dict[str, Any] = {}  # fields of the plan
+    seen: dict[str, Any] = {}  # fields of the snapshot
 
 
 def _busy(name: str) -> Callable[[RunKey], str]:
@@ -125,14 +132,14 @@ def _busy(name: str) -> Callable[[RunKey], str]:
 CONTROL = {"control": PlannedRun(key("c"), limit_min=10)}
 AGAIN = {"confirm_answered": True}
 TABLE = {
-    # order and the control point
+    # order of points, and the control point
     "points run in the order asked": Row("m4 m1 m2", "", "run m4, run m1, run m2", "run m4, run m1, run m2"),
     "the control point comes first and last": Row("m1 m2", "", "run c, run m1, run m2, run c", sweep=CONTROL),
     "submission leaves it to the jobs": Row("m1 m2", "", at_once="run m1, run m2", sweep=CONTROL),
     "it is run around points that need not run": Row("m4", "m4 ok", "run c, left m4, run c", sweep=CONTROL),
     "but not around nothing": Row("", "", "", "", sweep=CONTROL),
     "its failure ends nothing": Row("m1", "", "run c, run m1, run c", ends="c error, m1 error, c oom", sweep=CONTROL),
-    # what has an answer
+    # attempts that are an answer
     "a final answer is left": Row("m1 m2", "m1 ok, m2 oom", "left m1, left m2", "left m1, left m2"),
     "a run whose numbers are invalid is one": Row("m1", "m1 invalid", "left m1", "left m1"),
     "a failure that may pass is none": Row("m1", "m1 error, m1 hang, m1 cancelled", "run m1", "run m1"),
@@ -143,15 +150,15 @@ TABLE = {
     "a record without a run holds in all": Row("m1", "m1 pruned", "left m1", run={"environment_id": "new"}),
     "unless everything is to be measured": Row("m1", "m1 pruned", "run m1", "run m1", run={"prune": False}),
     "it was reopened when it was submitted": Row("m1", "m1 infeasible", "run m1", run={"reopened": True}),
-    # attempts
+    # number of attempts
     "attempts are used up": Row("m1", "m1 error, m1 hang", "left m1", "left m1", run={"attempts": 2}),
     "not by preemption": Row("m1", "m1 error, m1 preempted", "run m1", "run m1", run={"attempts": 2}),
     "not on another machine": Row("m1", "m1 error, m1@fast error", "run m1", run={"attempts": 2}),
     "a pass tries once": Row("m1 m2", "", "run m1, run m2", ends="m1 error", run={"attempts": 2}),
     "jobs come to nothing": Row("m1", "", at_once="left m1", run={"attempts": 2}, seen={"submitted": {key("m1"): 10}}),
-    # somebody has it
+    # points that another job runs
     "another job has it": Row("m1 m2", "", "left m1, run m2", "left m1, run m2", seen={"busy": _busy("m1")}),
-    # out of memory
+    # points that run out of memory
     "an out-of-memory is confirmed, then larger ones are pruned": Row(
         "m2 m4 m8", "", "run m2, confirm m2, pruned m4, pruned m8", ends="m2 oom, m2 oom"
     ),
@@ -172,7 +179,7 @@ TABLE = {
     "nor while a job has it": Row(
         "m2 m4", "m2 oom", at_once="left m2, run m4", sweep=AGAIN, seen={"busy": _busy("m2")}
     ),
-    # time and money
+    # time left and node-hours
     "the last control point keeps its time": Row(
         "m1", "", "run c, waits m1, run c", sweep=CONTROL, run={"limit_min": 10}, seen={"left_s": 900.0}
     ),
@@ -225,10 +232,10 @@ def test_a_second_look_that_does_not_fit_waits_and_the_points_after_it_do_not() 
     ("needs_gib", "memory", "tried", "expected"),
     [
         (9, 1.0, "", "run m1"),
-        (11, 1.0, "", "run m1"),  # near the edge
-        (13, 0.9, "m1 infeasible", "run m1"),  # neighbours take the prediction back
+        (11, 1.0, "", "run m1"),  # above the device's 10 GiB, but by less than 20 %
+        (13, 0.9, "m1 infeasible", "run m1"),  # measured neighbours revoke the prediction
         (13, 0.9, "m1 infeasible, m1 pruned", "left m1"),
-        (13, 0.9, "m1 infeasible, m1 error, m1 error", "left m1"),  # but not for ever
+        (13, 0.9, "m1 infeasible, m1 error, m1 error", "left m1"),  # the allowed attempts are used up
         (13, 1.0, "m1 infeasible", "left m1"),
         (13, 0.9, "m1 infeasible, m1 oom", "left m1"),
     ],
@@ -243,7 +250,7 @@ def test_a_prediction_answers_a_point_until_measured_neighbours_take_it_back(
 
 
 def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
-    """Within an allocation, whose points were chosen at its submission."""
+    """An allocation does not use predictions, since they were checked when its points were submitted."""
     found = attempts("m1 infeasible")
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
     assert [told(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
@@ -257,7 +264,7 @@ def test_who_is_given_up_says_why() -> None:
     assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
 
 
-# -- what is not the point's fault
+# -- attempts that failed for external causes
 
 
 def failed(number: int, kind: OutcomeKind = "error", **more: Any) -> RunAttempt:

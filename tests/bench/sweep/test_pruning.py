@@ -1,4 +1,4 @@
-"""Conclusions from a run out of memory about other points: only certain ones."""
+"""An out-of-memory run makes runs of other points unnecessary only if these would certainly run out of memory, too."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ MICROS = (1, 2, 4, 8)
 
 
 class Rules:
-    """Pruning for the points of one sweep."""
+    """The rules that decide whether points of one sweep are pruned or need confirmation."""
 
     def __init__(self, specs: list[RunSpec], repeats: int = 1) -> None:
         wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))

@@ -1,4 +1,4 @@
-"""Outcomes from the scheduler's state of a job, for runs that left no record."""
+"""Outcomes of runs that left no record, derived from the scheduler's state of their job."""
 
 import pytest
 
@@ -11,7 +11,7 @@ INTERRUPTED = LeftBehind({"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"
 
 
 def ended(word: str) -> JobState:
-    """Return the state of a job that ended with this word, from accounting."""
+    """Return the state, parsed from `sacct`, of a job that ended with a state such as TIMEOUT."""
     [state] = states.parse_sacct(f"12|{word}|1|2026-11-21T12:00:00|2026-11-21T12:01:00|0:0|None|s")
     return state
 
@@ -42,7 +42,7 @@ def test_a_signal_alone_says_that_it_was_interrupted_and_not_by_whom() -> None:
 
 
 def test_a_job_that_failed_was_not_cancelled_though_what_was_left_of_it_was_asked_to_end() -> None:
-    """`srun --kill-on-bad-exit` has this effect when a supervisor dies."""
+    """If one supervisor dies, `srun --kill-on-bad-exit` sends a signal to the other processes of the job."""
     found = reconcile_outcome(INTERRUPTED, ended("FAILED"), restarted=False)
     assert found.kind == "error" and "FAILED" in found.reason and "SIGTERM" in found.reason
     assert found.evidence["interrupted"] == INTERRUPTED.interrupted

@@ -1,5 +1,5 @@
-"""Searches that are killed at any point and resumed, and searches by several workers, judged by the files they leave.
-"""
+"""Searches that are killed at random moments and resumed, and searches by several workers. The files that they leave
+are checked."""
 
 import random
 import threading
@@ -27,7 +27,7 @@ TRIALS = 6
 
 
 class _Killed(BaseException):
-    """Ends a worker at once: no code catches it."""
+    """Ends a worker at once, like a kill: no `except Exception` catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def request(base: RunSpec, sampler: str) -> SweepDefinition:
 
 
 def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
-    """Return the worker of a new process: it reads its whole state from the folder."""
+    """Return a worker as a new process would build it, with all of its state read from the folder."""
     asked = definition.find_search(definition.read(folder))
     assert asked and asked.search and asked.search.study.search
 
@@ -62,7 +62,7 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
 
 
 def make_attempt(requested: RequestedRun, folder: Path, follow: Any, supervisor: Any = None) -> tuple[Path, RunRecord]:
-    """Write the files of a run; micro-batches of 8 run out of memory."""
+    """Write the files of a run without running it. A micro-batch of 8 runs out of memory."""
     batch = requested.spec.batch
     ended = Outcome(kind="oom", reason="") if batch.micro == 8 else Outcome(kind="ok", reason="")
     opened = store.open_attempt(folder / requested.config_id, requested.spec, requested.circumstance).folder
@@ -89,7 +89,7 @@ def count_attempts(folder: Path) -> list[int]:
 
 
 def kill_at_random(generator: random.Random, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step that sometimes kills the worker, before or after it."""
+    """Return a function that calls `step`, but sometimes kills the worker before or after the call."""
 
     def maybe(*args: Any) -> Any:
         if generator.random() < 0.15:
@@ -153,7 +153,8 @@ def test_workers_on_one_folder_never_run_a_trial_twice(
 def test_a_trial_without_a_run_is_found_by_who_goes_on(
     base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial whose worker was killed before it ran is run first, and counts as a trial."""
+    """A worker was killed after it wrote a trial and before it ran it. The next worker runs this trial first, and it
+    counts as a trial."""
     monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", make_attempt)
     write_search(tmp_path, request(base, "random"))
     left = sweeps.point(base.model_copy(update={"batch": Batch(micro=4, accumulation=4)}))

@@ -1,4 +1,4 @@
-"""States of points, from their folder and from the scheduler."""
+"""States of points, read from the study's folder and from the scheduler."""
 
 import json
 import os
@@ -111,14 +111,17 @@ def test_an_attempt_whose_supervisor_died_here_is_not_running(tmp_path: Path) ->
     folder = attempt(tmp_path, FOUR, None)
     heartbeat(folder, host=os.uname().nodename)
     assert stand(tmp_path, made)[0].state == "running"
-    heartbeat(folder, host=os.uname().nodename, pid=2**22 + 1)  # above the largest process id
+    heartbeat(folder, host=os.uname().nodename, pid=2**22 + 1)  # above the largest process id: no such process
     assert stand(tmp_path, made)[0].state == "waiting"
 
 
 def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothing_can_come_of_it(
     tmp_path: Path,
 ) -> None:
-    """The command was killed between the claim and the supervisor's first heartbeat. The reserved file is removed."""
+    """The command was killed after it created the attempt's folder and before the supervisor wrote a heartbeat.
+
+    Once the attempt counts as dead, it gets a record, and the file that reserved disk space for the record is removed.
+    """
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)
     assert finalize_lost(read_state(tmp_path)) == 0, "it may still begin"
@@ -132,7 +135,7 @@ def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothi
 def test_an_attempt_here_whose_supervisor_died_says_what_is_known_and_names_no_scheduler(tmp_path: Path) -> None:
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)
-    gone = 2**22 + 1  # above the largest process id
+    gone = 2**22 + 1  # above the largest process id: no such process
     heartbeat(folder, host=os.uname().nodename, pid=gone)
     assert finalize_lost(read_state(tmp_path)) == 1
     outcome = store.read_record(folder / store.RECORD).outcome
@@ -213,7 +216,7 @@ def test_a_configuration_that_may_not_be_looked_into_is_named(tmp_path: Path, mo
             raise PermissionError(13, "Permission denied")
         return look_into(path)
 
-    monkeypatch.setattr(os, "scandir", refused)  # root, who may run this, may look into anything
+    monkeypatch.setattr(os, "scandir", refused)  # simulated: as root, a test could read any folder
     seen = read_snapshot(tmp_path)
     assert [(error.path, error.why) for error in seen.unreadable] == [(tmp_path / "closed", "Permission denied")]
     assert list(seen.tried) == [config_id(FOUR)]
@@ -232,7 +235,10 @@ def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(t
 def test_who_has_claimed_a_point_a_moment_earlier_is_waited_for_until_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claimed folder exists before its description. Without the wait, two processes would measure one point."""
+    """An attempt's folder exists a moment before its description is written.
+
+    If a second process did not wait for the description, both processes would measure one point.
+    """
     made, key = spec(), RunKey(config_id(spec()), "cpu", 0)
     attempt(tmp_path, made, None, job="s-1")
     folder = tmp_path / key.config_id / "0.0"

@@ -1,4 +1,4 @@
-"""`zeroscale status`, `resume` and `cancel` without a scheduler."""
+"""`zeroscale status`, `resume` and `cancel`, tested without a real scheduler."""
 
 import json
 import os
@@ -62,7 +62,8 @@ _COLUMNS = [column.split(":") for column in SQUEUE_FORMAT.split(",")]
 def put_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING", **columns: object
 ) -> Path:
-    """Replace `squeue` by a script that reports a requeued job; return the file with the arguments of `scancel`."""
+    """Replace `squeue` by a script that reports a requeued job. Return the file to which `scancel` writes its
+    arguments."""
     values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name, **columns}
     row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
     cancelled = folder / "cancelled"
@@ -110,7 +111,7 @@ def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last
 
 
 def waiting(folder: Path) -> Path:
-    """Return a study with one point in a submitted job."""
+    """Return the folder of a study with one point, which is in a submitted job."""
     study, made = folder / "study", sweep([point(spec())])
     definition.write(study, made)
     points = (made.requested(made.points[0], 0),)
@@ -212,7 +213,7 @@ def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
-    """The benchmark measures the time."""
+    """Checks the output only. The time is measured by a benchmark."""
     made = spec()
     points = [point(made).model_copy(update={"config_id": f"{number:010x}"}) for number in range(10_000)]
     definition.write(tmp_path, sweep(points))
@@ -228,7 +229,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
-    """An earlier version wrote an infinite limit as null."""
+    """The unreadable files include one of an earlier version, which wrote an infinite limit as null."""
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     [good] = (tmp_path / "sweeps").glob("*.json")

@@ -1,4 +1,4 @@
-"""Trials in a study's folder: each number is written once, and a resumed search reads them all."""
+"""Trials in a study's folder. Each trial number is written once, and a resumed search reads all trials."""
 
 import threading
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_by
 
 
 class _InOrder:
-    """Proposes every point once. All of them are far out of memory, so that each gets its answer without a run."""
+    """Proposes every point once. All points far exceed the device's memory, so each gets its answer without a run."""
 
     def __init__(self, points: Sequence[SweepPoint]) -> None:
         self._points = points
