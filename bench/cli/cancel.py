@@ -1,4 +1,4 @@
-"""Cancel the jobs of one sweep, and no others. Running points are recorded as cancelled and can be resumed.
+"""Cancel the jobs of one sweep. Its running points are recorded as cancelled, and the sweep can be resumed.
 
 zeroscale cancel results/runs/paper
 """
@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the scheduler accepted it, also if there was nothing to cancel."""
+    """Return 0 if the scheduler accepted the cancellation, or if there was no job to cancel."""
     numbers = api.cancel(args.folder)
     if args.json:
         print(json.dumps({"cancelled": numbers}))
