@@ -1,6 +1,9 @@
-"""Cancel the jobs of one sweep. Its running points are recorded as cancelled, and the sweep can be resumed.
+"""Cancel the jobs of one sweep.
 
-zeroscale cancel results/runs/paper
+  zeroscale cancel results/runs/paper
+
+Points that are running are recorded as cancelled, and `zeroscale resume` can run them again. Jobs of
+other sweeps are not cancelled.
 """
 
 import argparse

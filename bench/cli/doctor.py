@@ -106,8 +106,8 @@ def _check_accelerator() -> Iterator[Check]:
 
 
 def _check_operations() -> Iterator[Check]:
-    """Yield a check of each DeepSpeed op for Adam: can it be built here? torch's own optimizer needs none of these
-    ops."""
+    """Yield a check of each DeepSpeed op for Adam, which reports if the op can be built here. torch's own optimizer
+    needs none of these ops."""
     # Without this variable DeepSpeed detects the accelerator by importing the packages of all vendors.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count_devices() else "cpu")
     builders = _import_or_none("deepspeed.ops.op_builder")

@@ -1,4 +1,4 @@
-"""Tensors that autograd saves in a forward pass: the measured truth for predicted activations."""
+"""Tensors that autograd saves in a forward pass: the measured truth for predicted activation memory."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,8 @@ import torch
 
 
 def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> int:
-    """Bytes of the distinct storages, without weights, that `loss` of a real model saves for backward."""
+    """Return the bytes that autograd saves for the backward pass of `loss()`. Each storage counts once, and
+    parameters are excluded."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -1,10 +1,11 @@
-"""Savings of a packed allocation: the same points in one job, and in one job with a cold start per point.
+"""Time saved by running all points in one job, compared with one job and a cold start per point.
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
-It starts a testbed with two nodes per point and one job at a time. Half of the cold jobs run before the packed job and
-half after it, so that drift of the machine affects both. Every point makes the same few steps, so the rest of the wall
-time, from calling `zeroscale sweep` to the end of the last job, is the fixed cost of points.
+The benchmark starts a Slurm testbed with two nodes per point and one job at a time. Half of the jobs with one point run
+before the packed job and half after it, so that drift of the machine affects both. Every point runs the same few steps.
+Wall time is measured from calling `zeroscale sweep` to the end of the last job. Wall time without the steps is the
+fixed cost of the points.
 """
 
 import argparse
@@ -30,11 +31,11 @@ POINT = (
     "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
 )  # fmt: skip
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
-"""Configuration of a queue that starts jobs at once, because waiting is not part of a cold start."""
+"""Slurm configuration of a queue that starts jobs at once, because waiting in a queue is not part of a cold start."""
 
 
 class Spent(NamedTuple):
-    """Seconds of some points."""
+    """Seconds that a set of points took."""
 
     points: int
     wall_s: float
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
-    """Measure all engines with all seeds, and return the seconds."""
+    """Measure every combination of engine and seed with one job mode. Return the seconds that the points took."""
     with tempfile.TemporaryDirectory() as results:
         axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
         began_at = time.time()
@@ -95,7 +96,8 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return the seconds of the jobs in a study's folder since `began_at`; every point must have ended ok."""
+    """Return the seconds that the points in a study's folder took since `began_at`. Every point must have ended
+    `ok`."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [
