@@ -12,15 +12,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import warm
 
-gc.disable()  # until all tests are collected: collection imports hundreds of modules, none of which is garbage
+gc.disable()  # until all tests are collected: collecting imports hundreds of modules, none of which becomes garbage
 
-settings.register_profile("patient", deadline=None)  # examples may take long on a busy machine
+settings.register_profile("patient", deadline=None)  # hypothesis examples may take long on a busy machine
 settings.load_profile("patient")
 
-# under `nohup make test &` SIGINT is ignored, also in the processes that tests start and interrupt
+# Under `nohup make test &`, SIGINT is ignored, and processes that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# before torch is imported: on two cores the threads of two test processes would spin while they wait
+# Set this before torch is imported. With more threads, two test processes on two cores would busy-wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 warm.install()
@@ -69,9 +69,9 @@ def pytest_collection_finish() -> None:
     """Exclude all modules imported so far from garbage collection, because they stay in memory until the end."""
     gc.freeze()
     gc.enable()
-    gc.set_threshold(50_000, 20, 50)  # the thresholds of a command
+    gc.set_threshold(50_000, 20, 50)  # the same thresholds as in bench.cli
 
 
-# local runs of one test session wait for each other, but not for those of other sessions
+# Local runs wait for a lock in this folder. With its own folder, a session does not wait for other sessions' runs.
 _SESSION = tempfile.TemporaryDirectory(prefix="zeroscale-tests-")
 os.environ["XDG_RUNTIME_DIR"] = _SESSION.name

@@ -113,7 +113,7 @@ def _words(line: str) -> tuple[str, ...]:
 COMMANDS = [
     pytest.param(command, id=f"{name}: {' '.join(command.words)}"[:100])
     for name, page in zip(NAMES, PAGES, strict=True)
-    if page.parent != FOLDER  # the help of a verb, which its own tests hold
+    if page.parent != FOLDER  # excludes docs/reference, whose commands are tested separately
     for command in dict.fromkeys(_commands(page.read_text()))
 ]
 
@@ -173,10 +173,9 @@ def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Comma
     dry = _dry(verb, words, parser)
     printed, code = _printed(house, (verb, *(dry or words)))
     if command.output is None:
-        assert code in (0, 1, 3), printed  # 1: a gate that is broken, of records that stand in for others
-    elif (
-        dry and dry != words and code == 0
-    ):  # what a dry run prints of the point stands first in what was printed of the run
+        assert code in (0, 1, 3), printed  # 1 if a gate fails, because the records stand in for those of the page
+    elif dry and dry != words and code == 0:
+        # A dry run prints the line of a point that the run prints first.
         points = [line for line in printed.splitlines() if re.match(r"[0-9a-f]{10}  ", line)]
         assert points and points[0] in command.output.splitlines()
     else:
@@ -187,7 +186,7 @@ def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[s
     """Return the words of a command with --dry-run added, if its verb has that option. Empty for all other commands."""
     if "--dry-run" not in parser.format_help():
         return []
-    here = ["machine=cpu", "devices_per_node=2"]  # whatever machine this is
+    here = ["machine=cpu", "devices_per_node=2"]  # the test must not depend on this machine's devices
     elsewhere = any(word.startswith(("machine=", "launcher=", "devices_per_node=", "study=")) for word in words)
     return [*words, *([] if elsewhere else here), *(() if "--dry-run" in words else ("--dry-run",))]
 

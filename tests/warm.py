@@ -39,7 +39,7 @@ _IMPORTING = ("PYTHONSAFEPATH", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONWARNINGS"
 _MESSAGE_BYTES, _DESCRIPTORS, _ABOVE = 64, 32, 512
 _libc = ctypes.CDLL(None)
 _RealPopen = subprocess.Popen
-_environment = dict(os.environ)  # for servers, independent of the test that starts them
+_environment = dict(os.environ)  # environment for servers, independent of the test that starts them
 
 _servers: dict[str | None, "Server"] = {}
 """Fork servers of this process, by their value of PYTHONPATH."""
@@ -74,7 +74,7 @@ class Popen(subprocess.Popen[Any]):
         environment = dict(os.environ if env is None else env)
         ran = None if shell or executable else _find_module(args, environment)
         if preexec_fn and ran and ran.get("module") not in _ENDS_WITH_PARENT:
-            ran = None  # a function cannot be sent
+            ran = None  # a function cannot be sent to the server
         if ran is None:
             named = (args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
             ends = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -250,7 +250,7 @@ def _fork_server() -> Server:
         ours.close()
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):  # else a pipe stays open for as long as it lives
+        for number in (0, 1, 2):  # otherwise the server would keep its parent's pipes open
             os.dup2(null, number)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
@@ -302,6 +302,6 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     sys.path.append(str(TESTS.parent))
-    from tests import warm  # as one module in all processes
+    from tests import warm  # import by this name, so that all processes share one module
 
     warm.main()

@@ -31,5 +31,5 @@ def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     yield start
     for command in commands:
         if command.process.poll() is None:
-            os.killpg(command.process.pid, signal.SIGKILL)  # its supervisor ends the ranks
+            os.killpg(command.process.pid, signal.SIGKILL)  # kills the supervisor, whose ranks end with it
             command.process.wait()

@@ -14,7 +14,7 @@ def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
+            storages[storage.data_ptr()] = storage  # keeps the storage alive, so that its address is not reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -11,9 +11,9 @@ from bench.engines.distributed.simulation import link_passes, simulate_passes
 class SimulatedStep:
     """Times of the passes of one simulated step, in seconds. Every rank begins at 0 s."""
 
-    finish_s: dict[Action, float]  # of each forward and backward
-    busy_s: tuple[float, ...]  # of each rank, in its passes
-    passes_in_flight: tuple[int, ...]  # largest number of each rank's forwards without their backward
+    finish_s: dict[Action, float]  # end of each forward and backward pass, in seconds
+    busy_s: tuple[float, ...]  # seconds that each rank spends in its passes
+    passes_in_flight: tuple[int, ...]  # of each rank: largest number of forwards whose backward has not run
 
     @property
     def total_s(self) -> float:

@@ -100,5 +100,5 @@ def survivors(pids: Sequence[int]) -> list[int]:
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:  # it has ended, perhaps while this looked
+    except OSError:  # the process has ended
         return False

@@ -29,8 +29,8 @@ Ends = tuple[Array, Array]
 
 LENGTHS = (30, 100, 300, 1000, 3000)
 NORMAL = stats.norm.ppf(0.975)
-CHUNK = 500  # series at a time, to fit the memory of a laptop
-SLOW = {"blocks": 2}  # chunks for slow methods: it takes longer than all others together
+CHUNK = 500  # number of series at a time, limited by the memory of a laptop
+SLOW = {"blocks": 2}  # number of chunks for slow methods: `blocks` takes longer than all other methods together
 
 
 def main() -> None:

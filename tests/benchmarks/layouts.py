@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch is about to rename collectives
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns that it will rename collectives
     with tempfile.TemporaryDirectory() as folder:
         for name in SCHEDULES:
             found = run_ranks(Path(folder), name, rounds)

@@ -39,7 +39,7 @@ class Spent(NamedTuple):
 
     points: int
     wall_s: float
-    allocated_s: float  # within allocations, without the queue between them
+    allocated_s: float  # seconds within allocations, without waiting in the queue between them
     steps_s: float
 
     def and_(self, other: Self) -> "Spent":
@@ -62,13 +62,14 @@ def main() -> None:
     points = parser.parse_args().points
     if points < 1 or points % (2 * len(ENGINES)):
         parser.error(f"--points {points}: must be a multiple of {2 * len(ENGINES)}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the testbed is removed
+    # Exit through `finally`, so that the testbed is removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     seeds = range(points // len(ENGINES))
     first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
     bed = Testbed("b")
     try:
         bed.up("--nodes", "2", "--rate", "1gbit", "--conf", AT_ONCE)
-        sweep(bed, "point", [1000], ENGINES[:1])  # warms the page cache
+        sweep(bed, "point", [1000], ENGINES[:1])  # fills the page cache before the measurement
         print(f"load {os.getloadavg()[0]:.1f} before", flush=True)
         cold = sweep(bed, "point", first)
         packed = sweep(bed, "packed", seeds)

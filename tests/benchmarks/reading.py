@@ -59,7 +59,7 @@ def measured(size: int) -> dict[str, float]:
     print(f"\n{size:,} records", flush=True)
     try:
         timed("(writing them)", {}, lambda: write(folder / "runs", size))
-        time.sleep(3)  # a file that changed just now counts as unsettled
+        time.sleep(3)  # a record that was written just now counts as possibly unfinished and is read again
         return read(folder / "runs", size)
     finally:
         shutil.rmtree(folder)

@@ -32,7 +32,7 @@ from bench.core.spec import Batch, RunSpec, canonical, config_id
 
 SHAPES = {
     "tiny": ("model=tiny",),
-    "first_t5": (  # tied embeddings, no gating, mostly vocabulary
+    "first_t5": (  # tied embeddings, no gated layers, most parameters in the vocabulary
         "model=tiny", "model.parameters=null", "model.shape.vocab=8000", "model.shape.d_model=96",
         "model.shape.d_kv=16", "model.shape.heads=5", "model.shape.d_ff=160", "model.shape.encoder_layers=2",
         "model.shape.decoder_layers=3", "model.shape.gated=false", "model.shape.activation=relu",
@@ -230,7 +230,8 @@ def rehearse_stage(spec: RunSpec, stage: int) -> tuple[int | None, ...]:
     """Rehearse the first rank of a pipeline stage. Return its bytes in the order of STAGE_COLUMNS, without the
     columns spec and stage."""
     rank = stage * spec.world_size // spec.parallel.pipeline
-    with multiprocessing.get_context("fork").Pool(1) as alone:  # memory counter and process group start with a process
+    # Memory counter and process group can be set up only once per process.
+    with multiprocessing.get_context("fork").Pool(1) as alone:
         return alone.apply(_run_steps, (spec, rank))
 
 

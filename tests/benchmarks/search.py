@@ -69,7 +69,7 @@ class Row(NamedTuple):
 class Replay(NamedTuple):
     """Result of one simulated search."""
 
-    close_after: int | None  # trials; None if no close point was tried
+    close_after: int | None  # number of trials; None if no close point was tried
     trials: int
     cpu_s: float
 
@@ -260,8 +260,8 @@ class Training(NamedTuple):
 class Halving(NamedTuple):
     """Result of one simulated search by successive halving."""
 
-    tokens_to_best: int | None  # trained until the best training ended; None if it never did
-    tokens: int  # trained in all
+    tokens_to_best: int | None  # tokens trained until the best training ended; None if it never ended
+    tokens: int  # tokens trained in all
 
 
 def compare_on_trainings(seeds: int) -> None:

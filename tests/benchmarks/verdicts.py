@@ -28,7 +28,7 @@ SIZES = (2, 5, 10, 50)
 REPEATS = (3, 5)
 LAYOUTS = ((3, False), (3, True), (5, False))
 PAIRS = (1, 10, 50)
-_MOST = 10_000  # configurations in all families of one size
+_MOST = 10_000  # maximum number of configurations in all families of one size
 
 
 def _unequal(sigma: float) -> Draw:
@@ -67,7 +67,7 @@ class Found(NamedTuple):
     """Results for families whose true times are spread. Values are means over simulated families."""
 
     ties: float
-    farthest: float  # distance of a tie from the truly fastest, in per cent of its time
+    farthest: float  # largest true slowdown of a tie against the truly fastest, in per cent
     best_kept: float  # per cent of families where the truly fastest was measured as fastest or tied
 
 

@@ -78,7 +78,7 @@ class SimulatedRun(NamedTuple):
     """Measured window of a simulated run."""
 
     stopped: str
-    step_s: tuple[float, ...]  # of its window
+    step_s: tuple[float, ...]  # steps of the measured window
 
     @property
     def mean_s(self) -> float:

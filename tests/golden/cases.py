@@ -22,7 +22,7 @@ from bench.core.store import find_records
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path("results/measured/two_cores.zip")
-BLOCKS, IN_CI = 126, 12  # of predictions; each is of 18 to 30 points
+BLOCKS, IN_CI = 126, 12  # number of prediction blocks; a block has 18 to 30 points
 
 Case = Callable[[], str]
 
