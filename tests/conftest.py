@@ -12,27 +12,30 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import warm
 
-gc.disable()  # until all tests are collected: collection imports hundreds of modules, none of which is garbage
+gc.disable()  # until all tests are collected: collecting imports hundreds of modules, none of which becomes garbage
 
-settings.register_profile("patient", deadline=None)  # examples may take long on a busy machine
+settings.register_profile("patient", deadline=None)  # hypothesis examples may take long on a busy machine
 settings.load_profile("patient")
 
-# under `nohup make test &` SIGINT is ignored, also in the processes that tests start and interrupt
+# Under `nohup make test &`, SIGINT is ignored, and processes that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# before torch is imported: on two cores the threads of two test processes would spin while they wait
+# Set this before torch is imported. With more threads, two test processes on two cores would busy-wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 warm.install()
 
 SLURM = Path(__file__).parent / "slurm"
 LONG = ("test_golden.py", "test_docs.py", "test_t5.py", "test_consolidated.py", "test_report.py")
-"""Files without processes that take ten seconds or more."""
+"""Names of test files that start no processes but take ten seconds or more."""
 
 
 class ByFile(LoadScopeScheduling):
-    """Assign tests to workers. All tests of a file go to one worker, since they share slow fixtures. The tests of
-    Slurm mostly wait and share two testbeds: one worker runs those of mishaps, another the rest."""
+    """Assigns tests to pytest-xdist workers.
+
+    All tests of a file run on the same worker, since they share slow fixtures. Slurm tests mostly wait and share two
+    testbeds. One worker runs the Slurm tests with injected failures, another worker all other Slurm tests.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -46,14 +49,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first, so that no worker is left alone with them at the end."""
+    """Run the test files that take longest first, so that no worker is still running them when all others have
+    finished."""
     starting = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting, item.path.name not in LONG))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Start the processes of a test marked `cold` in fresh interpreters, as a user does; fork all others."""
+    """Start the processes of a test marked `cold` in fresh interpreters, as a user does. Processes of all other
+    tests are forked from a warm server."""
     if item.get_closest_marker("cold"):
         with warm.cold():
             return (yield)
@@ -61,12 +66,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude everything imported so far from garbage collection, since it stays until the end."""
+    """Exclude all modules imported so far from garbage collection, because they stay in memory until the end."""
     gc.freeze()
     gc.enable()
-    gc.set_threshold(50_000, 20, 50)  # the thresholds of a command
+    gc.set_threshold(50_000, 20, 50)  # the same thresholds as in bench.cli
 
 
-# local runs of one test session wait for each other, but not for those of other sessions
+# Local runs wait for a lock in this folder. With its own folder, a session does not wait for other sessions' runs.
 _SESSION = tempfile.TemporaryDirectory(prefix="zeroscale-tests-")
 os.environ["XDG_RUNTIME_DIR"] = _SESSION.name

@@ -1,9 +1,10 @@
-"""Find prose that is hard to read, as far as a machine can see it: the first word of a docstring, stand-ins for
-persons, and sentences that are too long.
+"""Find prose that is hard to read, by three rules that a program can check.
 
-    python -m tests.prose [PATH ...]
+The rules concern the first word of a docstring, pronouns that stand for persons, and sentences that are too long.
 
-The rules are those of docs/CONTRIBUTING.md.
+  python -m tests.prose [PATH ...]
+
+docs/CONTRIBUTING.md has all rules.
 """
 
 import ast
@@ -16,17 +17,17 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("bench", "analysis", "slurm", "tests", "docs/generate")
 
 FIRST_WORDS = re.compile(r"(What|Whoever|Where|Whether|Whose|Who|Which|That)\b")
-"""A docstring begins with a verb or with the noun that the thing is."""
+"""Words with which a docstring must not begin. A docstring begins with a verb or with the noun that the thing is."""
 STAND_INS = re.compile(r"\b(nobody|somebody|whoever|is told|are told|was told)\b", re.IGNORECASE)
 LONGEST = 35
-"""Words of a sentence."""
+"""Maximum number of words in a sentence."""
 
 _SENTENCE_END = re.compile(r"[.!?:;](?=\s|$)|\n\s*\n|\n\s*(?:[-*|>]|\d+\.)|\n {2,}")
 _MESSAGE_CALLS = ("print", "UserError", "echo", "add_argument", "Field", "warning", "info", "error", "fail")
 
 
 def find_in_text(text: str, *, is_docstring: bool) -> Iterator[str]:
-    """Yield what is wrong with one docstring or message."""
+    """Yield a description of each finding in one docstring or message."""
     if is_docstring and (first := FIRST_WORDS.match(text.strip())):
         yield f"begins with {first[0]!r}: begin with a verb or a noun"
     for found in STAND_INS.finditer(text):
@@ -37,7 +38,8 @@ def find_in_text(text: str, *, is_docstring: bool) -> Iterator[str]:
 
 
 def find_in_source(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and finding for every docstring, and for every string given to a call that shows it."""
+    """Yield the line number and description of each finding, in docstrings and in strings passed to calls that
+    display them."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -54,7 +56,7 @@ def _get_name(function: ast.expr) -> str:
 
 
 def _get_text(argument: ast.expr) -> str:
-    """Return a string as it stands in the source, a value put into it as one word; empty for anything else."""
+    """Return a string literal's text; a value formatted into it counts as one word. Empty for other expressions."""
     if isinstance(argument, ast.Constant):
         return argument.value if isinstance(argument.value, str) else ""
     if isinstance(argument, ast.JoinedStr):

@@ -1,4 +1,5 @@
-"""Pages: links have targets, the reference is current, and commands print what the page shows."""
+"""Documentation pages: links have targets, the reference is up to date, and commands print the output that the page
+shows."""
 
 import argparse
 import contextlib
@@ -69,7 +70,7 @@ def _without_code(text: str) -> str:
 
 
 def _anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub and Sphinx make them."""
+    """Return the anchors of a page's headings, as GitHub and Sphinx generate them."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
@@ -78,14 +79,15 @@ def _anchors(text: str) -> set[str]:
 
 
 class Command(NamedTuple):
-    """One command of a page. `output` is the text below it; None for a command without `$`."""
+    """A command on a page. `output` is the text shown below the command. None if the page shows the command without
+    `$`."""
 
     words: tuple[str, ...]
     output: str | None
 
 
 def _commands(text: str) -> Iterator[Command]:
-    """Yield the commands of `zeroscale` in the console blocks of a page."""
+    """Yield the `zeroscale` commands in the console blocks of a page."""
     for block in re.findall(r"^```console\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         shown: Command | None = None
         for line in block.splitlines():
@@ -101,7 +103,8 @@ def _commands(text: str) -> Iterator[Command]:
 
 
 def _words(line: str) -> tuple[str, ...]:
-    """Return the words of a line that calls `zeroscale`, without variables before it; nothing for another line."""
+    """Return the words of a shell line after `zeroscale`; variables before it are ignored. Empty if the line calls
+    another program."""
     found = re.match(r"(?:\$ )?(?:\w+=(?:\"[^\"]*\"|\S*) )*(?:\S*/)?zeroscale (.*)", line)
     words = shlex.split(found[1], comments=True) if found else []
     return tuple(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
@@ -110,7 +113,7 @@ def _words(line: str) -> tuple[str, ...]:
 COMMANDS = [
     pytest.param(command, id=f"{name}: {' '.join(command.words)}"[:100])
     for name, page in zip(NAMES, PAGES, strict=True)
-    if page.parent != FOLDER  # the help of a verb, which its own tests hold
+    if page.parent != FOLDER  # excludes docs/reference, whose commands are tested separately
     for command in dict.fromkeys(_commands(page.read_text()))
 ]
 
@@ -126,7 +129,7 @@ NEEDS = {
     "report": "ten seconds",
     "export": "the extra `mlflow`",
 }
-"""Verbs whose commands are only read, and what running one takes; tests of their own run them."""
+"""Verbs whose example commands are parsed but not run here, and the reason. Separate tests run these verbs."""
 
 
 _MT5 = {
@@ -170,10 +173,9 @@ def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Comma
     dry = _dry(verb, words, parser)
     printed, code = _printed(house, (verb, *(dry or words)))
     if command.output is None:
-        assert code in (0, 1, 3), printed  # 1: a gate that is broken, of records that stand in for others
-    elif (
-        dry and dry != words and code == 0
-    ):  # what a dry run prints of the point stands first in what was printed of the run
+        assert code in (0, 1, 3), printed  # 1 if a gate fails, because the records stand in for those of the page
+    elif dry and dry != words and code == 0:
+        # A dry run prints the line of a point that the run prints first.
         points = [line for line in printed.splitlines() if re.match(r"[0-9a-f]{10}  ", line)]
         assert points and points[0] in command.output.splitlines()
     else:
@@ -181,16 +183,17 @@ def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Comma
 
 
 def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the words of a command that measures or submits as a dry run; nothing for a command that only reads."""
+    """Return the words of a command with --dry-run added, if its verb has that option. Empty for all other commands."""
     if "--dry-run" not in parser.format_help():
         return []
-    here = ["machine=cpu", "devices_per_node=2"]  # whatever machine this is
+    here = ["machine=cpu", "devices_per_node=2"]  # the test must not depend on this machine's devices
     elsewhere = any(word.startswith(("machine=", "launcher=", "devices_per_node=", "study=")) for word in words)
     return [*words, *([] if elsewhere else here), *(() if "--dry-run" in words else ("--dry-run",))]
 
 
 def _pattern(output: str) -> str:
-    """Return a pattern for `output`: `…` alone on a line matches any lines, within a line any text."""
+    """Return a regular expression for `output`. A line of `…` alone matches any lines; `…` within a line matches any
+    text."""
     lines = [
         "(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + " *\n" for line in output.splitlines()
     ]
@@ -198,7 +201,7 @@ def _pattern(output: str) -> str:
 
 
 def _printed(folder: Path, words: tuple[str, ...]) -> tuple[str, int]:
-    """Return the output of a command in a folder, with its errors, and its exit code."""
+    """Run a command in a folder. Return its output, including errors, and its exit code."""
     out = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = cli.main(words)

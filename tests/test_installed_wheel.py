@@ -1,4 +1,4 @@
-"""An installed wheel works without the checkout: configuration, templates and sources travel as package data."""
+"""An installed wheel works without the checkout: configuration, templates and sources are included as package data."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
 
 
 def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of the installed package, far from the checkout."""
+    """Run a module of the installed package in a folder outside the checkout."""
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=cwd, env=environment)

@@ -1,9 +1,11 @@
-"""Processes of the tests, forked from a server that has done their imports.
+"""Fast start of processes in tests: they are forked from a server that has already done their imports.
 
-A rank spends nearly all of its processor time on imports of torch and DeepSpeed. `Popen` here is `subprocess.Popen`.
-But it forks a module of `bench` or a script of the tests from a server with these imports done, like the fork server
-of a packed job. Supervisors and ranks that such a process starts are forked, too. Any other command
-starts as usual. So does a command whose environment changes what is imported (`PYTHONPATH`, `LD_PRELOAD`).
+A rank spends nearly all of its processor time on imports of torch and DeepSpeed. The `Popen` in this module therefore
+forks a module of `bench`, or a script of the tests, from a server with these imports done. The fork server of a packed
+job works in the same way. Supervisors and ranks that such a process starts are forked, too.
+
+Any other command is started as usual by `subprocess.Popen`. This also holds for a command whose environment changes
+what is imported (`PYTHONPATH`, `LD_PRELOAD`).
 """
 
 import atexit
@@ -29,30 +31,32 @@ from typing import Any, NoReturn
 TESTS = Path(__file__).resolve().parent
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ENDS_WITH_PARENT = {"bench.runtime": signal.SIGTERM, "bench.runtime.worker": signal.SIGKILL}
-"""Modules started with a `preexec_fn` that requests a signal at the death of the parent."""
+"""Modules that are started with a `preexec_fn`, by the signal that it requests at the parent's death."""
 _STARTING = ("bench.cli", "bench.runtime", "bench.sweep.allocation")
-"""Modules that start other processes. Each gets its own server, so that the processes become its children."""
+"""Modules that start other processes. Each gets its own fork server, so that the forked processes become its
+children."""
 _IMPORTING = ("PYTHONSAFEPATH", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONWARNINGS")
 _MESSAGE_BYTES, _DESCRIPTORS, _ABOVE = 64, 32, 512
 _libc = ctypes.CDLL(None)
 _RealPopen = subprocess.Popen
-_environment = dict(os.environ)  # for servers, independent of the test that starts them
+_environment = dict(os.environ)  # environment for servers, independent of the test that starts them
 
 _servers: dict[str | None, "Server"] = {}
-"""Servers of this process, by PYTHONPATH."""
+"""Fork servers of this process, by their value of PYTHONPATH."""
 _paths: set[str | None] = {os.environ.get("PYTHONPATH")}
-"""Values of PYTHONPATH for which a server may be started."""
+"""Values of PYTHONPATH for which a fork server may be started."""
 
 
 class Server:
-    """A process that forks on request. Each fork becomes a child of the process that holds this object."""
+    """Connection to a fork server: a process that forks on request. Each forked process becomes a child of the
+    process that holds this object."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid, self._connection, self._lock = pid, connection, threading.Lock()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Fork a process that runs `request`, and return its id."""
+        """Ask the fork server for a process that runs `request`. Return the process id."""
         with self._lock, os.fdopen(os.memfd_create("request"), "wb") as file:
             file.write(json.dumps(request).encode())
             file.flush()
@@ -61,7 +65,8 @@ class Server:
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen` that forks from a server where the command allows it."""
+    """A `subprocess.Popen` that forks from a fork server if the command permits it, and otherwise starts the command
+    as usual."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
@@ -69,7 +74,7 @@ class Popen(subprocess.Popen[Any]):
         environment = dict(os.environ if env is None else env)
         ran = None if shell or executable else _find_module(args, environment)
         if preexec_fn and ran and ran.get("module") not in _ENDS_WITH_PARENT:
-            ran = None  # a function cannot be sent
+            ran = None  # a function cannot be sent to the server
         if ran is None:
             named = (args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
             ends = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -91,13 +96,13 @@ class Popen(subprocess.Popen[Any]):
 
 
 def install() -> None:
-    """Make `subprocess` of this process fork from a server."""
+    """Replace `subprocess.Popen` in this process by the version that forks from a fork server."""
     subprocess.Popen = Popen  # type: ignore[misc]
 
 
 @contextlib.contextmanager
 def cold() -> Iterator[None]:
-    """Start every command in a fresh interpreter within this context."""
+    """Start every command within this context in a fresh interpreter."""
     before, subprocess.Popen = subprocess.Popen, _RealPopen  # type: ignore[misc]
     try:
         yield
@@ -107,7 +112,8 @@ def cold() -> Iterator[None]:
 
 @contextlib.contextmanager
 def orphaning() -> Iterator[None]:
-    """Leave the orphans of this process to the system, as without a server: a server makes the process adopt them."""
+    """Let the operating system adopt orphaned processes within this context, as in a process without a fork server.
+    With a fork server, this process would adopt them."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
     try:
         yield
@@ -116,12 +122,12 @@ def orphaning() -> Iterator[None]:
 
 
 def serve(path: str) -> None:
-    """Start a server for commands with this PYTHONPATH, too; it takes six seconds."""
+    """Allow a fork server for commands with this PYTHONPATH. Starting a server takes six seconds."""
     _paths.add(path)
 
 
 def _find_module(args: Any, environment: dict[str, str]) -> dict[str, Any] | None:
-    """Return the module or script that a command runs; None if it cannot be forked."""
+    """Return the module or script that a command runs, with its arguments. None if the command cannot be forked."""
     if isinstance(args, str | bytes | os.PathLike):
         return None
     python, *words = (os.fspath(word) for word in args)
@@ -139,7 +145,7 @@ def _find_module(args: Any, environment: dict[str, str]) -> dict[str, Any] | Non
 
 
 def _find_server(path: str | None) -> Server:
-    """Return the server of this process that imports from `path`; the first call starts it."""
+    """Return this process's fork server for a PYTHONPATH. The first call starts the server."""
     if path not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own = {name: value for name, value in _environment.items() if name != "PYTHONPATH"}
@@ -155,7 +161,8 @@ def _find_server(path: str | None) -> Server:
 
 
 def main() -> None:
-    """Import, report readiness, and fork a process per request until the connection is closed."""
+    """Run a fork server: do the imports, report readiness, and fork a process per request until the connection is
+    closed."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     from bench.runtime import fork_server
 
@@ -187,7 +194,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """Run the requested module or script as a fresh interpreter would, and exit."""
+    """Turn a forked process into the requested module or script, as a fresh interpreter would run it, and exit."""
     module = request.get("module", "")
     if request["session"]:
         os.setsid()
@@ -213,7 +220,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
 
 
 def _take_descriptors(descriptors: Sequence[int], targets: Sequence[int]) -> None:
-    """Move `descriptors` to the numbers in `targets`, and close all others."""
+    """Move open file descriptors to the numbers in `targets`, and close all other descriptors."""
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in descriptors]
     os.closerange(0, _ABOVE)
     for descriptor, target in zip(high, targets, strict=True):
@@ -234,7 +241,8 @@ def _open_streams() -> None:
 
 
 def _fork_server() -> Server:
-    """Fork the server of this process, while the process has a single thread. The server ends with it."""
+    """Fork a fork server from this process, which must still have a single thread. The server is killed when this
+    process ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -242,7 +250,7 @@ def _fork_server() -> Server:
         ours.close()
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):  # else a pipe stays open for as long as it lives
+        for number in (0, 1, 2):  # otherwise the server would keep its parent's pipes open
             os.dup2(null, number)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
@@ -253,7 +261,8 @@ def _fork_server() -> Server:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Run the requested module or script. Return its exit code, or minus the number of the signal that ends it."""
+    """Run the requested module or script. Return its exit code, or the negative signal number if a signal should end
+    it."""
     module, script = request.get("module"), request.get("script")
     sys.argv = [script or str(module), *request["arguments"]]
     if not request.get("safe"):
@@ -278,7 +287,7 @@ def _run(request: dict[str, Any]) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """Exit as an interpreter does: join threads, run exit functions, flush streams."""
+    """Exit like an interpreter does: join threads, run exit functions and flush streams."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -293,6 +302,6 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     sys.path.append(str(TESTS.parent))
-    from tests import warm  # as one module in all processes
+    from tests import warm  # import by this name, so that all processes share one module
 
     warm.main()

@@ -1,7 +1,7 @@
 """The `zeroscale` command: a table of verbs. The module of a verb is imported when the verb is called.
 
-A verb's module has `arguments(parser)` and `run(args) -> int`; its docstring is the help. The exit code is 0 only if
-the verb did what it was called for.
+Each verb's module has `arguments(parser)`, which declares the verb's options, and `run(args) -> int`, which returns the
+exit code. The module's docstring is the text of `--help`. The exit code is 0 only if the verb succeeded.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from bench.core.errors import UserError, suggest_nearest
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are one line, like all other errors of the command."""
+    """Argparse parser that reports an error in one line, like all other errors of the command."""
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class Verb(NamedTuple):
-    """A verb's module, by its name, and its line in the help."""
+    """Module name of a verb, and its one-line summary in `zeroscale --help`."""
 
     module: str
     summary: str
@@ -64,22 +64,23 @@ VERBS = {
 }
 _USAGE_ERROR = 2
 _WIDTH = 100
-"""Columns of the prose in help."""
+"""Width of the paragraphs in `--help`, in columns."""
 _GARBAGE = 50_000, 20, 50
-"""Thresholds of Python's garbage collector. A large plan makes millions of small values with hardly a reference cycle
-among them, and spent half its time in the collector. Ranks are processes of their own, with Python's thresholds."""
+"""Thresholds of Python's garbage collector for the command. A large plan creates millions of small objects with hardly
+any reference cycles, and Python's default thresholds spent half of its time in the collector. Ranks are separate
+processes and keep Python's default thresholds."""
 _FORMER = {
     "ledger": "call `zeroscale claims`",
     "predictions": "call `python -m analysis.validation` in a checkout of the repository",
 }
-"""Removed verbs, and what replaces them."""
+"""Names of removed verbs, each with the command that replaces it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; return its exit code."""
+    """Run the verb that the command line names; return its exit code."""
     gc.set_threshold(*_GARBAGE)
     words = list(sys.argv[1:] if argv is None else argv)
-    # Before argparse: -v holds for errors of the parser as well, and stands before or after the verb.
+    # Remove -v before argparse runs: it also applies to parser errors, and may stand before or after the verb.
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]
     try:
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_format_help())
             return 0 if words else _USAGE_ERROR
         if words == ["--version"]:
-            # Without an installation, as in a checkout on the path, the package has no version.
+            # A checkout on the path that is not installed has no version.
             found = [one.version for one in importlib.metadata.distributions(name="zeroscale")]
             python = ".".join(map(str, sys.version_info[:3]))
             print(f"zeroscale {found[0] if found else '(not installed)'}, Python {python}")
@@ -98,17 +99,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("zeroscale: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader ended, as in `zeroscale table | head`
-        sys.stderr.close()  # else the interpreter reports the pipe once more at its end
+    except BrokenPipeError:  # the reading program ended first, as in `zeroscale table | head`
+        sys.stderr.close()  # otherwise the interpreter reports the broken pipe again at exit
         return 0
-    except OSError as error:  # a file or folder of the user: full, read-only, missing, or with a name too long
+    except OSError as error:  # the user's file system: full, read-only, missing file, name too long
         if error.filename is None and not verbose:
-            raise  # a defect of the program, and not of a path
+            raise  # a defect of the program: the error concerns no path
         return _print_refusal(f"{error.filename}: {error.strerror}", verbose=verbose)
 
 
 def _print_refusal(message: str, *, verbose: bool) -> int:
-    """Print a message in one line, without control characters of the user's input; return the exit code."""
+    """Print an error message in one line with control characters escaped; return the exit code for a usage error."""
     if verbose:
         traceback.print_exc()
     line = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message)
@@ -123,19 +124,20 @@ def _run_verb(name: str, words: list[str]) -> int:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
     verb = importlib.import_module(VERBS[name].module)
-    # Prose is wrapped here; examples, which are indented, are not broken, so that they can be copied.
+    # Wrap only prose. Examples are indented and are not broken, so that they can be copied.
     texts = (verb.__doc__ or "").split("\n\n")
     paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in texts]
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
-    # Intermixed: options may stand between overrides.
+    # Intermixed parsing lets options stand between overrides.
     code: int = verb.run(parser.parse_intermixed_args(words))
     return code
 
 
 def _check_words(name: str, words: list[str]) -> None:
-    """Raise UserError for an empty word, such as an unset variable of a shell script leaves."""
+    """Raise UserError for an empty argument. A shell script passes an empty argument if one of its variables is
+    unset."""
     for before, word in zip([name, *words], words, strict=False):
         option, equals, value = word.partition("=")
         if not word.strip():

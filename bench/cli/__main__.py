@@ -1,4 +1,4 @@
-"""`python -m bench.cli`: the command where its console script is not on the path."""
+"""`python -m bench.cli`: runs the `zeroscale` command if its console script is not on PATH."""
 
 import sys
 

@@ -1,27 +1,30 @@
-"""Measure two git revisions, or two Python environments, in turn on this machine, and compare them.
+"""Measure two git revisions or two Python environments in alternation on this machine, and compare them.
 
   zeroscale ab HEAD~1 HEAD
   zeroscale ab main . --rounds 8 --gate 2%
   zeroscale ab HEAD~1 HEAD model=mt5_base engine=zero3 machine=h200 devices_per_node=8 --format md --out comment.md
   zeroscale ab ~/torch2.12 ~/torch2.13 engine=zero2
 
-A side is one of: a revision of the checkout around this folder; a folder with code, such as `.` with
-its uncommitted changes; an environment, which is a folder with bin/python, or an interpreter, and
-runs the code of this folder.
+Each side is a git revision, a folder with code, or a Python environment. A revision is checked out
+from the repository around this folder. A folder such as `.` is measured with its uncommitted changes.
+An environment is an interpreter or a folder with bin/python, and it runs the code of this folder.
 
-Overrides are those of `zeroscale run`. Other keys are those of a small point of the smoke study, on
-two processes of the CPU. Outside of Slurm a round is the unit of comparison: fresh processes of both
+Overrides are those of `zeroscale run`. Keys without an override have the values of a small point of
+the smoke study on two CPU processes. Outside of Slurm, each round starts fresh processes of both
 sides on this machine, in alternating order. A verdict holds for this machine. `zeroscale compare`
-compares the sides round by round, and its exit code is the exit code of this command. In addition to
-time per sample and peak memory, the gate fails for any change of parameters, FLOPs by their closed
-form, calls and bytes of every collective, or live memory. (On a CPU, 64 KiB of live memory belong to
-the harness, and the peak depends on timing.) `--allow` names the quantities that may change.
+compares the sides round by round, and its exit code becomes the exit code of this command.
 
-A round on a busy machine (background load, steal, pressure) is measured again, at most twice. After
-that both of its sides are kept, and the verdict has the number of such rounds.
+The gate checks time per sample and peak memory. It also fails for any change of the number of
+parameters, the FLOPs by formula, the calls and bytes of a collective, or live memory. `--allow` names
+quantities that may change. (On a CPU, 64 KiB of live memory belong to the harness, and peak memory
+depends on timing.)
+
+A round on a busy machine (background load, steal time, pressure) is measured again, at most twice. If
+the machine is still busy, both sides of the round are kept, and the verdict reports the number of such
+rounds.
 
 With --most-rounds the sides are compared after 5, 10, 20, … rounds, until the gate passes or fails.
-Each comparison is stricter, so that together they are wrong in at most 5 % of cases.
+Each comparison is strict enough that the error of all comparisons together stays below 5 %.
 
 Under Slurm, submit it like any command: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on
 one node.
@@ -43,7 +46,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 from bench.sweep.ab import ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
 
 _SMALL = {"engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4}
-"""Values for the axes of the smoke study."""
+"""Overrides of the smoke study's point for the keys that its axes vary."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 1 if the gate fails, 3 if it is inconclusive."""
+    """Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
     from analysis.cli import compare
 
     words = [
@@ -75,12 +78,13 @@ def run(args: argparse.Namespace) -> int:
     ]
     with _raise_interrupt_on_sigterm(), open_sides(args.a, args.b, find_checkout(Path.cwd())) as (a, b):
         results = _create_folder(args.results, f"ab-{a.name}-{b.name}")
-        # Revisions may decode the same overrides differently. Times of different protocols cannot be compared.
+        # Two revisions may decode the same overrides into different specs, so all fields may differ between the sides.
+        # The measurement protocol is the exception: times of different protocols cannot be compared.
         across = [name for name in RunSpec.model_fields if name != "measure"]
         across += ["versions", "container"] if a.environment or b.environment else []
         stages = looks(args.rounds, args.most_rounds or args.rounds)
         turns = order_runs(stages[-1], args.seed)
-        # The options of `compare`, with those that a comparison of two sides fixes.
+        # The user's options of `compare`, and the options that are fixed for a comparison of two sides.
         chosen = argparse.Namespace(**vars(args) | {
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
             "exact": True, "paired": True, "keep_disturbed": True, "looks": len(stages),
@@ -99,13 +103,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> list[str]:
-    """Return the overrides of the small point that the user did not set. With another engine or model its options are
-    left out, with another objective its lengths: `zeroscale run` has short defaults for each objective."""
+    """Return the overrides of the smoke study's point for keys that the user did not set.
+
+    If the user chose another engine or model, the overrides for that engine or model are omitted. If the user chose
+    another objective, the sequence lengths are omitted: `zeroscale run` has short default lengths for each objective.
+    """
     from bench.config import compose
 
     named = {word.lstrip("+~").partition("=")[0] for word in overrides}
     learnt = [word for word in overrides if word.startswith(("model=", "model.", "objective="))]
-    with contextlib.suppress(UserError):  # the sides raise it again
+    with contextlib.suppress(UserError):  # both sides report this error again
         if compose.compose_request(compose.parse_single(learnt), config_dir).spec.objective != OBJECTIVE:
             named.add("sequence")
     small = compose.read_study("smoke").base | _SMALL
@@ -113,8 +120,8 @@ def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = No
 
 
 def _create_folder(parent: Path, name: str) -> Path:
-    """Make a new folder for the results, with a number in its name if the name is taken."""
-    # mkdir decides, so that two commands at the same time get two folders.
+    """Create a new folder for the results and return its path. If the name is taken, a number is appended to it."""
+    # mkdir fails if the folder exists, so two commands at the same time get different folders.
     for ending in chain([""], map(".{}".format, count(2))):
         folder = (parent / f"{name}{ending}").absolute()
         with contextlib.suppress(FileExistsError):
@@ -129,7 +136,8 @@ def _print_round(number: int, side: ComparedSide, record: RunRecord) -> None:
 
 @contextlib.contextmanager
 def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C: the run ends with a record, and the worktrees are removed."""
+    """Convert SIGTERM to KeyboardInterrupt within this block. The run then ends with a record, and the git worktrees
+    are removed."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

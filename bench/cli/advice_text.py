@@ -1,4 +1,5 @@
-"""The answer of `zeroscale advise` in words: the advised choice, its rivals, excluded candidates, and the doubts."""
+"""Text of the advice that `zeroscale advise` prints: the advised configuration, alternatives, excluded candidates and
+caveats."""
 
 import math
 import shlex
@@ -49,33 +50,34 @@ REFERENCE_BATCHES = {
         (5e10, "GPT-3 of 175B", 3_200_000),
     ),
 }  # fmt: skip
-"""Published pre-training batches by family: least parameters, name, and tokens of an optimizer step, all kinds
-together. mT5: arXiv 2010.11934; Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
+"""Global batches of published pre-trainings, by model family. Each entry has the smallest parameter count for which it
+applies, the name of the published model, and tokens per optimizer step (sum of all token kinds). mT5: arXiv 2010.11934;
+Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
 _FAR = 2
-"""Multiple of the published batch from which a batch is reported as unusual."""
+"""A global batch above this multiple of the published batch is reported as unusual."""
 _NEAR = 0.25
-"""Share of an interval's width: an estimate this close to the fast end is nearly the best case."""
+"""Share of the prediction interval's width. An estimate closer than this to the fast end is nearly the best case."""
 _WORTH_IT = 0.1
-"""Extra cost up to which the fastest point of the Pareto front is preferred as the next one."""
+"""Largest extra cost, as a share, at which the fastest point of the Pareto front is proposed as the next point."""
 _LONG_H = 24
-"""Hours from which a training on GPUs is likely to see failures, so that the answer mentions them."""
+"""Duration of a training on GPUs, in hours, from which failures are likely, so that the advice mentions them."""
 
 
 class AdviceText(NamedTuple):
-    """An answer in words, piece by piece: for a terminal, and for a page."""
+    """Text of an advice in separate pieces, used both for the terminal and for the HTML page."""
 
     question: tuple[str, ...]  # lines
-    winner: str  # with the number of choices that cannot be told apart from it
+    winner: str  # the advised configuration, with the number of indistinguishable layouts
     next_on_front: str  # a sentence; empty where the Pareto front has no better time or cost
-    facts: list[tuple[str, str]]  # of the winner, by name
-    engines: list[list[str]]  # table with a head; the last column, on each rival, has none
+    facts: list[tuple[str, str]]  # (name, text) of the advised configuration
+    engines: list[list[str]]  # table with a header row; the last column, a comparison, has no header
     nodes: list[list[str]]  # empty with a single node count
     rejected: list[tuple[str, str]]  # candidate and reason
     caveats: list[str]
 
 
 def build_text(answer: Answer) -> AdviceText:
-    """Return the answer in words."""
+    """Return the text of an advice in separate pieces."""
     advice = answer.advice
     winner, ties = f"{advice.winner.spec.engine.name}, {describe_choice(advice.winner.spec)}", len(advice.ties)
     layouts = "1 other layout" if ties == 1 else f"{ties} other layouts"
@@ -92,7 +94,7 @@ def build_text(answer: Answer) -> AdviceText:
 
 
 def format_text(answer: Answer) -> str:
-    """Return the answer for a terminal."""
+    """Return the text of an advice as printed on a terminal."""
     text = build_text(answer)
     parts = [
         "\n".join(text.question),
@@ -122,8 +124,11 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
 
 
 def describe_next_on_front(answer: Answer) -> str:
-    """Return a sentence on the next point of the Pareto front: sooner if the answer is the cheapest, cheaper if it is
-    the fastest. Empty if no point that is as sure as the answer gains more than CLOSE."""
+    """Return a sentence on the next point of the Pareto front after the advised configuration.
+
+    The next point is faster if the advice minimises cost, and cheaper if the advice minimises time. Return an empty
+    string if no point that is at least as certain gains more than the share CLOSE.
+    """
     winner, question = answer.advice.winner, answer.query.question
     time, cost = question.compute_costs(winner)
     doubt = rate_doubt(winner, question)
@@ -135,7 +140,8 @@ def describe_next_on_front(answer: Answer) -> str:
         cheap = [choice for choice in sooner if question.compute_costs(choice)[1] <= (1 + _WORTH_IT) * cost]
         if not sooner:
             return ""
-        # the front begins with the fastest: the soonest point at about the same cost, else the cheapest sooner one
+        # The front is sorted by time, fastest first. Prefer the fastest point at about the same cost. If there is none,
+        # take the cheapest of the faster points.
         best = cheap[0] if cheap else sooner[-1]
     else:
         cheaper = [choice for choice in front if question.compute_costs(choice)[1] < (1 - CLOSE) * cost]
@@ -155,7 +161,7 @@ def describe_next_on_front(answer: Answer) -> str:
 
 
 def _list_facts(answer: Answer) -> list[tuple[str, str]]:
-    """Return time, memory and costs of the winner, by name."""
+    """Return predicted step time, throughput, MFU, memory and costs of the advised configuration as (name, text)."""
     winner = answer.advice.winner
     estimate, time = winner.estimate, winner.time
     needed = "–".join(map(format_gigabytes, winner.candidate.memory.device))
@@ -175,7 +181,8 @@ def _list_facts(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
-    """Return steps, time and costs of the whole training; nothing for a question without a length."""
+    """Return rows on steps, time and costs of the whole training. Empty if the question has no number of tokens and no
+    loss to reach."""
     winner, question = answer.advice.winner, answer.query.question
     spec, hours = winner.spec, question.predict_hours(winner)
     if hours is None:
@@ -193,7 +200,7 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[str, str]]:
-    """Return rows on tokens, where they follow from a loss, and on goodput, where it is known."""
+    """Return a row on tokens and batch if the question names a loss, and a row on goodput if goodput is predicted."""
     rows, need, goodput = [], question.need, question.predict_goodput(winner)
     if need:
         tokens = f"{need.compute_tokens(winner.time.tokens):.3g}, {need.least_tokens:.3g} with tiny batches"
@@ -229,7 +236,7 @@ def _build_row(advice: Advice, choice: Choice) -> list[str]:
 
 
 def _format_note(advice: Advice, choice: Choice) -> str:
-    """Return how a rival compares with the winner, and why."""
+    """Return a comparison of `choice` with the advised configuration: extra time or device-time, and the reasons."""
     winner, question = advice.winner, advice.question
     if choice is winner:
         return "the answer"
@@ -242,7 +249,8 @@ def _format_note(advice: Advice, choice: Choice) -> str:
         equal = f"equal within {100 * CLOSE:.0f} %"
         reason = advice.explain_order(choice).removeprefix(f"{equal}: ")
         return f"{equal} ({share_text}{f'; {reason}' if reason else ''})"
-    if question.per_device or choice.spec.world_size == winner.spec.world_size:  # else the number of devices explains
+    # With different world sizes, the number of devices explains the difference.
+    if question.per_device or choice.spec.world_size == winner.spec.world_size:
         parts = list(explain_difference(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
         share_text += ": " * bool(parts) + ", ".join(f"{name} {format_percent(part)}" for name, part in parts)
     if reason := advice.explain_order(choice):
@@ -251,14 +259,14 @@ def _format_note(advice: Advice, choice: Choice) -> str:
 
 
 def list_caveats(answer: Answer) -> list[str]:
-    """Return the basis of the answer, its ties and doubts, and the sweep that would settle them."""
+    """Return the caveats of the advice: its data basis, ties, uncertainties, and a sweep that would reduce them."""
     advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
     basis = "a calibration of this machine" if answer.request.machine.calibration else "the machine's published rates"
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas use {basis}."]
     if winner.estimate.evidence == "predicted" and not answer.request.machine.calibration and answer.device == "cuda":
         lines.append(format_class(answer.query.software))
     step_s, low_s, high_s = winner.estimate[:3]
-    if high_s > 1.1 * step_s and step_s - low_s < _NEAR * (high_s - low_s):  # hardly faster, perhaps far slower
+    if high_s > 1.1 * step_s and step_s - low_s < _NEAR * (high_s - low_s):  # the fast end is near, the slow end far
         lines.append(f"The step may be far slower, but hardly faster: plan with {format_number(high_s)} s a step.")
     if rate_doubt(winner, advice.question) == 1:
         lines.append("The limits are kept at the likely time only: the slow end of the interval is beyond them.")
@@ -289,7 +297,7 @@ def list_caveats(answer: Answer) -> list[str]:
 
 
 def _list_ties(advice: Advice) -> list[str]:
-    """Return the ties, the node counts of each engine together."""
+    """Return the configurations that tie with the advised configuration: one text per engine, with its node counts."""
     nodes: dict[str, set[int]] = {}
     for tie in advice.ties:
         nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)
@@ -300,7 +308,7 @@ def _list_ties(advice: Advice) -> list[str]:
 
 
 def _list_order_caveats(advice: Advice) -> Iterator[str]:
-    """Yield why rivals that are predicted to be better are listed after the answer, the rivals of a reason together."""
+    """Yield lines on alternatives that are predicted to be better but listed lower: one line per reason."""
     rivals: dict[str, list[str]] = {}
     for rival in advice.rivals:
         if reason := advice.explain_order(rival):
@@ -313,7 +321,8 @@ def _list_order_caveats(advice: Advice) -> Iterator[str]:
 
 
 def _list_batch_caveats(winner: Choice) -> Iterator[str]:
-    """Yield a line on a global batch far above the published ones: its effect on the loss is not predicted."""
+    """Yield a line if the global batch is far above published batches, since its effect on the loss is not
+    predicted."""
     spec, tokens = winner.spec, winner.time.tokens
     reference = find_reference_batch(spec)
     if reference and tokens > _FAR * reference.tokens:
@@ -325,14 +334,15 @@ def _list_batch_caveats(winner: Choice) -> Iterator[str]:
 
 
 class ReferenceBatch(NamedTuple):
-    """The batch of a published training of a model's family."""
+    """Global batch of a published training of a model family, in tokens per optimizer step."""
 
     name: str
     tokens: int
 
 
 def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
-    """Return the batch of a published model of the family, the nearest in size; None for a family without one."""
+    """Return the global batch of the largest published model of the family that is not larger than this model. None if
+    the family has no published batch."""
     network = get_network(spec)
     rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
     known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())
@@ -349,7 +359,7 @@ def _list_precision_caveats(winner: Choice) -> Iterator[str]:
 
 
 def _list_host_caveats(answer: Answer) -> Iterator[str]:
-    """Yield a line on host memory if the winner flattens its weights on the host."""
+    """Yield a line on host memory if the advised configuration flattens its parameters in host memory."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
     needed = predict_host_memory(spec, inputs.find_predicted_device(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
@@ -357,7 +367,7 @@ def _list_host_caveats(answer: Answer) -> Iterator[str]:
 
 
 def _list_length_caveats(answer: Answer) -> Iterator[str]:
-    """Yield the sources of tokens and hours."""
+    """Yield lines on the sources of the predicted tokens, hours and goodput."""
     question, winner = answer.query.question, answer.advice.winner
     if question.need:
         law = find_law(answer.query.training.law or LAW)
@@ -373,7 +383,8 @@ def _list_length_caveats(answer: Answer) -> Iterator[str]:
 
 
 def _list_measuring_overrides(answer: Answer) -> list[str]:
-    """Return the overrides of a sweep over the winner and the ties that differ from it only in their engine."""
+    """Return the overrides of a sweep over the advised configuration and the ties that differ from it only in the
+    engine."""
     winner = answer.advice.winner.spec
     rivals = [tie.spec for tie in answer.advice.ties if list_overrides(tie.spec) == list_overrides(winner)]
     engines = dict.fromkeys(spec.engine.name for spec in (winner, *rivals))

@@ -1,4 +1,4 @@
-"""Advise stage, micro-batch, accumulation, checkpointing and node count for a training, with reasons and doubts.
+"""Advise a ZeRO stage, micro-batch, accumulation, checkpointing and node count for a training, with reasons.
 
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
   zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=40d price=2
@@ -6,18 +6,19 @@
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
-Keys that are not given are searched; they may be comma lists: engine, nodes, batch.micro, batch.accumulation (with
-max_global_batch) and activation_checkpointing. The same holds for the keys of pipelines: parallel.tensor,
-parallel.pipeline and parallel.stages_per_rank. batch.global is kept exactly. More keys:
+The command searches these keys if you do not set them: engine, nodes, batch.micro, batch.accumulation (only with
+max_global_batch) and activation_checkpointing. For pipelines it also searches parallel.tensor, parallel.pipeline and
+parallel.stages_per_rank. A comma list restricts the search to its values. batch.global is kept exactly. More keys:
 
 {words}
 
-With a deadline, the objective is the fewest node-hours in time. With node_hours, a budget or best=shortest it is the
-fastest training. Otherwise it is the most tokens per second and device. With storage, hours and costs include failures.
+With a deadline, the advice needs the fewest node-hours among the configurations that keep the deadline. With
+node_hours, a budget or best=shortest, the advice is the fastest training. Otherwise it is the configuration with the
+most tokens per second and device. With storage, hours and costs include failures.
 
-If choices cannot be told apart, the surer one is advised: the lower stage, or a measured point. Of choices equal within
-5 %, the one with the fewest nodes is advised, then the one with the largest micro-batch. Runs in --results on the same
-machine replace formulas.
+If predictions cannot distinguish two configurations, the more certain configuration is advised: the lower stage, or a
+measured point. Among configurations that are equal within 5 %, fewer nodes are preferred, then a larger micro-batch.
+Recorded runs in --results on the same machine replace predictions by formulas.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if there is an answer."""
+    """Return 0 if a configuration is advised."""
     if args.page:
         pages.check_path(args.page)
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
@@ -63,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_command(args: argparse.Namespace) -> str:
-    """Return the command that gives this answer."""
+    """Return the `zeroscale advise` command that gives this advice again, for its HTML page."""
     paths = {"--results": args.results, "--config-dir": args.config_dir}
     given = [word for option, path in paths.items() if path for word in (option, str(path))]
     return shlex.join(["zeroscale", "advise", *args.overrides, *given])
 
 
 def format_json(answer: Answer) -> str:
-    """Return the answer as JSON."""
+    """Return the advice as JSON."""
     advice, question = answer.advice, answer.query.question
     plain = {
         "asked": _build_question(answer),
@@ -87,7 +88,7 @@ def format_json(answer: Answer) -> str:
 
 
 def _build_question(answer: Answer) -> dict[str, Any]:
-    """Return the question; the words on losses and failures only where they were given."""
+    """Return the user's question for the JSON output. Keys on losses and failures appear only if the user set them."""
     question, query = answer.query.question, answer.query
     given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
     named = given | {"price": query.price, "max_global_batch": query.axes.max_global_batch}
@@ -122,7 +123,8 @@ def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
 
 
 def _build_training(choice: Choice, answer: Answer) -> dict[str, float | None]:
-    """Return hours and costs of the whole training; None without a length, and for a training that never ends."""
+    """Return hours, node-hours and cost of the whole training. All are None if the training's length is unknown or the
+    training never ends."""
     spec, price = choice.spec, answer.query.price
     hours = answer.query.question.hours(choice, choice.estimate.step_s)
     if hours is None or math.isinf(hours):

@@ -1,17 +1,18 @@
-"""Measure this machine, and write the result as a file of conf/machine.
+"""Measure the speed of this machine, and write the result as a file like those of conf/machine.
 
   zeroscale calibrate                                       # the processor here, or its GPUs
   zeroscale calibrate machine=h200 --seconds 120            # replaces the published numbers
   zeroscale calibrate machine=cpu --ranks 4 --only matmul,collectives
   sbatch --nodes=4 --wrap "zeroscale calibrate machine=testbed_400mbit"     # between nodes too
 
-It measures matmul by shape and precision, attention, memory copies, launches, the link to the host,
-contention between ranks on one processor, and all-reduce, all-gather and reduce-scatter by payload
-and number of ranks. The machine should be idle meanwhile. OMP_NUM_THREADS is obeyed; without it ranks
-share the cores, as in a run. In a job of several nodes, start it once and without srun.
+The command measures matmul by shape and precision, attention, memory copies, kernel launches, the
+link between device and host, and contention between ranks on one processor. It also measures
+all-reduce, all-gather and reduce-scatter by payload and number of ranks. The machine should be idle
+during the measurement. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run. In a
+job of several nodes, start the command once and without srun.
 
 The file is written to my/machine/; `--config-dir my machine=NAME` uses it. A measured number
-replaces a published number, and the file says so.
+replaces a published number, and the file marks it as measured.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 once the file is written."""
+    """Return 0 once the machine file is written."""
     request = _build_request(args)
     name = _find_name(args, request)
     path: Path = args.out or Path("my/machine") / f"{name}.yaml"
@@ -86,12 +87,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_request(args: argparse.Namespace) -> CalibrationRequest:
-    """Return what to measure. Raise UserError for anything that this machine cannot measure."""
+    """Return the requested measurements. Raise UserError for a measurement that this machine cannot make."""
     pairs = compose.parse_single(args.overrides)
     for key, value in pairs:
         if key.split(".")[0] not in ("machine", "launcher"):
             raise UserError(f"{key}={value}", "a calibration is of a machine, not of a point", "give machine=NAME")
-    # Any number of devices will do: it belongs to a point.
+    # A calibration does not use devices_per_node, so any number will do.
     request = compose.compose_request([*pairs, ("devices_per_node", 1)], args.config_dir)
     device: Any = request.machine.device or find_device_kind()
     here = plugins.find_job(os.environ).context
@@ -114,7 +115,7 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
 
 
 def _count_ranks(given: int | None, device: str, nodes: int) -> int:
-    """Return the processes per node: one per GPU, or as many as a run on CPUs has."""
+    """Return the number of processes per node: one per GPU, or the default number of CPU ranks."""
     if device == "cpu":
         return given or (_RANKS if nodes == 1 else 1)
     if count := given or count_local_devices(device):
@@ -123,7 +124,7 @@ def _count_ranks(given: int | None, device: str, nodes: int) -> int:
 
 
 def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
-    """Return the parts to measure, in the order of PARTS."""
+    """Return the names of the selected measurements, such as `matmul`, in the order of PARTS."""
     here = [part for part in PARTS if part != ELSEWHERE[device]]
     wanted = here if only is None else only.split(",")
     for word in wanted:
@@ -135,11 +136,13 @@ def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
 
 
 def _list_networks(config_dir: Path | None) -> list[Stacks]:
-    """Return the networks of all models in conf/model and in the user's folder, if their families describe them."""
+    """Return the network of every model file in conf/model and in the user's folder whose family describes its
+    layers."""
     folders = [root / "model" for root in (find_conf_folder(), config_dir) if root]
     found = []
     for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
-        with contextlib.suppress(yaml.YAMLError, ValidationError, UserError):  # a file that no run could use either
+        # Skip a file that no run could use either.
+        with contextlib.suppress(yaml.YAMLError, ValidationError, UserError):
             tree = yaml.safe_load(path.read_text())
             if isinstance(tree, dict) and "shape" in tree:
                 known = {name: tree[name] for name in ("name", "family", "shape") if name in tree}
@@ -148,7 +151,8 @@ def _list_networks(config_dir: Path | None) -> list[Stacks]:
 
 
 def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str:
-    """Return the new name of the machine and of its file. Raise UserError for a name that machine=NAME cannot find."""
+    """Return the name of the calibrated machine, which is also the name of its file. Raise UserError if `machine=NAME`
+    could not find a file of this name."""
     old = calibration.device if calibration.machine.name == "auto" else calibration.machine.name
     name: str = args.name or (args.out.stem if args.out else f"{old}_calibrated")
     try:
@@ -156,7 +160,7 @@ def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str
     except ValidationError as error:
         rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
         raise UserError(f"--name {name}", rule, "choose another") from error
-    # A user's file with the name of one that ships is refused when it is used: say so before 90 s of measuring.
+    # A user's file with the name of a shipped file is refused when it is used. Fail now, before 90 s of measuring.
     if (find_conf_folder() / "machine" / f"{name}.yaml").exists():
         raise UserError(f"--name {name}", "a machine of conf/machine has this name", "choose another name")
     return name

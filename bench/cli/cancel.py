@@ -1,6 +1,9 @@
-"""Cancel the jobs of one sweep, and no others. Running points are recorded as cancelled and can be resumed.
+"""Cancel the jobs of one sweep.
 
-zeroscale cancel results/runs/paper
+  zeroscale cancel results/runs/paper
+
+Points that are running are recorded as cancelled, and `zeroscale resume` can run them again. Jobs of
+other sweeps are not cancelled.
 """
 
 import argparse
@@ -16,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the scheduler accepted it, also if there was nothing to cancel."""
+    """Return 0 if the scheduler accepted the cancellation, or if there was no job to cancel."""
     numbers = api.cancel(args.folder)
     if args.json:
         print(json.dumps({"cancelled": numbers}))

@@ -1,10 +1,10 @@
-"""Print a script by which bash or zsh completes verbs, options, config keys and files of conf/.
+"""Print a completion script for bash or zsh. It completes verbs, options, config keys and files of conf/.
 
   zeroscale completion bash > ~/.local/share/bash-completion/completions/zeroscale
   zeroscale completion zsh > ~/.zfunc/_zeroscale             # a folder of fpath
 
-Print it again after the package or its plug-ins have changed.
-It needs shtab: `pip install shtab`.
+Generate the script again after the package or its plug-ins have changed.
+The command needs the package shtab: `pip install shtab`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0."""
+    """Print the completion script; return 0."""
     print(build_script(args.shell))
     return 0
 
@@ -41,7 +41,7 @@ _ZSH = "_zeroscale_{name}() {{ compadd -S '' -- {words} }}\n"
 
 
 def build_script(shell: str) -> str:
-    """Return the script for a shell. Raise UserError without the package shtab."""
+    """Return the completion script for a shell. Raise UserError if the package shtab is not installed."""
     from bench.cli import VERBS
     from bench.cli.explain import list_explanations
     from bench.config.reference.config import GROUPS, list_group_files, list_sections
@@ -62,7 +62,7 @@ def build_script(shell: str) -> str:
         module, verb_parser = importlib.import_module(verb.module), verbs.add_parser(name, help=verb.summary)
         module.arguments(verb_parser)
         for action in verb_parser._actions:
-            # shtab reads this attribute, which argparse does not declare.
+            # shtab reads this attribute, although argparse does not declare it.
             if action.dest in words and action.choices is None:
                 vars(action)["complete"] = dict.fromkeys(("bash", "zsh"), f"_zeroscale_{action.dest}")
     preamble = {

@@ -1,6 +1,6 @@
-"""Show what this machine can run, what it lacks, and how to get it.
+"""Show what this machine can run, what is missing, and how to install it.
 
-Imports torch and DeepSpeed, so it takes some seconds. Exit code 0 if a run can start here.
+The command imports torch and DeepSpeed, so it takes some seconds. The exit code is 0 if a run can start here.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from bench.measure import devices, environment
 from bench.sweep.prepare.staging import check_memory_counter
 
 OLDEST_SLURM = (21, 8)
-"""The first version whose `sacct` has the field `Reason`."""
+"""Oldest Slurm version whose `sacct` reports the field `Reason`."""
 _KINDS: tuple[plugins.Kind[Any], ...] = (
     plugins.ENGINE, plugins.FAMILY, plugins.OBJECTIVE, plugins.DATA, plugins.LAUNCHER, plugins.METRIC, plugins.FIGURE,
 )  # fmt: skip
@@ -38,12 +38,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if nothing is missing that a run needs."""
+    """Return 0 if everything that a run needs is present."""
     return terminal.print_findings(check_all(), as_json=args.json)
 
 
 def check_all() -> list[Check]:
-    """Return the state of everything that a run needs, in the order in which it is needed."""
+    """Return a check of each requirement of a run, in the order in which a run needs them."""
     checkers = (
         _check_host, _check_tools, check_memory_counter, _check_accelerator, _check_operations, _check_slurm,
         _check_locked_memory, _check_plugins,
@@ -62,7 +62,7 @@ def _check_host() -> Iterator[Check]:
 
 
 def _check_tools() -> Iterator[Check]:
-    """Yield the packages that a run imports, and the programs by which DeepSpeed builds its ops."""
+    """Yield checks of the packages that a run imports, and of the programs with which DeepSpeed builds its ops."""
     for name in ("torch", "deepspeed", "transformers", "datasets"):
         if found := environment.read_version(name):
             yield Check(name, "ok", found)
@@ -77,7 +77,7 @@ def _check_tools() -> Iterator[Check]:
 
 
 def _check_program(subject: str, program: str, without: str, remedy: str) -> Check:
-    """Return the version of a program, or what a machine without it cannot do."""
+    """Return a check with the version of `program`, or with the text `without` if the program is not installed."""
     path = shutil.which(program)
     return (
         Check(subject, "ok", _read_first_line(path, "--version")) if path else Check(subject, "note", without, remedy)
@@ -106,8 +106,9 @@ def _check_accelerator() -> Iterator[Check]:
 
 
 def _check_operations() -> Iterator[Check]:
-    """Yield which of DeepSpeed's ops for Adam can be built here. torch's own optimizer needs none of them."""
-    # Without it DeepSpeed detects the accelerator by importing the packages of all vendors.
+    """Yield a check of each DeepSpeed op for Adam, which reports if the op can be built here. torch's own optimizer
+    needs none of these ops."""
+    # Without this variable DeepSpeed detects the accelerator by importing the packages of all vendors.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count_devices() else "cpu")
     builders = _import_or_none("deepspeed.ops.op_builder")
     for name in ("CPUAdam", "FusedAdam") if devices.count_devices() else ("CPUAdam",):
@@ -119,7 +120,7 @@ def _check_operations() -> Iterator[Check]:
 
 
 def _check_slurm() -> Iterator[Check]:
-    """Yield the version of Slurm; nothing on a machine without it."""
+    """Yield a check of the Slurm version. Nothing is yielded on a machine without Slurm."""
     if shutil.which("sbatch") is None:
         return
     told = _read_first_line("sbatch", "--version")
@@ -134,8 +135,8 @@ def _check_slurm() -> Iterator[Check]:
 
 
 def _check_locked_memory() -> Iterator[Check]:
-    """Yield the limit of locked memory, which RDMA network cards need; nothing on a machine without Slurm and without
-    such a card. Slurm passes the limit of the submitting shell on to jobs."""
+    """Yield a check of the limit on locked memory, which RDMA network cards need. Slurm passes the limit of the
+    submitting shell on to jobs. Nothing is yielded on a machine without both Slurm and RDMA cards."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if shutil.which("sbatch") is None and not any(Path("/sys/class/infiniband").glob("*")):
         return
@@ -148,7 +149,7 @@ def _check_locked_memory() -> Iterator[Check]:
 
 
 def _check_plugins() -> Iterator[Check]:
-    """Yield the plug-ins of every kind, and those that cannot be used."""
+    """Yield the names of the plug-ins of each kind, and a check for every plug-in that cannot be used."""
     for kind in _KINDS:
         names = plugins.list_names(kind)
         yield Check(f"{kind.name} plug-ins", "ok", ", ".join(names))

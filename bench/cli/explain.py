@@ -1,11 +1,12 @@
-"""Explain a name: of a column, flag, note, outcome, figure, verb, config key, group or file of conf/.
+"""Explain the name of a column, flag, note, outcome, figure, verb, config key, config group or file of conf/.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
   zeroscale explain engine
   zeroscale explain model=mt5_xl
 
-Without a name it lists all names. The last part of a key or file is enough, as in `micro`.
+Without a name, the command lists all names. The last part of a key or file suffices, such as `micro`
+for batch.micro.
 """
 
 import argparse
@@ -26,7 +27,7 @@ class Explanation(NamedTuple):
     name: str
     kind: str  # such as "column"
     meaning: str
-    details: tuple[tuple[str, str], ...] = ()  # further facts by label; empty ones are not shown
+    details: tuple[tuple[str, str], ...] = ()  # further (label, text) pairs; empty texts are not shown
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if every name is known."""
+    """Return 0 if every requested name is known."""
     known = list(list_explanations())
     found = [one for name in args.names for one in _find(name, known)] if args.names else known
     if args.json:
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
-    """Return every meaning of a name, then those of keys and files with it as their last part. Raise UserError for an
-    unknown name."""
+    """Return every meaning of a name. Exact names come first, then config keys and files whose last part is this name.
+    Raise UserError for an unknown name."""
     # Full names come first: `micro` is a column as well as the last part of `batch.micro`.
     found = [one for one in known if one.name == name]
     found += [one for one in known if one.name != name and _get_last_part(one.name) == name]
@@ -63,12 +64,12 @@ def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
 
 
 def _get_last_part(name: str) -> str:
-    """Return `micro` of `batch.micro`, `mt5_xl` of `model=mt5_xl`."""
+    """Return the last part of a name: `micro` for `batch.micro`, `mt5_xl` for `model=mt5_xl`."""
     return re.split(r"[.=]", name)[-1]
 
 
 def _format(one: Explanation) -> str:
-    """Return a name with its kind, its meaning and its details."""
+    """Return a name with its kind, meaning and details as text."""
     texts = [one.meaning, *(f"{label}: {value}" for label, value in one.details)]
     return "\n".join([f"{one.name} ({one.kind})", *(_fill(inspect.cleandoc(text)) for text in texts if text)])
 
@@ -77,7 +78,7 @@ def _fill(text: str) -> str:
     return textwrap.fill(text, options.WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-# ---------------------------------------- all names, each from the place that defines it
+# ---------------------------------------- all names, each from the module that defines it
 
 _GROUPS = {
     "model": "the model, by its shape; choose a file: model=mt5_base",
@@ -94,7 +95,7 @@ _GROUPS = {
     "optimizer": "AdamW and its settings",
     "learning": "training on a number of tokens with evaluation; without learning.tokens, only steps are measured",
 }
-"""Groups of config keys, and what to do with them."""
+"""Descriptions of the groups of config keys, by group."""
 
 
 def list_explanations() -> Iterator[Explanation]:
@@ -138,7 +139,8 @@ def _explain(name: str, kind: str, meaning: str, **details: str) -> Explanation:
 
 
 def _explain_file(group: str, name: str) -> Explanation:
-    """Return the description of a file of conf/: the comment at its top, or its source."""
+    """Return the description of a file of conf/: the comment at its top or, without such a comment, its `source`
+    field."""
     from bench.core.files import find_conf_folder
 
     text = (find_conf_folder() / group / f"{name}.yaml").read_text(encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Write a folder to start from: a site file, a study, and schemas for your editor.
+"""Write a folder of config files to start from: a site file, a study, and JSON schemas for your editor.
 
   zeroscale init my
   zeroscale init my --schema
 
-Every key in the files has a comment. Existing files are not overwritten. With the schemas an
-editor with a YAML language server completes and checks files of study, launcher and machine.
-`--schema` renews only the schemas, after the package or its plug-ins have changed.
+Every key in the files has a comment. Existing files are not overwritten. With the schemas, an editor
+with a YAML language server completes and checks study, launcher and machine files. `--schema` renews
+only the schemas; use it after the package or its plug-ins have changed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _SITE, _STUDY = "launcher/my_site.yaml", "study/my_study.yaml"
 _GPUS = "launcher.gpus=--gres=gpu:{devices}"
 _EDITED = ("study", "launcher", "machine")  # groups that users write files of
 _POINTER = "# yaml-language-server: $schema=../schema/{}.json\n"
-"""The line by which an editor finds the schema of a file."""
+"""Comment line with which an editor finds the JSON schema of a YAML file."""
 _SITE_HEAD = """\
 # Settings of your cluster where they differ from its defaults. Remove the first # of a line and change its value. The
 # value of a line with # is the default. `zeroscale sweep … launcher=my_site --dry-run` shows what would be submitted.
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when every file is written."""
+    """Return 0 once every file is written."""
     folder: Path = args.folder
     files = {f"schema/{group}.json": schema.to_json(built)
              for group, built in schema.build_schemas().items() if group in _EDITED}  # fmt: skip
@@ -64,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_site() -> str:
-    """Return a site file: the shipped one with its comments, and every key commented out."""
+    """Return the text of a site file: a copy of conf/launcher/slurm.yaml with its comments, in which every key is
+    commented out."""
     text = (find_conf_folder() / "launcher" / "slurm.yaml").read_text(encoding="utf-8")
-    # Comment lines stay as they are: a second # would hide them from their reader.
+    # Comment lines are not changed: a second # would make them look like commented-out keys.
     hidden = re.sub(r"^(?=[^#\n])", "#", text.partition("name: slurm\n")[2], flags=re.MULTILINE)
     return _POINTER.format("launcher") + _SITE_HEAD + hidden

@@ -1,12 +1,13 @@
-"""Print the logs of a point: of its attempts, and of the jobs that had it.
+"""Print the logs of a point: the logs of its attempts, and of the jobs that ran them.
 
   zeroscale logs 3fa9c1d27b results/runs/paper
   zeroscale logs 3fa9c1d27b/0.1 --rank 3 --lines 50
   zeroscale logs 3fa9c1d27b results/runs/paper --follow
 
-The name of a point is its config_id, or a beginning that no other point shares. The name of an
-attempt's folder after it selects one attempt. `zeroscale status --json` and every table have both.
-`run.log` has the lines of all ranks, each after its rank. Exit code 0 if there was a log.
+A point is named by its config_id or by an unambiguous beginning of it. To select one attempt, append
+a slash and the name of the attempt's folder. `zeroscale status --json` and every table show both
+names. `run.log` has the lines of all ranks, each with its rank in front. The exit code is 0 if a log
+was found.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if there was a log."""
+    """Return 0 if a log was found."""
     folder: Path = args.folder
     if not (named := _POINT.fullmatch(args.point)):
         remedy = "give its config_id, such as 3fa9c1d27b, or an attempt 3fa9c1d27b/0.1"
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     studies = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     attempts = _find_attempts(beginning, chosen, studies)
     found = [log for attempt in attempts for log in _list_logs(attempt)]
-    if chosen is None:  # also the jobs that began no attempt
+    if chosen is None:  # include jobs that started no attempt
         found += [
             log
             for study in studies
@@ -82,19 +83,20 @@ def _parse_rank(text: str) -> int:
 
 
 def _find_attempts(beginning: str, chosen: str | None, studies: list[Path]) -> list[Path]:
-    """Return the folders of the attempts at a point, oldest first. Raise UserError if several points begin so."""
+    """Return the folders of a point's attempts, oldest first. Raise UserError if several config_ids begin with
+    `beginning`."""
     points = [path for study in studies for path in study.glob(f"{beginning}*")]
     points = [path for path in points if path.is_dir() and re.fullmatch(r"[0-9a-f]{10}", path.name)]
     if len(names := {path.name for path in points}) > 1:
         raise UserError(beginning, f"{len(names)} points begin so", f"choose from {', '.join(sorted(names)[:5])}")
     attempts = [made.folder for path in points for made in store.list_attempts(path)]
     attempts = [made for made in attempts if chosen in (None, made.name)]
-    # By time within a study: the number of an attempt restarts with each repeat.
+    # Sort by time within a study, because attempt numbers restart with each repeat.
     return sorted(attempts, key=lambda made: (made.parent.parent, made.stat().st_mtime))
 
 
 def _list_logs(attempt: Path) -> Iterator[Path]:
-    """Yield the log of an attempt, and the logs of the job that made it, as far as they exist."""
+    """Yield the log of an attempt and the logs of the job that ran it. Missing logs are skipped."""
     if (attempt / store.LOG).is_file():
         yield attempt / store.LOG
     try:
@@ -119,11 +121,11 @@ def _read_lines(path: Path, rank: int | None) -> list[str]:
 
 
 def _follow(attempt: Path, rank: int | None) -> None:
-    """Print new lines of the log of an attempt until it has a record, or until Ctrl-C."""
+    """Print new lines of an attempt's log until the attempt has a record, or until Ctrl-C."""
     path, prefix = attempt / store.LOG, b"" if rank is None else b"[%d] " % rank
     position, rest = path.stat().st_size if path.exists() else 0, b""
     while True:
-        # The record is looked for first: what is written before it is then read once more.
+        # Look for the record before reading: log lines written before the record are then read in this last pass.
         ended = (attempt / store.RECORD).exists()
         if path.exists():
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Arguments of several verbs, each declared once, and texts that several verbs print."""
+"""Command-line arguments that several verbs share, and texts that several verbs print."""
 
 import argparse
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 JSON = "print JSON for another program"
 WIDTH = 100
-"""Columns of a line of prose. Lines with a path or a command are not broken, so that they can be copied."""
+"""Width of printed prose, in columns. Lines with a path or a command are not broken, so that they can be copied."""
 
 
 def add_points(parser: argparse.ArgumentParser) -> None:
@@ -56,13 +56,14 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def list_given_folders(args: argparse.Namespace) -> list[str]:
-    """Return --config-dir and --results as they were given, to be repeated in a printed command."""
+    """Return --config-dir and --results as the user gave them, to be repeated in a printed command. Defaults are
+    omitted."""
     given = (("--config-dir", args.config_dir, None), ("--results", args.results, RESULTS))
     return [word for option, value, usual in given if value != usual for word in (option, str(value))]
 
 
 def positive(option: str) -> Callable[[str], int]:
-    """Return the argparse type of an option that takes a number of at least 1."""
+    """Return an argparse type for an option whose value is an integer of at least 1."""
 
     def number(text: str) -> int:
         # int() alone would accept " 3", "+3" and "3_0".
@@ -85,7 +86,7 @@ def add_autopilot(parser: argparse.ArgumentParser) -> None:
 
 
 def check_notify(args: argparse.Namespace) -> None:
-    """Raise UserError for a --notify without --autopilot, and for a command that a shell cannot parse."""
+    """Raise UserError for --notify without --autopilot, and for a notify command that a shell could not parse."""
     if args.notify is None:
         return
     if not args.autopilot:
@@ -97,7 +98,7 @@ def check_notify(args: argparse.Namespace) -> None:
 
 
 def wrap(text: str, indent: int = 0) -> str:
-    """Return prose in lines of at most WIDTH columns. Lines after the first are indented by two more columns."""
+    """Return a text wrapped at WIDTH columns. Lines after the first are indented by two more columns."""
     first, other = " " * indent, " " * (indent + 2)
     return textwrap.fill(
         text, WIDTH, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
@@ -105,12 +106,12 @@ def wrap(text: str, indent: int = 0) -> str:
 
 
 def format_point(composed: "Request") -> str:
-    """Describe a point in one line."""
+    """Return a one-line description of a point."""
     return describe_point(composed.spec, config_id(composed.spec))
 
 
 def format_point_json(composed: "Request") -> str:
-    """Return a point with its machine and launcher as JSON."""
+    """Return a point's spec, machine and launcher as JSON."""
     plain = {
         "config_id": config_id(composed.spec),
         "spec": composed.spec.model_dump(mode="json", by_alias=True),
@@ -121,15 +122,15 @@ def format_point_json(composed: "Request") -> str:
 
 
 def print_chosen(chosen: "Sequence[Pair]") -> None:
-    """Print the overrides that were chosen for a point on a CPU, if there are any."""
-    # On standard error: a program may read standard output.
+    """Print the default overrides that were added to a point because it runs on a CPU, if there are any."""
+    # Print on standard error, because a program may read standard output.
     if chosen:
         shown = " ".join(f"{key}={value}" for key, value in chosen)
         print(f"defaults on a CPU: {shown}", file=sys.stderr, flush=True)
 
 
 def print_unreadable(found: "Sequence[Unreadable]") -> None:
-    """Print which files cannot be read and are ignored."""
+    """Print the files that were ignored because they could not be read."""
     if found:
         print(f"zeroscale: ignored, because unreadable: {format_count(len(found), 'file')}", file=sys.stderr)
     for error in found:
@@ -137,7 +138,8 @@ def print_unreadable(found: "Sequence[Unreadable]") -> None:
 
 
 def describe_run(record: "RunRecord") -> str:
-    """Return the result of a run in one line: step time, peak memory, rate, and flags that cast doubt on it."""
+    """Return the result of a run in one line: step time, peak memory, tokens per second, and flags that cast doubt on
+    the measurement."""
     from analysis.flags import list_flags
     from analysis.metrics.throughput import compute_tokens_per_s
 
@@ -147,13 +149,13 @@ def describe_run(record: "RunRecord") -> str:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts in words, the largest first, such as `14 busy, 2 short`."""
+    """Return counts as text, the largest first, such as `14 busy, 2 short`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 @contextlib.contextmanager
 def explain_end(folder: Path) -> Iterator[None]:
-    """Print how to resume if Ctrl-C or SIGTERM ends this block; SIGTERM ends it in the same way as Ctrl-C."""
+    """Print how to resume the study if Ctrl-C or SIGTERM ends this block. SIGTERM is handled like Ctrl-C."""
     ended_by = "Ctrl-C"
 
     def terminate(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The page of an answer: its option, a check before the answer is computed, and its file."""
+"""The `--page` option, which writes an answer of a verb as an HTML page: its declaration, path check and file."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Raise UserError for a path that is not an HTML file: other files are not replaced."""
+    """Raise UserError if the path is a folder, or does not end in .html or .htm."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--page {path}", "not the name of a page", "let it end in .html")
     if path.is_dir():
@@ -21,9 +21,9 @@ def check_path(path: Path) -> None:
 
 
 def write(path: Path, page: str, *, quiet: bool) -> None:
-    """Write a page and its folder, and print the path unless `quiet`."""
+    """Write an HTML page, creating its folder if needed. Print its path unless `quiet`."""
     try:
-        # Atomically: a browser may have the older page open.
+        # Write atomically, because a browser may have the older page open.
         path.parent.mkdir(parents=True, exist_ok=True)
         store.write_atomically(path, page.encode())
     except OSError as error:

@@ -1,13 +1,13 @@
-"""Predict memory and step time of a point before it runs: by term and by part, with their ranges.
+"""Predict memory and step time of a point before it runs, with the terms of both and their intervals.
 
   zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
   zeroscale predict model=mt5_xl engine=zero3 devices_per_node=8 machine=h100 --page prediction.html
 
-One point is printed by term, several points in two lines each. GB are 10^9 bytes, of the rank that needs most. An
-uncertain number is followed by its range, from the best case to the worst. A point that does not fit has no step time;
-the changes with which it would fit are printed instead.
+For a single point all terms are printed, for several points two lines each. Memory is in GB (10^9 bytes) of the rank
+that needs most. An uncertain number is followed by its interval, from the best case to the worst. For a point that does
+not fit in memory, no step time is predicted. Instead, the command prints changes with which the point would fit.
 """
 
 import argparse
@@ -42,7 +42,7 @@ Main uncertainty, on top of tensors: {base} GB for the CUDA context, libraries a
 
 
 def _parse_number(accept: Callable[[float], bool], rule: str) -> Callable[[str], float]:
-    """Return an argparse type for finite numbers that a rule accepts."""
+    """Return an argparse type for finite numbers that `accept` allows; `rule` describes them in the error message."""
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -84,7 +84,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class PredictionAnswer(NamedTuple):
-    """The prediction in words, as its page shows it. Of several points: the number that fit, and no time."""
+    """Text of a prediction for its HTML page. For several points it has only the number of points that fit, and no step
+    time."""
 
     memory: Sequence[str]
     time: Sequence[str]
@@ -93,7 +94,7 @@ class PredictionAnswer(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, also for a point that does not fit: that is an answer, not a failure."""
+    """Return 0, also for a point that does not fit in memory, because that is a valid prediction."""
     if args.page:
         pages.check_path(args.page)
     found = api.predict(
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_answer(found: Sequence[Prediction], storage: float | None, command: str) -> PredictionAnswer:
-    """Return the prediction of the points, as lines without breaks."""
+    """Return the text of a prediction for its HTML page, with each statement in one unwrapped line."""
     memory, time = [], []
     if len(found) == 1:
         (one,) = found
@@ -138,7 +139,7 @@ def _build_answer(found: Sequence[Prediction], storage: float | None, command: s
 
 
 def _format_command(args: argparse.Namespace) -> str:
-    """Return the command that repeats this answer."""
+    """Return the `zeroscale predict` command that repeats this prediction."""
     given = [
         *(["--straggler", f"{args.straggler:g}"] if args.straggler != 1 else []),
         *(["--data-wait", f"{args.data_wait:g}"] if args.data_wait else []),
@@ -182,7 +183,8 @@ def _format_time(one: Prediction) -> str:
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
-    """Return the goodput of a long job under failures, if the rate of checkpoint writes is given."""
+    """Return a line on the goodput of a long job under failures. Empty if the goodput is unknown or the point does not
+    fit."""
     goodput = _predict_goodput(one, storage)
     if goodput is None or one.fits is False:
         return []
@@ -192,7 +194,8 @@ def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
 
 
 def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
-    """Return the goodput of a point; None without a write rate, and on CPUs, which have no published failure rate."""
+    """Return the goodput of a point. None if `storage` (checkpoint write rate, bytes/s) is None, and None on CPUs,
+    which have no published failure rate."""
     spec = one.point.composed.spec
     if storage is None or one.device == "cpu":
         return None
@@ -201,7 +204,7 @@ def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
 
 
 def _format_rates(time: StepTime) -> str:
-    """Return tokens per second and MFU of a step time, with their intervals."""
+    """Return tokens per second and MFU as text, with the intervals that follow from the interval of the step time."""
     share = [time.step_s / seconds for seconds in (time.step_s, time.high_s, time.low_s)]
     tokens = format_interval(*(time.tokens_per_s * one for one in share))
     mfu = time.mfu
@@ -240,7 +243,7 @@ def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
 
 
 def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
-    """Return the memory that a device must have, and the largest micro-batch."""
+    """Return lines on the memory that a device needs and on the largest micro-batch that fits."""
     low, high = needed.device
     span = f"{format_gigabytes(low)} to {format_gigabytes(high)}" if high > low else format_gigabytes(low)
     lines = [f"A device needs {span} GB in total; {format_gigabytes(needed.resident)} GB remain between steps."]
@@ -262,7 +265,7 @@ def _format_largest(micro: LargestMicroBatch) -> str:
 
 
 def _list_doubts(one: Prediction, needed: MemoryPrediction) -> list[str]:
-    """Return how exact each term of the memory is."""
+    """Return caveats on the accuracy of the memory prediction."""
     if one.device != "cuda":
         return [_DOUBT]
     base, reserve = "–".join(map(format_gigabytes, needed.base)), format_gigabytes(needed.reserve[1])

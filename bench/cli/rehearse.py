@@ -4,10 +4,10 @@
   zeroscale rehearse model=tiny engine=zero2 nodes=4 devices_per_node=8 --rank 31
   zeroscale rehearse model=gpt_22b engine=pipeline parallel.pipeline=8 devices_per_node=8 --shapes-only
 
-The record has the evidence `rehearsed`: memory by phase, the computing time of a step, and the bytes
-that each collective would have moved. Losses and communication times are unknown and stay empty. With
-`--shapes-only` the rank may be larger than this machine: no step is computed, and memory is counted
-without being used.
+The record has the evidence `rehearsed`. It contains memory by phase, the computing time of a step,
+and the bytes that each collective would have moved. Losses and communication times are unknown and
+stay empty. With `--shapes-only` the rank may also be larger than this machine. Then no step is
+computed, and tensors are counted without allocating memory for them.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from bench.core.record import RunRecord
 from bench.sweep import definition
 
 STUDY = "rehearsals"
-"""A folder for rehearsals alone: a sweep would count a rehearsal as the run of its point."""
+"""Default folder of rehearsals. A sweep's folder is refused, because the sweep would count a rehearsal as a real run of
+its point."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,11 +56,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_rehearsal(record: RunRecord, folder: Path) -> str:
-    """Return the result of a rehearsal as text: computing time, and GB by phase and collective."""
+    """Return the result of a rehearsal as text: computing seconds of a step, memory in GB by phase, and GB by
+    collective."""
     if record.outcome.kind != "ok" or record.observations is None:
         return f"{record.outcome.kind}: {record.outcome.reason}\n{folder}"
     seen = record.observations
-    (own,) = seen.memory  # of the one real rank
+    (own,) = seen.memory  # the memory of the only real rank
     rows = [
         ("initialisation, peak", own.init_peak_bytes),
         ("between steps", own.resident_bytes),

@@ -3,7 +3,8 @@
   zeroscale resume results/runs/paper
   zeroscale resume results/runs/paper --autopilot --notify "mail -s done me@example.org -a"
 
-Attempts that ended without a record get one first. A point runs at most as often as its study allows.
+Attempts that ended without a record get a record first. A point is attempted at most as often as its
+study allows.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the remaining points were submitted or, without a scheduler, if every point ended `ok`.
 
-    For a search that has ended, return 0 if it has a result.
+    For a search that has ended, return 0 if the search found a best point.
     """
     options.check_notify(args)
     options.print_unreadable(api.unreadable(args.folder))
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     except SchedulerUnavailable:
         raise
     except UserError as refusal:
-        if args.autopilot and plugins.find_job(os.environ).context.job_id:  # nobody else sees it
+        # The autopilot's job has no terminal, so its summary reports the error.
+        if args.autopilot and plugins.find_job(os.environ).context.job_id:
             finish_autopilot(args.folder, args.notify, str(refusal))
         raise
     is_search = definition.find_search(definition.read(args.folder)) is not None
@@ -87,9 +89,10 @@ _REPORT_S, _NOTIFY_S = 600.0, 300.0
 
 
 def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> None:
-    """Write the report and the summary of a study whose autopilot ends, and call `notify` with the summary's path.
+    """Write the report and the summary of a study whose autopilot ends, then call `notify` with the summary's path.
 
-    Failures are printed on standard error, and change nothing else. `refusal` is the reason for an early end.
+    A failure is printed on standard error and has no other effect. `refusal` is the reason why the autopilot ended
+    early.
     """
     report = _write_report(folder)
     path = folder / snapshot.REPORT / SUMMARY
@@ -105,9 +108,11 @@ def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> Non
 
 
 def _write_report(folder: Path) -> str:
-    """Write the report in a separate process; return its path in words, or why there is none.
+    """Write the study's report in a separate process. Return a text with the report's path, or with the reason why no
+    report was written.
 
-    It may need packages that are not installed here, and more memory than this small job has.
+    A separate process is used because the report may need packages that are not installed here, and more memory than
+    this small job has.
     """
     out = folder / snapshot.REPORT
     command = build_module_command("bench.cli", "report", str(folder), "--out", str(out))
@@ -124,7 +129,7 @@ def _write_report(folder: Path) -> str:
 
 
 def _format_summary(view: StudyState, report: str, refusal: str) -> str:
-    """Return one page in Markdown: the outcomes of points, up to `_MOST_LINES` of them with a line each."""
+    """Return the summary of a study as one page of Markdown. Up to `_MOST_LINES` answered points have a line each."""
     ended = f"The autopilot ended on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
     lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:
@@ -142,7 +147,7 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
 
 
 def _list_reasons(points: list[PointStatus]) -> list[str]:
-    """Return the reasons why points have no answer, the most frequent first."""
+    """Return Markdown lines with the reasons why points have no answer, the most frequent reason first."""
     reasons = Counter((one.state, one.why) for one in points).most_common()
     lines = [f"- {number} × {state}: {make_printable(why)}" for (state, why), number in reasons[:_MOST_LINES]]
     return [*lines, *([f"- … and {len(reasons) - _MOST_LINES} more reasons"] if len(reasons) > _MOST_LINES else [])]

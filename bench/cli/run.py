@@ -1,11 +1,12 @@
-"""Measure one point here and now, with real processes.
+"""Measure one point now on this machine, with real processes.
 
   zeroscale run
   zeroscale run model=mt5_small engine=zero3 batch.micro=2
 
-It uses the GPUs of this machine or, without any, two processes on the CPU; devices_per_node sets
-another number. On a CPU, precision, sequence lengths and measure are those of the smoke study
-unless you set them, so that a run takes less than a minute. A line names the keys that were chosen.
+The run uses the GPUs of this machine or, without GPUs, two processes on the CPU. devices_per_node
+sets another number of devices or processes. On a CPU, the precision, sequence lengths and measurement
+protocol of the smoke study are used unless you set them, so that a run takes less than a minute. The
+command prints the keys that it set in this way.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         options.print_chosen(made.chosen)
         print(options.format_point(made.composed), flush=True)
-        # With the chosen defaults, which are among these overrides.
+        # These overrides include the defaults chosen for a CPU.
         (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
         try:
             lines = list_predictions(predicted)
@@ -64,14 +65,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_predictions(predicted: "Prediction") -> list[str]:
-    """Return the predicted memory and step time of a point, or why they are unknown. May raise NoPrediction."""
+    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. May raise
+    NoPrediction."""
     from bench.sweep.forecast import MemoryForecast
 
     if predicted.memory is None:
         return [f"no prediction: {predicted.memory_unknown}"]
     (low, high), room, where = predicted.memory.device, predicted.point.composed.machine.memory_bytes, "of the device"
     if room is None and predicted.device == "cpu" and (host := predicted.host()):
-        # On a CPU all ranks share the memory of the host, and each process takes some in addition to its tensors.
+        # On a CPU all ranks share the host's memory, and each process uses memory in addition to its tensors.
         low, high, where = host.low, host.high, "of this machine, for all ranks"
         room = environment.read_host_memory_bytes()
     fits = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0).fits(room)
@@ -87,8 +89,11 @@ def list_predictions(predicted: "Prediction") -> list[str]:
 
 
 def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
-    """Return the lines to print about a run. `folder` has its record; `overrides` and the options `given`, such as
-    --config-dir DIR, are those of the command."""
+    """Return the lines to print about a finished run.
+
+    `folder` has the run's record. `overrides` and `given` are the overrides and the options of the user's command, such
+    as --config-dir DIR; suggested commands repeat them.
+    """
     if record.outcome.kind != "ok":
         log = folder / store.LOG
         return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
@@ -114,8 +119,8 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
 
 
 def _describe_parts(record: RunRecord) -> list[str]:
-    """Return lines on a pipeline: the mean idle share of a step and the peak memory, by part of the layers. Without a
-    pipeline there are none."""
+    """Return lines with the mean idle share of a step and the peak memory for each pipeline stage. Empty for a run
+    without a pipeline."""
     from analysis.metrics.waiting import list_idle_shares
 
     observed, parts = record.observations, record.spec.parallel.pipeline
@@ -126,7 +131,7 @@ def _describe_parts(record: RunRecord) -> list[str]:
     groups = [range(part * ranks, (part + 1) * ranks) for part in range(parts)]
     shares = ", ".join(f"{100 * statistics.mean(idle[rank] for rank in group):.0f}" for group in groups)
     lines = [f"idle: {100 * statistics.mean(idle):.0f} % of a step; by part of the layers: {shares} %"]
-    # Ranks are numbered by part first: the first `ranks` ranks hold the first part.
+    # Ranks are numbered stage by stage: the first `ranks` ranks hold the first pipeline stage.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory]
     if len(peaks) == record.spec.world_size and None not in peaks:
         most = ", ".join(f"{max(peaks[rank] or 0 for rank in group) / 2**20:.1f}" for group in groups)
@@ -135,10 +140,10 @@ def _describe_parts(record: RunRecord) -> list[str]:
 
 
 def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return commands to go on with, one per line."""
+    """Return suggested next commands, one per line."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
-    # None: the engine of an older record may no longer be installed.
+    # `known` is None if the engine of an older record is no longer installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:
@@ -149,8 +154,12 @@ def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str]
 
 
 def _list_reference_overrides(spec: RunSpec, overrides: Sequence[str]) -> list[str] | None:
-    """Return the overrides of the same point with the reference engine, in which no ranks share a copy of the model.
-    Each rank then computes fewer of the same micro-batches; return None where their number does not divide."""
+    """Return the overrides for the same point with the reference engine, in which every rank has a full copy of the
+    model.
+
+    With more data-parallel ranks, each rank computes fewer micro-batches of the same size. Return None if the
+    micro-batches of a step do not divide evenly among the ranks.
+    """
     kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
     if spec.parallel == Parallel():
         return kept

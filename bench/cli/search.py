@@ -1,13 +1,13 @@
-"""Find the best point of a study's space in the fewest node-hours, by the study's `search` section.
+"""Find the best point of a study's search space in the fewest node-hours. The study's `search` section defines it.
 
   zeroscale search study=search_smoke --dry-run
   zeroscale search study=search_smoke
   zeroscale search study=search_smoke search.sampler=random
   zeroscale resume results/runs/search_smoke
 
-Every trial is a run in processes of its own with a record in the results folder. The same command,
-or `resume`, continues an interrupted search; `status` and `report` read it like any study. With a
-scheduler a few trials at a time are submitted; `--autopilot` submits the next trials when these have
+Every trial is a run in separate processes, with a record in the results folder. The same command, or
+`resume`, continues an interrupted search. `status` and `report` read a search like any study. With a
+scheduler, a few trials at a time are submitted; `--autopilot` submits the next trials when these have
 ended.
 """
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the search ended with a best point; with a scheduler, if the jobs were submitted."""
+    """Return 0 if the search ended with a best point or, with a scheduler, if the jobs were submitted."""
     options.check_notify(args)
     plan = api.plan_search(overrides=args.overrides, config_dir=args.config_dir)
     folder: Path = args.results / plan.sweep.study
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_verdict(folder: Path, *, as_json: bool) -> int:
-    """Print the verdict of a search; return the exit code, 0 if there is a best point."""
+    """Print the result of a search. Return the exit code, 0 if there is a best point."""
     verdict = api.search_verdict(folder)
     print(format_verdict(verdict, folder, as_json=as_json))
     return 0 if verdict.best else 1
@@ -70,7 +70,7 @@ _SHOWN = 5  # first trials of a plan, and trials equal to the best
 
 
 def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
-    """Return the space, its points that are never tried, and the first trials."""
+    """Return the text of a search plan: the space, points that are never tried, and the first trials."""
     section, listed = plan.pool.section, plan.pool.space.list_all() is not None
     candidates, left_out = plan.pool.list_all(), plan.pool.explain_left_out()
     infeasible = sum(not candidate.may_fit for candidate in candidates)
@@ -100,17 +100,17 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
         lines.append(f"  {one.point.line}{predicted}{f'  {one.why}' if one.why else ''}")
     hours = "" if section.node_hours is None else f" and {section.node_hours:g} node-hours"
     until = f", or until {PATIENCE} in a row gain less than {100 * section.gain:g} % together"
-    # A grid and random draws end by their number, and a search with rungs ends when no training goes on.
+    # Grid and random search end after their number of trials. A search with rungs ends when no training continues.
     settles = section.trials > PATIENCE and section.sampler not in ("grid", "random") and not section.rungs
     lines.append(f"at most {format_count(section.trials, 'trial')}{hours}{until if settles else ''}; nothing started")
     return "\n".join(lines)
 
 
 def _list_first(plan: PlannedSearch) -> list[Proposal]:
-    """Return the first trials, as proposed before any trial has a result."""
+    """Return the first trials that the search proposes before any trial has a result."""
     from bench.sweep.definition import Trial
 
-    # The proposer sees earlier proposals as running trials, as it would see the jobs of a queue.
+    # Earlier proposals are passed as running trials, like jobs in a queue.
     results: list[TrialResult] = []
     found: list[Proposal] = []
     while len(found) < _SHOWN and (proposal := plan.proposer.propose(results)):
@@ -120,7 +120,8 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
 
 
 def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> str:
-    """Return the best trial, trials equal to it, the cost of the search, and why it ended."""
+    """Return the text of a search result: the best trial, trials that are not distinguishable from it, the node-hours
+    spent, and why the search ended."""
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)
     section, best = verdict.section, verdict.best

@@ -4,8 +4,8 @@
   zeroscale status results/runs/smoke --all
   zeroscale status results/runs/paper --wait && zeroscale report results/runs/paper --out reports/paper
 
-Attempts that ended without a record get one, with the scheduler's state as evidence. Flags are those
-of `zeroscale table`, for up to 300 runs. Exit code 0 if every point is answered.
+Attempts that ended without a record get a record, with the scheduler's job state as evidence. For up
+to 300 runs, the flags of `zeroscale table` are shown. The exit code is 0 if every point is answered.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from bench.sweep.jobs import SubmittedJob
 from bench.sweep.status import PointStatus, StudyState, describe_wait
 
 _WAIT_S = 5.0
-# `--wait` gives up after so long with jobs that cannot start: a job that has just ended may still block them.
+# Seconds for which `--wait` tolerates jobs that cannot start: a job that has just ended may still block them.
 _STUCK_S = 30.0
 _MOST_READ = 300  # runs whose flags are shown: each record takes a millisecond or more to decode
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wait(folder: Path, *, quiet: bool) -> api.Status:
-    """Return the state of a study as soon as no job and no local run can change it."""
+    """Wait until no job and no local run can change the study any more, and return its state."""
     status, stuck_since = _read_status(folder), time.monotonic()
     with terminal.progress(quiet=quiet) as follow:
         while status.under_way or (status.stuck and time.monotonic() < stuck_since + _STUCK_S):
@@ -89,13 +89,13 @@ def _format_text(view: StudyState, *, every: bool) -> str:
 
 
 def _is_interrupted(view: StudyState) -> bool:
-    """Return whether points wait and none runs."""
+    """Return whether points are waiting while none is running."""
     states = {one.state for one in view.statuses}
     return "waiting" in states and "running" not in states
 
 
 def _read_flags(view: StudyState) -> dict[str, tuple[str, ...]]:
-    """Return the flags of every run that ended `ok`, by its folder; empty if there are more than `_MOST_READ` runs."""
+    """Return the flags of every run that ended `ok`, by run folder. Empty if more than `_MOST_READ` runs ended `ok`."""
     from analysis.flags import list_flags  # here: it imports numpy
 
     folders = [one.folder for one in view.statuses if one.final and one.outcome == "ok"]
@@ -107,7 +107,8 @@ def _read_flags(view: StudyState) -> dict[str, tuple[str, ...]]:
 
 
 def _list_job_lines(view: StudyState) -> Iterator[str]:
-    """Yield the jobs that the scheduler still has, and how to cancel those of no use."""
+    """Yield a line for each of the study's jobs in the scheduler's queue, and how to cancel jobs that are useless or
+    cannot start."""
     for job, state in view.list_live():
         what = describe_wait(state) if state.pending else state.state.lower()
         log = view.find_log(job, state.task)
@@ -128,7 +129,8 @@ def _format_line(point_status: PointStatus, flags: Sequence[str]) -> str:
 
 
 def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
-    """Return the numbers of points by state and the node-hours in one line; `flags` are numbers of `ok` runs."""
+    """Return the number of points in each state and the node-hours spent, in one line. `flags` has the number of `ok`
+    runs with each flag."""
     shown = Counter(
         point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
     )
@@ -142,19 +144,19 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
 
 
 def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
-    """Return the summary of a sweep, and an estimate of the time left."""
+    """Return a sweep's summary line with an estimate of the time left."""
     left = estimate_time_left(view)
     return format_summary(view, flags) + (f"; {left.describe()}" if left else "")
 
 
 class TimeLeft(NamedTuple):
-    """Estimate of the time until every point of a sweep has been tried, without waiting in the queue."""
+    """Estimate of the time until every point of a sweep has been tried. Waiting time in the queue is not included."""
 
     minutes: float
-    finished: int  # points whose median it is; 0: from the time limits in the plan
+    finished: int  # number of points in the median; 0 if the estimate uses the plan's time limits
 
     def describe(self) -> str:
-        """Return the estimate in words, with its source."""
+        """Return the estimate as text, with its basis."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
             return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"
@@ -162,14 +164,16 @@ class TimeLeft(NamedTuple):
 
 
 _LATEST = 50
-"""Finished points whose records are read for a median: enough for it, and quick also in a sweep of thousands."""
+"""Number of latest finished points whose records are read for the median run time. Reading more would be slow in a
+sweep of thousands of points."""
 
 
 def estimate_time_left(view: StudyState) -> TimeLeft | None:
-    """Estimate the time left from the median of finished points, per number of nodes, or from the plan's time limits.
+    """Estimate the time left from the median run time of finished points with the same number of nodes. Without
+    finished points, use the plan's time limits.
 
-    As many points are assumed to run at a time as run now, and at least one. None if no point is left, if the time of
-    a point is unknown, or if the scheduler did not answer.
+    The estimate assumes that as many points run at a time as are running now, and at least one. Return None if no point
+    is left, if the time of a point is unknown, or if the scheduler did not answer.
     """
     if view.seen.jobs and not view.is_reached:
         return None

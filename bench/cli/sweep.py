@@ -5,14 +5,14 @@
   zeroscale sweep study=paper launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run
   zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
-On a CPU, comma lists without a study use the sizes and the window of the smoke study, as `zeroscale
-run` does. Each of their points runs once, which is indicative: the last line is the command for
-five repeats, with its cost.
+On a CPU, comma lists without a study use the sequence lengths, precision and measurement protocol of
+the smoke study, as `zeroscale run` does. Points of comma lists run once, which gives indicative
+results only. The last printed line is the command for five repeats, with its cost.
 
 Points that already have a final answer on this machine in this environment are skipped, so that an
-interrupted sweep continues where it ended. A point that is predicted far out of memory is recorded
-as infeasible and not run, unless `--no-prune` is given. With a scheduler the command returns at
-once: `zeroscale status` shows the progress.
+interrupted sweep continues where it ended. A point that is predicted to exceed memory by far is
+recorded as infeasible and not run, unless `--no-prune` is given. With a scheduler, the command
+returns once the jobs are submitted: `zeroscale status` shows their progress.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if every point has the answer `ok`; with a scheduler, if it accepted the jobs."""
+    """Return 0 if every point ended `ok` or, with a scheduler, if it accepted the jobs."""
     options.check_notify(args)
     plan = api.plan(
         overrides=args.overrides,
@@ -113,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
-    """Print the cost of five repeats of comma lists, whose points run once."""
+    """Print the cost of five repeats, if the sweep has several points from comma lists and runs each of them once."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
         print(format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
 
 
 def format_json(sweep: SweepDefinition) -> str:
-    """Return every repeat of every point in order, for another program."""
+    """Return every repeat of every point as JSON, in the order of the runs."""
     predictions = PredictionText(sweep)
     plain = [
         {
@@ -138,9 +138,11 @@ def format_json(sweep: SweepDefinition) -> str:
 
 
 def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, every: bool) -> str:
-    """Return a summary of the sweep, its points in order, and the scripts that would be submitted.
+    """Return the text of a dry run: a summary of the sweep, its points in order, and the job scripts that would be
+    submitted.
 
-    Without `every`, infeasible points are only counted, and so are all points if they are many.
+    Without `every`, infeasible points are not listed but counted. The same holds for all points if there are more than
+    `_SHOWN`.
     """
     predictions = PredictionText(sweep)
     planned = _plan_jobs(sweep, predictions) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
@@ -159,7 +161,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
     runs = Counter(index for _, index in sweep.order if every or not predictions.infeasible(index))
     if every or len(runs) <= _SHOWN:
-        jobs_of: dict[str, dict[int, None]] = {}  # numbers in order, by config_id
+        jobs_of: dict[str, dict[int, None]] = {}  # job numbers in order, by config_id; a dict as an ordered set
         for number, job in enumerate(planned, 1):
             for requested in job.points:
                 jobs_of.setdefault(requested.config_id, {})[number] = None
@@ -172,7 +174,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
 
 
 def _list_point(point: SweepPoint, repeats: int, predicted: str, its_jobs: Sequence[int]) -> list[str]:
-    """Return the lines of one point; none is longer than a terminal of 100 columns."""
+    """Return the lines of one point, wrapped for a terminal of 100 columns."""
     limit = f"limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
     named = f"job{'s' * (len(its_jobs) > 1)} {', '.join(map(str, its_jobs))}" if its_jobs else ""
     line = "  ".join(filter(None, [point.line, format_count(repeats, "run"), limit, named]))
@@ -185,7 +187,7 @@ def _list_point(point: SweepPoint, repeats: int, predicted: str, its_jobs: Seque
 
 
 def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str:
-    """Return a table of the points by model and devices."""
+    """Return a table with the number of runs for each combination of model, nodes and devices per node."""
     shapes = Counter[tuple[str, int, int]]()
     infeasible = Counter[tuple[str, int, int]]()
     for _, index in sweep.order:
@@ -202,13 +204,13 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
 
 
 ENOUGH = 5
-"""Repeats that usually suffice to compare configurations."""
+"""Number of repeats that usually suffices to compare configurations."""
 
 
 def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
     """Return the command for `ENOUGH` repeats of every point, and its node-hours.
 
-    They follow from recorded runs if every point has one, otherwise from predictions.
+    The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
     """
     command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
     command += ["--results", str(results)] if results != RESULTS else []
@@ -222,7 +224,7 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Job]:
-    """Return the jobs as for a cluster without limits: planning does not ask the scheduler."""
+    """Return the planned jobs, assuming a cluster without limits, because a plan does not query the scheduler."""
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
         for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
@@ -233,7 +235,8 @@ def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Jo
 
 
 def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) -> list[str]:
-    """Return the script of the first job of every kind; jobs of one kind differ only in folder and time limit."""
+    """Return the script of the first job of each kind. Jobs of one kind have the same nodes, devices and mode; they
+    differ only in folder, points and time limit."""
     if not planned:
         return []
     (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
@@ -252,7 +255,7 @@ def _get_job_kind(job: Job) -> tuple[Any, ...]:
 
 
 def print_ended(done: SweepResult, *, as_json: bool) -> None:
-    """Print the outcomes of a sweep on this machine with their flags, and the answer to its question."""
+    """Print the outcomes and flags of a sweep that ran on this machine, and the answer to the study's question."""
     if as_json:
         outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
         print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
@@ -268,7 +271,7 @@ def print_ended(done: SweepResult, *, as_json: bool) -> None:
 
 
 def format_ended(done: SweepResult, flags: Mapping[str, int]) -> str:
-    """Return the outcomes of a sweep in one line; `flags` are numbers of `ok` runs."""
+    """Return the outcomes of a sweep in one line. `flags` has the number of `ok` runs with each flag."""
     outcomes = ", ".join(
         f"{number} {kind}" + (f" ({options.format_counts(flags)})" if kind == "ok" and flags else "")
         for kind, number in done.outcomes.most_common()
@@ -279,7 +282,7 @@ def format_ended(done: SweepResult, flags: Mapping[str, int]) -> str:
 
 
 def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bool) -> str:
-    """Return the submitted jobs, the records written meanwhile, and the next command."""
+    """Return the submitted jobs, the number of records written for ended attempts, and the next command."""
     if as_json:
         plain = {
             "folder": str(folder),
@@ -328,7 +331,7 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
 
 
 def _explain_nothing(done: submitting.SubmitResult, where: str) -> str:
-    """Return why nothing was submitted."""
+    """Return the reason why no job was submitted."""
     queued = f"{format_count(done.queued, 'job')} in the queue"
     if done.answered:
         cancel = f", and {queued}; to cancel: zeroscale cancel {where}" if done.queued else ""
@@ -340,17 +343,17 @@ def _explain_nothing(done: submitting.SubmitResult, where: str) -> str:
 
 
 class PointPrediction(NamedTuple):
-    """Prediction for one point of a sweep."""
+    """Predicted memory, step time and run time of one point of a sweep."""
 
     point: SweepPoint
     machine: Machine
     forecast: Forecast
-    minutes: AttemptMinutes | None  # of one attempt; None if unknown
-    infeasible: bool  # recorded without a run
+    minutes: AttemptMinutes | None  # predicted minutes of one attempt; None if unknown
+    infeasible: bool  # recorded as infeasible and not run
 
 
 class PredictionText:
-    """The predictions of one sweep."""
+    """Texts of the predictions for all points of one sweep."""
 
     def __init__(self, sweep: SweepDefinition) -> None:
         self._sweep = sweep
@@ -364,7 +367,7 @@ class PredictionText:
         return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:
-        """Return whether a point is recorded as infeasible and not run."""
+        """Return whether a point is recorded as infeasible without being run."""
         return self._points[index].infeasible
 
     def line(self, index: int) -> str:
@@ -391,7 +394,7 @@ class PredictionText:
         return f"{needed} of {there / 1e9:.3g} ({verdict})"
 
     def plain(self, index: int) -> dict[str, Any]:
-        """Return the prediction for another program; None is unknown."""
+        """Return the prediction for one point as plain data for JSON. An unknown value is None."""
         one = self._points[index]
         room, step, there = one.forecast.room, one.forecast.step, one.machine.memory_bytes
         return {
@@ -404,7 +407,7 @@ class PredictionText:
         }
 
     def format_node_hours(self, times: int) -> str:
-        """Return the node-hours of all runs, `times` over."""
+        """Return the predicted node-hours of all runs, multiplied by `times`."""
         unknown = any(one.minutes is None for one in self._runs)
         return f"{'unknown' if unknown else self._sum_node_hours(times)} node-hours"
 
@@ -413,7 +416,7 @@ class PredictionText:
         return _format_range(*(times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1)))
 
     def summary(self) -> Iterator[str]:
-        """Yield lines about the whole sweep."""
+        """Yield lines with the predicted node-hours of the sweep, infeasible points, and warnings."""
         if known := sum(one.minutes is not None for one in self._runs):
             unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
             yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'point')}{unknown}"
@@ -423,19 +426,20 @@ class PredictionText:
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
-        """Yield lines about points that may end without an answer."""
+        """Yield a line if points may exceed their time limit and so end without an answer."""
         limits = [(one.minutes, one.point.time_limit_min) for one in self._runs]
         if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
             yield f"{format_count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"
 
     @property
     def _runs(self) -> list[PointPrediction]:
-        """Return the prediction of every run; infeasible points do not run."""
+        """Return the predictions of all runs. Infeasible points are left out, because they do not run."""
         return [self._points[index] for _, index in self._sweep.order if not self._points[index].infeasible]
 
 
 def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
-    """Return the memory of all ranks on this host, their processes included, and whether it fits."""
+    """Return a text with the memory of all ranks on this host and whether it fits. Memory of the processes themselves
+    is included."""
     low, high = PROCESS_BYTES["cpu"]
     all_ranks = MemoryForecast(
         low_bytes=ranks * (room.low_bytes + low),
@@ -448,6 +452,6 @@ def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
 
 
 def _format_range(low: float, high: float) -> str:
-    """Return a range in three digits, or one number if both ends read the same."""
+    """Return a range with three digits, or a single number if both ends round to the same text."""
     ends = [f"{end:.3g}" if end < 1000 else f"{end:.0f}" for end in (low, high)]
     return "–".join(dict.fromkeys(ends))

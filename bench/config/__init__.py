@@ -1,6 +1,6 @@
-"""From config files and overrides to a RunSpec.
+"""Conversion of config files and overrides to a RunSpec.
 
-compose        Hydra's configs, a study's points, overrides: the only user of Hydra
-decode         a composed tree as frozen values, checked
-exclude_rules  rules by which a study leaves points out, and the fields that they name
+compose        composes Hydra's config files, the points of a study and overrides; the only user of Hydra
+decode         decodes a composed config tree into frozen models, and checks it
+exclude_rules  evaluates the rules with which a study excludes points, and lists the fields that rules may name
 """

@@ -1,7 +1,7 @@
-"""Compose points from Hydra's YAML files and a user's overrides. The only module that uses Hydra.
+"""Compose points from Hydra's YAML files and a user's overrides. This is the only module that uses Hydra.
 
-Hydra composes the group files, once for all points that share them, and the result becomes a plain dict at once. Values
-are set in that dict, and a single decode into frozen models checks everything before any process starts.
+Hydra composes the group files once for all points that share them, and the result is converted to plain dicts.
+Overrides are set in these dicts. Then a single decode into frozen models checks everything before any process starts.
 """
 
 import contextlib
@@ -42,33 +42,33 @@ __all__ = [
     "find_conf_folder", "parse_overrides", "parse_single", "read_study",
 ]  # fmt: skip
 
-# Once per key and value: a study repeats them in every point.
+# Log a warning once per key and value, because every point of a study repeats them.
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 _LONGEST_NAME = 200
-"""Characters of the name of a group's file. File systems allow 255 bytes."""
+"""Maximum length of the name of a group file, in characters. File systems allow 255 bytes."""
 GROUPS = ("model", "objective", "engine", "data", "measure", "machine", "launcher")
 
 
 class StudyPoint(NamedTuple):
-    """One point of a study that is to be measured."""
+    """A study's point to be measured."""
 
     composed: Request
-    overrides: tuple[Pair, ...]  # of the study and the user, the axes in their order
+    overrides: tuple[Pair, ...]  # from the study and the user, in the order of the axes
     config_id: str
     turn: int = 0  # index of the first of the study's `first` rules that holds; their number if none holds
 
 
 class Expansion(NamedTuple):
-    """The points of a study, and counts of those that are left out."""
+    """Points of a study, and the numbers of points that were excluded or merged."""
 
     points: list[StudyPoint]
-    excluded: dict[str, int]  # points by rule; a point counts for the first rule that holds
-    merged: int  # points that are the same run as an earlier one
+    excluded: dict[str, int]  # number of points by rule; a point counts for the first rule that holds
+    merged: int  # number of points with the same spec and machine as an earlier point
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
-    """Parse overrides in Hydra's grammar into keys with their values; a comma list has several."""
+    """Parse overrides in Hydra's grammar. Return (key, values) pairs; a comma list gives several values."""
     parser, parsed = OverridesParser.create(), []
     for text in overrides:
         shown = format_in_one_line(text)
@@ -85,18 +85,23 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
         if swept and override.value_type not in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP):
             raise UserError(shown, "not a list", "write the values with commas between them")
         values = override.sweep_iterator() if swept else [override.value()]
-        parsed.append((key, [getattr(value, "text", value) for value in values]))  # quoted strings have a text
+        # Hydra wraps a quoted string in an object with the attribute `text`.
+        parsed.append((key, [getattr(value, "text", value) for value in values]))
     return parsed
 
 
 _NOT_PARSED = HydraException, ValueError, RecursionError
-"""Errors of the parser; the last two for numbers of 5,000 digits and for unclosed brackets."""
+"""Errors that Hydra's parser raises. ValueError is raised for numbers of 5,000 digits, RecursionError for many unclosed
+brackets."""
 _LIST_ITEM = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,]+)""")
 
 
 def _parse_override(parser: OverridesParser, text: str) -> Override:
-    """Parse one override. If the grammar refuses a launcher's option, parse it again with its strings quoted: options
-    of a scheduler such as `--gres=gpu:8` hold a `=`, which Hydra refuses in a value without quotes."""
+    """Parse one override.
+
+    If Hydra's grammar refuses an override of a launcher option, parse it again with its strings quoted. Scheduler
+    options such as `--gres=gpu:8` contain a `=`, which Hydra refuses in a value without quotes.
+    """
     try:
         return parser.parse_override(text)
     except _NOT_PARSED:
@@ -138,11 +143,12 @@ def compose_points(
     device: Callable[[Request], str | None] = lambda composed: None,
     check: Callable[[Request, str | None], None] = check,
 ) -> Expansion:
-    """Decode and check every point of a study that no rule excludes, in the order of its axes; `overrides` win.
+    """Decode and check every point of a study that no exclude rule removes, in the order of the study's axes.
+    `overrides` take precedence over the study's values.
 
-    `device` returns the kind of device of a point, for `check`. A plan that starts nothing passes `check_rank`, which
-    ignores the launcher's rules. Points that are one run on one machine are merged into the first, such as those along
-    an axis without effect on an engine.
+    `device(request)` returns the kind of device of a point, which is passed to `check`. A plan that starts nothing
+    passes `check_rank`, which ignores the launcher's rules. Points with the same spec and machine are merged into the
+    first of them. For example, an axis may set an option that one of the engines does not have.
     """
     rules, first = (
         [exclude_rules.parse_rule(text, list_field_names()) for text in texts] for texts in (study.exclude, study.first)
@@ -154,7 +160,7 @@ def compose_points(
         composed = _decode_or_exclude(_build_tree(pairs, config_dir), rules)
         if isinstance(composed, ExcludeRule):
             excluded[composed.text] += 1
-        # The same spec on another machine is another run: the machine is not part of the config_id.
+        # Compare the machine as well: it is not part of the config_id, but a run on another machine is another run.
         elif (run := (config_id(composed.spec), composed.machine.name)) in found:
             merged += 1
         else:
@@ -169,7 +175,7 @@ def compose_points(
 
 
 def _decode_or_exclude(tree: Mapping[str, Any], rules: Sequence[ExcludeRule]) -> Request | ExcludeRule:
-    """Decode a point, or return the first rule that excludes it."""
+    """Decode a point. If an exclude rule holds for the point, return the first such rule instead."""
     try:
         composed = decode(tree)
     except UserError:  # a rule may exclude an impossible point, such as a batch that does not divide
@@ -184,7 +190,7 @@ def _decode_or_exclude(tree: Mapping[str, Any], rules: Sequence[ExcludeRule]) ->
 
 
 def read_study(name: str, config_dir: Path | None = None) -> Study:
-    """Read conf/study/<name>.yaml, or the file at the path `name`."""
+    """Read the study conf/study/<name>.yaml, or the study file at the path `name`."""
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else _find_file("study", name, config_dir)
     plain = read_yaml(path, "study" if is_path else _format_choice("study", name))
@@ -196,7 +202,7 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
 
 
 def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
-    """Return the plain tree of a point: its composed group files with its values set."""
+    """Return the config of a point as plain dicts: its composed group files, with the point's values set in them."""
     choices = tuple((key, value) for key, value in pairs if key in GROUPS)
     for group, name in choices:
         if not isinstance(name, str):
@@ -208,11 +214,11 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
             nested = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
             tree = _merge(tree, nested)
             unresolved = unresolved or _is_unresolved(value)
-    # After all values are set: an interpolation may name any of them.
+    # Resolve after all values are set, because an interpolation may name any of them.
     tree = _resolve(tree) if unresolved else tree
     if isinstance(protocol := tree.get("measure"), Mapping):
         tree = {**tree, "measure": _rename_old_keys(protocol)}
-    # After the values: they may change the family of the model, whose objective is the default.
+    # Choose the default objective after the values are set, because it depends on the model's family.
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
     return fill_in_devices(fit_engine(tree, {key for key, _ in pairs}))
@@ -224,11 +230,12 @@ _OLD_KEYS = {
     "width": ("no longer used; set measure.window_s, and repeats for precision", None),
     "warmup_max_steps": ("no longer used; set measure.warmup_steps and measure.gpu_warmup_s", None),
 }
-"""Keys of the protocol before version 3 of a record: a message for each, and the key that replaced it."""
+"""Keys of the measurement protocol before record version 3. Each has a warning message and the key that replaced it, if
+any."""
 
 
 def _rename_old_keys(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a measurement protocol with today's keys, and log a warning about each old key."""
+    """Return a measurement protocol with current key names. Log a warning for each old key."""
     renamed = {key: value for key, value in protocol.items() if key not in _OLD_KEYS}
     for key, (message, new) in _OLD_KEYS.items():
         if key in protocol:
@@ -238,7 +245,8 @@ def _rename_old_keys(protocol: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge(old: Any, new: Any) -> Any:
-    """Return `old` with the values of a mapping set; `decode` finds unknown keys. Unchanged parts are shared."""
+    """Return `old`, updated with the values of the nested mapping `new`. Unchanged sub-trees are shared and not copied.
+    Unknown keys are found later, by `decode`."""
     if not isinstance(new, dict):
         return new
     old = old if isinstance(old, dict) else {}
@@ -246,8 +254,9 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _is_unresolved(plain: Any) -> bool:
-    """Return whether plain data seem to hold an interpolation or a mandatory value, which OmegaConf has to resolve."""
-    # On the text, which is fast. A false positive costs time only.
+    """Return whether plain data may contain an interpolation (`${`) or a mandatory value (`???`), which OmegaConf has
+    to resolve."""
+    # Searching the text is fast, and a false positive costs only time.
     text = repr(plain)
     return "${" in text or "???" in text
 
@@ -266,7 +275,10 @@ def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[dict[str, Any], bool]:
-    """Compose a choice of group files. Return the tree, which must not be changed, and whether it is unresolved."""
+    """Compose the chosen group files. Return the config tree, and whether it may have unresolved interpolations.
+
+    The tree is cached, so callers must not change it.
+    """
     if config_dir and not config_dir.is_dir():
         raise UserError(f"--config-dir {config_dir}", "no such folder", "give one laid out like conf/")
     for group, name in choices:
@@ -276,8 +288,11 @@ def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
 
 
 def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> dict[str, Any] | None:
-    """Return the tree of a choice from Hydra's trees of each file alone. Hydra takes 80 ms for a tree, and a study has
-    far fewer files than combinations of files. None where a file may change another group."""
+    """Return the config tree of the chosen group files, built from one Hydra tree per file.
+
+    Hydra takes 80 ms for a tree, and a study has far fewer files than combinations of files. Return None if a file may
+    change the keys of another group, or if only one file is chosen.
+    """
     distinct = len({group for group, _ in choices}) == len(choices) > 1
     if not distinct or _may_depend_on_others(config_dir):
         return None
@@ -293,7 +308,8 @@ def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None)
 
 @functools.cache
 def _may_depend_on_others(config_dir: Path | None) -> bool:
-    """Return whether a group's file seems to set keys of other groups, or to choose files by other groups' choices."""
+    """Return whether any group file may set keys of another group, or choose a file depending on another group's
+    choice."""
     files = (path for group in GROUPS for folder in _list_folders(group, config_dir) for path in folder.rglob("*.yaml"))
     texts = (path.read_bytes() for path in files if path.is_file())
     return any(b"@package" in text or (b"defaults" in text and b"${" in text) for text in texts)
@@ -304,11 +320,11 @@ def _compose_by_hydra(choices: tuple[tuple[str, str], ...], config_dir: Path | N
     overrides = [f"{group}={name}" for group, name in choices]
     shown = " ".join(_format_choice(group, name) for group, name in choices)
     if config_dir:
-        # The value is parsed by Hydra's grammar: quotes and backslashes of the path have to be escaped.
+        # Hydra's grammar parses this value, so quotes and backslashes in the path are escaped.
         path = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
         overrides.append(f"hydra.searchpath=['file://{path}']")
     try:
-        # version_base=None: the behaviour of the installed Hydra, without its warning.
+        # version_base=None selects the behaviour of the installed Hydra version, without a warning.
         with initialize_config_dir(str(find_conf_folder().resolve()), version_base=None):
             tree = hydra_compose("config", overrides)
         plain = OmegaConf.to_container(tree, resolve=False)
@@ -324,7 +340,7 @@ def _compose_by_hydra(choices: tuple[tuple[str, str], ...], config_dir: Path | N
 
 @functools.cache
 def _check_group_file(group: str, name: str, config_dir: Path | None) -> None:
-    """Raise UserError for an unreadable file; read once for all choices with it."""
+    """Raise UserError if a group file is unreadable. The check is cached, so that a study reads each file once."""
     read_yaml(_find_file(group, name, config_dir), _format_choice(group, name))
 
 

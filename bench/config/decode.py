@@ -1,6 +1,6 @@
-"""Decode plain dicts into a Request, and check the rules that hold between its parts. Knows nothing of Hydra.
+"""Decode plain dicts into a Request, and check the rules that hold between its parts. Does not depend on Hydra.
 
-The points of a study share most of their parts: each part is decoded once and found again by its content.
+The points of a study share most of their config groups. The decoded value of each group is cached by its content.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from bench.measure.environment import count_local_devices, find_device_kind, rea
 
 
 class Request(NamedTuple):
-    """One decoded point: what is measured (`spec`), on which machine, and by which launcher."""
+    """A decoded point: the spec of the run, its machine, its launcher and the launcher's options."""
 
     spec: RunSpec
     machine: Machine
@@ -37,13 +37,14 @@ class Request(NamedTuple):
 
 
 def decode(plain: Mapping[str, Any]) -> Request:
-    """Decode a composed tree. The files that it names decode the options of engine, data, model and launcher."""
+    """Decode a composed config tree. The plug-ins that it names decode the options of engine, data, model and
+    launcher."""
     parts = {group: _decode_part(group, plain[group]) for group in _PARTS}
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
     rest["sequence"] = complete_lengths(parts["objective"], plain.get("sequence"))
     spec = decode_model(RunSpec, {**rest, **parts})
-    # A secret cannot be masked in a spec: the hash of the spec is the name of the point.
+    # A secret in a spec cannot be masked: the point's config_id is a hash of the spec.
     written = spec.model_dump_json().encode()
     if (masked := mask_tokens(written)) != written:
         shown = masked[max(0, masked.index(b"***") - 40) :][:60].decode(errors="replace")
@@ -52,8 +53,8 @@ def decode(plain: Mapping[str, Any]) -> Request:
 
 
 def complete_lengths(objective: str, given: Any) -> Any:
-    """Return tokens per sample by kind, with the objective's defaults for kinds that are not given. Raise UserError for
-    a kind that the objective does not have."""
+    """Return tokens per sample for each token kind. Kinds that are not given have the objective's default length. Raise
+    UserError for a kind that the objective does not have."""
     known = {kind.name: kind.length for kind in load_file(objectives, objective).KINDS}
     if not isinstance(given, Mapping | None):
         return given  # RunSpec refuses the type
@@ -65,8 +66,11 @@ def complete_lengths(objective: str, given: Any) -> Any:
 
 
 def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed tree with its `devices_per_node`. Where it is null, the number comes from the machine's file
-    or, for a run on this machine, from the devices found here. Raise UserError if neither is known."""
+    """Return a composed config tree with `devices_per_node` filled in.
+
+    A null value is replaced by the number in the machine's file. If the file has none and the run is on this machine,
+    the local devices are counted. Raise UserError if both numbers are unknown.
+    """
     if plain.get("devices_per_node") is not None:
         return dict(plain)
     machine, (launcher, _) = _decode_part("machine", plain["machine"]), _decode_part("launcher", plain["launcher"])
@@ -74,7 +78,8 @@ def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a composed tree without a chosen objective, with the default objective of its model."""
+    """Return a composed config tree with its model's default objective. Callers use it if the user chose no
+    objective."""
     try:
         decoded = _decode_part("model", plain["model"])
         family = load_file(models, decoded.family)
@@ -86,20 +91,23 @@ def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _ROUNDED_TO = 100_000
-"""Elements: a fitted size is easier to read as a round number, and the model still fits."""
+"""Number of elements. Fitted bucket sizes are rounded up to a multiple of this number, so that they are easy to read
+and the whole model still fits in a bucket."""
 
 
 def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
-    """Return a composed tree in which sizes from the engine's shipped preset are at most the model's parameters.
+    """Return a composed config tree in which sizes from the engine's preset are at most the model's number of
+    parameters.
 
-    The engine names these sizes (`FITTED_TO_MODEL`). A key in `given`, set by the user or a study, keeps its value.
+    The engine plug-in names these sizes in `FITTED_TO_MODEL`. A key in `given`, which the user or a study has set,
+    keeps its value.
     """
     engine = plain["engine"]
     try:
         sizes = getattr(load_file(engines, str(engine.get("backend"))), "FITTED_TO_MODEL", ())
         parameters = models.count_expected_parameters(_decode_part("model", plain["model"]))
     except UserError:
-        return plain  # reported by the decode, or excluded by a rule
+        return plain  # `decode` reports this error, unless an exclude rule removes the point first
     if parameters is None:
         return plain
     largest = -(-parameters // _ROUNDED_TO) * _ROUNDED_TO
@@ -113,14 +121,15 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
 
 
 def _count_local_devices(machine: Machine, launcher: str) -> int:
-    """Return the number of devices of this machine. Raise UserError if the point is not for this machine."""
+    """Return the number of devices of this machine. Raise UserError if the point is for other machines, or if the
+    devices cannot be counted."""
     kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
     if load_file(launchers, launcher).QUEUES:
         rule = f"launcher={launcher} starts on other machines, whose devices cannot be counted here"
         raise UserError("devices_per_node", rule, give)
     count, name = count_local_devices(kind), read_device_name(kind)
     if machine.device_names and not (count and machine.accepts(name or "")):
-        # One error for both reasons: a user who gave devices_per_node alone would next be refused for the missing GPU.
+        # Report both problems in one error: a user who adds devices_per_node alone would next fail on the missing GPU.
         here = f"this machine has {name if count and name else 'no GPU that torch can use'}"
         run = f"to run here choose machine={'auto' if count else 'cpu'}"
         remedy = f"{run}; to predict, advise or submit add devices_per_node=8, or the number per node"
@@ -135,7 +144,8 @@ def _count_local_devices(machine: Machine, launcher: str) -> int:
 
 
 def check(composed: Request, device: str | None) -> None:
-    """Check the rules that hold between spec, machine, launcher and, if known, the device ("cpu" or "cuda")."""
+    """Raise UserError if a point breaks a rule between spec, machine, launcher and, if known, device ("cpu" or
+    "cuda")."""
     check_rank(composed, device)
     name, options = composed.launcher, composed.launcher_options
     launchers.load(name).check(options, composed.spec)
@@ -146,7 +156,7 @@ def check(composed: Request, device: str | None) -> None:
 
 
 def check_rank(composed: Request, device: str | None) -> None:
-    """Check the same rules without the launcher's: they decide whether a single rank can run."""
+    """Apply all rules of `check` except the launcher's. They decide whether a single rank of the point can run."""
     spec, machine = composed.spec, composed.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
@@ -173,7 +183,8 @@ def check_rank(composed: Request, device: str | None) -> None:
 
 
 def _check_learning(spec: RunSpec) -> None:
-    """Raise UserError for a training that its engine or its data cannot complete or evaluate."""
+    """Raise UserError for a training (`learning.tokens`) that the engine or the data source does not support. Examples
+    are an engine without evaluation, and data without held-out text."""
     learning, members = spec.learning, engines.facts(spec).members
     saves = learning.checkpoint_every is not None or learning.stop_after is not None
     needed = ["evaluate", "set_learning_rate", *["save", "load"] * saves]
@@ -191,7 +202,7 @@ def _check_learning(spec: RunSpec) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Raise UserError if the model cannot learn the objective, or does not support the rest of the spec."""
+    """Raise UserError if the model cannot learn the objective, or does not support another part of the spec."""
     family = load_file(models, spec.model.family)
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
@@ -211,15 +222,15 @@ def _check_model(spec: RunSpec) -> None:
 
 
 class PluginGroup(NamedTuple):
-    """A group whose files name a plug-in. The plug-in has keys of its own in addition to the group's."""
+    """A config group whose files name a plug-in. The plug-in's keys stand next to the keys of the group."""
 
     spec: type[BaseModel] | None  # the keys that every file of the group has
     names: str  # the key that names the plug-in
-    holder: str  # the field of `spec` that holds the plug-in's keys
-    part: str  # the plug-in's class of keys
+    holder: str  # the field of `spec` in which the plug-in's keys are nested
+    part: str  # the name of the plug-in's class that declares its keys
     kind: Any
     package: Any
-    prefix: str  # of the plug-in's keys on the command line
+    prefix: str  # prefix of the plug-in's keys on the command line
 
 
 PLUGIN_GROUPS = {
@@ -232,13 +243,13 @@ PLUGIN_GROUPS = {
 
 @functools.cache  # called several times for every point of a study
 def load_file(package: Any, name: str) -> ModuleType:
-    """Return a plug-in of a package by the name that a user gave. Raise UserError if there is none."""
+    """Return the plug-in module of a package, by the name that the user gave. Raise UserError if there is none."""
     file: ModuleType = package.load(name)
     return file
 
 
 class _ContentKey(str):
-    """Plain data as a cache key: equal to other data with the same `repr`."""
+    """Plain data as a cache key. Two keys are equal if their data have the same `repr`."""
 
     plain: Any
 
@@ -255,12 +266,12 @@ def _call_cached(function: Callable[[dict[str, Any]], Any], content: _ContentKey
 
 
 def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
-    """Return the decoded options or shape that a spec holds as plain data."""
+    """Return decoded options or a decoded shape from the plain data in a spec. The result is cached."""
     return _call_cached(kind.model_validate, _ContentKey.of(plain))
 
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
-    """Decode the part of one group."""
+    """Decode the section of one config group. The result is cached by content."""
     if group == "model" and "config_file" in plain:
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
     return _call_cached(_PARTS[group], _ContentKey.of(plain))
@@ -278,7 +289,8 @@ def _decode_launcher(flat: dict[str, Any]) -> tuple[str, Limits]:
 
 
 def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
-    """Split a group's flat YAML into the spec's own fields and the options of the plug-in that it names."""
+    """Decode a group's flat YAML. The keys of the plug-in that it names are moved into a nested field, such as
+    `options`."""
     group = PLUGIN_GROUPS[name]
     assert group.spec is not None
     shared = group.spec.model_fields.keys() - {group.holder}
@@ -290,9 +302,9 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
-    """Replace `config_file` by the shape in the Hugging Face config file that it names."""
+    """Return the section of a model with `config_file` replaced by the shape from that Hugging Face config file."""
     path = Path(str(flat.pop("config_file")))
-    # The file is a user's: it may lack keys, have others, or be nested without end.
+    # The user's file may lack keys, have unknown keys, or be nested too deeply.
     try:
         config = json.loads(path.read_text())
         name = flat.get("family") or models.find_family(config)
@@ -311,9 +323,9 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
     shape, published = decode_model(family.Shape, flat.get("shape"), "model.shape"), flat.get("parameters")
     network = family.stacks(shape)
     count = None if network is None else count_parameters(network)
-    # The count decides FLOPs and memory: a wrong shape must not pass under a published name.
+    # The shape decides predicted FLOPs and memory, so a wrong shape must not carry the name of a published model.
     if isinstance(published, int) and count is not None and published != count:
-        # A user's file that began as a copy of one that ships may still have the count of the original.
+        # A user's copy of a shipped file may still have the parameter count of the original. Ignore that count.
         counts = read_model_counts()
         if flat.get("name") in counts or published not in counts.values():
             rule = f"its shape has {count} parameters and the published model {published}"
@@ -347,15 +359,18 @@ _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 # ---------------------------------------- errors in the user's words
 
 _SHOWN = 200
-"""Characters of a value that a message shows at most."""
+"""Maximum length of a value in an error message, in characters."""
 _LISTED = 150
-"""Characters that a list of all keys may have. A longer list hides the error: DeepSpeed has 60 options."""
+"""Maximum length of a list of all keys in an error message, in characters. A longer list would hide the error:
+DeepSpeed has 60 options."""
 
 
 def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[str] = ()) -> Any:
-    """Decode plain data into a frozen model. Raise UserError for the first error in it, in the user's words.
+    """Decode plain data into a frozen model. Raise UserError for the first error in it, with the key as the user writes
+    it.
 
-    `path` is the dotted key of the data. `also` are further keys of the same YAML, to suggest for a misspelt key.
+    `path` is the dotted key of the data. `also` are other keys of the same YAML section, which are suggested for a
+    misspelt key.
     """
     try:
         return kind.model_validate(plain)
@@ -364,8 +379,8 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[s
 
 
 def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
-    """Return the first error as one line."""
-    # One at a time: a wrong first value often makes the following errors.
+    """Return the first error of a pydantic ValidationError as a one-line UserError."""
+    # Report one error at a time: the first wrong value often causes the others.
     first = error.errors()[0]
     name = ".".join(str(part) for part in (path, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
@@ -378,10 +393,11 @@ def _build_error(error: ValidationError, kind: type[Any], path: str, also: Colle
 
 
 def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also: Collection[str]) -> str:
-    """Return the remedy for an unknown key: keys of the same name elsewhere, the nearest key, or all keys."""
+    """Return the remedy for an unknown key: another choice of the group that has the key, similar keys, or all known
+    keys."""
     inside, _, word = name.rpartition(".")
     known = _list_fields(kind, location[:-1])
-    # At the top of its section, a key may belong into a part of the section, or into another file of the group.
+    # A key at the top of a section may belong in a sub-section, or to another file of the group.
     if len(location) == 1:
         parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
         known |= {*also, *(f"{part}.{below}" for part, inner in parts for below in _list_fields(inner, ()))}
@@ -393,7 +409,7 @@ def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also
         or [by_word[near] for near in difflib.get_close_matches(word, by_word, n=1, cutoff=0.55)]
         or [key for key in sorted(known) if word in key.replace(".", "_").split("_")]
     )
-    # In a study's file, and among overrides, its keys are written without `study.`
+    # Keys of a study are written without `study.`, both in its file and in overrides.
     full = [f"{inside}.{key}".removeprefix("study").lstrip(".") for key in found or sorted(known)]
     if found:
         return f"did you mean {' or '.join(full)}?"
@@ -402,7 +418,8 @@ def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also
 
 
 def _find_choices(group: str, word: str) -> list[str]:
-    """Return the files of a group whose plug-in has this key, such as text of `data` for `hub`."""
+    """Return the files of a group whose plug-in has the key `word`. For example, `data=text` has keys that `data=hub`
+    lacks."""
     if group not in PLUGIN_GROUPS or PLUGIN_GROUPS[group].holder == "shape":
         return []
     names, package = PLUGIN_GROUPS[group].names, PLUGIN_GROUPS[group].package
@@ -415,13 +432,14 @@ def _find_choices(group: str, word: str) -> list[str]:
 
 
 def format_in_one_line(value: Any) -> str:
-    """Return a user's value as an error message shows it: shortened, and printable."""
+    """Return a user's value for an error message: shortened, and with unprintable characters escaped."""
     text = str(value) if len(str(value)) <= _SHOWN else f"{str(value)[:_SHOWN]} …"
     return text if text.isprintable() else repr(text)
 
 
 def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the keys known at a place in a model. In a mapping of models, any one name leads to each model."""
+    """Return the keys of the model class at `location` within `kind`. A location in a dict of models may have any dict
+    key."""
     parts = iter(location)
     for part in parts:
         annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)
@@ -435,6 +453,6 @@ def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
 
 
 def list_models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that a field's annotation names."""
+    """Return the pydantic classes that a field's annotation names."""
     candidates = [annotation, *getattr(annotation, "__args__", ())]
     return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]

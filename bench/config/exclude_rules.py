@@ -1,10 +1,10 @@
-"""Exclude rules: expressions in a study's file that leave points out, and the fields that they may name.
+"""Exclude rules: expressions in a study's file that exclude points, and the fields that they may name.
 
     engine == 'ddp' and model in ['mt5_xl', 'mt5_xxl']
     batch.global % (batch.micro * world_size) != 0
 
-simpleeval evaluates them, restricted to an allow list. Errors do not count as false: an unknown name, an order between
-a word and a number, or null in place of a number.
+simpleeval evaluates the rules, restricted to an allow list of operators. Errors are not treated as false. Errors are
+an unknown name, an order comparison between a word and a number, and null in place of a number.
 """
 
 import ast
@@ -27,33 +27,34 @@ from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 
 _LONGEST = 50_000
-"""Characters of a rule. A longer rule takes more than a second to read."""
+"""Maximum length of a rule, in characters. A longer rule takes more than a second to parse."""
 ALLOWED = "write names, numbers, 'words' and [lists] with and, or, not, in, == != < <= > >=, + - * / // %"
 _YAML = {"true": True, "false": False, "null": None}
-"""Constants as YAML has them. Python's True, False and None are understood as well."""
+"""Names of YAML's constants in rules. Python's True, False and None are accepted as well."""
 _KINDS: Mapping[str, Any] = {
     "null": type(None),
-    "truth": bool,  # before number: Python's bool is an int
+    "truth": bool,  # listed before number, because Python's bool is an int
     "number": int | float,
     "word": str,
     "list": list | tuple,
 }
 
 PointFields = Mapping[str, Any]
-"""A point's values: mappings, or objects with attributes, nested as the names are dotted."""
+"""Values of a point: nested mappings or objects with attributes. A dotted name such as `batch.micro` is a path in them.
+"""
 
 
 class _RuleError(Exception):
-    """A broken rule and a remedy."""
+    """Error in a rule. Its arguments are the broken rule of the syntax and a remedy."""
 
 
 def _find_kind(value: Any) -> str:
-    """Return the kind of a value. Only values of one kind can be compared."""
+    """Return the kind of a value, such as `number`. Two values can be compared only if they have the same kind."""
     return next((name for name, kind in _KINDS.items() if isinstance(value, kind)), "section")
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as a rule would write it."""
+    """Return a value as it is written in an exclude rule."""
     constants = {"null": "null", "truth": str(value).lower(), "section": "a section with keys of its own"}
     return constants.get(_find_kind(value)) or repr(value)
 
@@ -102,26 +103,26 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: _is_equal, ast.NotEq: lambda left, right: not _is_equal(left, right),
     ast.In: _is_in, ast.NotIn: lambda value, choices: not _is_in(value, choices),
 }  # fmt: skip
-# No calls, subscripts or comprehensions: a study's file may come from someone else.
+# Calls, subscripts and comprehensions are not allowed, because a study's file may come from an untrusted source.
 _NODES = (ast.Constant, ast.List, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
 
 
 class ExcludeRule(NamedTuple):
-    """A parsed and checked rule."""
+    """An exclude rule whose syntax and names have been checked."""
 
     text: str
     expression: ast.expr
     names: Mapping[str, tuple[str, ...]]
 
     def holds(self, facts: PointFields) -> bool:
-        """Return whether the rule holds at a point. Raise UserError if it cannot be evaluated there."""
+        """Return whether the rule excludes a point. Raise UserError if the rule cannot be evaluated for the point."""
 
         def decide(node: ast.BoolOp) -> bool:
             either = any if isinstance(node.op, ast.Or) else all
             return either(_require_bool(evaluator.eval("", part)) for part in node.values)
 
         evaluator = EvalWithCompoundTypes(_OPERATORS, {}, lambda node: _get_field(facts, self.names[node.id]))
-        # simpleeval's own `and` and `or` accept values of any kind, as Python's do.
+        # simpleeval's own `and` and `or` accept values of any kind, as in Python. Rules accept only booleans and null.
         evaluator.nodes[ast.BoolOp] = decide
         try:
             return _require_bool(evaluator.eval("", self.expression))
@@ -132,13 +133,13 @@ class ExcludeRule(NamedTuple):
 
 
 def parse_rule(text: str, names: Mapping[str, tuple[str, ...]]) -> ExcludeRule:
-    """Parse a rule. `names` are the dotted names that it may use, each with its path through the values of a point.
-    Raise UserError for anything else."""
+    """Parse and check an exclude rule. `names` maps each dotted name that a rule may use to its path through a point's
+    values. Raise UserError for an unknown name or invalid syntax."""
     text = " ".join(text.split())
     if len(text) > _LONGEST:
         rule = f"a rule of {len(text):,} characters, and at most {_LONGEST:,} are read"
         raise UserError(f"exclude: {text[:60]} …", rule, "write several rules, or lists: engine in ['ddp', 'zero0']")
-    # `batch.global` is no Python name: `global` is a keyword
+    # Python cannot parse `batch.global`, because `global` is a keyword.
     source = re.sub(r"(?<=\bbatch\.)global\b", "global_", text)
     try:
         return ExcludeRule(text, _read_names(ast.parse(source, mode="eval").body, source.encode(), names), names)
@@ -155,9 +156,9 @@ def _build_depth_error(text: str) -> UserError:
 
 
 def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ...]]) -> ast.expr:
-    """Return an expression in which each dotted name is one node. Raise _RuleError for an unknown name, and for syntax
-    that is not allowed."""
-    # In bytes: ast counts columns in UTF-8.
+    """Return an expression tree in which each dotted name is a single Name node. Raise _RuleError for an unknown name
+    and for syntax that is not allowed."""
+    # Slice bytes, because ast counts columns in UTF-8 bytes.
     written = source[node.col_offset : node.end_col_offset].decode(errors="replace").replace("global_", "global")
     if isinstance(node, ast.Name | ast.Attribute) and re.fullmatch(r"\w+(\.\w+)*", written):
         if written in _YAML:
@@ -179,7 +180,8 @@ def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ..
 
 
 def _get_field(value: Any, path: tuple[str, ...]) -> Any:
-    """Return the value at the end of `path`; None if a point has no such field, as ddp has no stage."""
+    """Return the value at the end of `path`. None if the point has no such field: `ddp`, for example, has no ZeRO
+    stage."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
@@ -189,8 +191,11 @@ def _get_field(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def collect_fields(composed: Request) -> dict[str, Any]:
-    """Return a point's values as it will run, nested as their names are dotted. Options of engine and data are next to
-    the fields they share, defaults included. Parameters are counted if none are published."""
+    """Return the values of a decoded point, nested according to their dotted names.
+
+    Options of engine and data source are in the same section as the fields that all engines or sources share, including
+    defaults. If a model has no published number of parameters, it is computed.
+    """
     spec = composed.spec
     family, engine = load_file(models, spec.model.family), load_file(engines, spec.engine.backend)
     source = load_file(data, spec.data.source)
@@ -208,7 +213,7 @@ def collect_fields(composed: Request) -> dict[str, Any]:
 
 
 def collect_fields_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are known of a point that cannot be decoded."""
+    """Return the values of a point that cannot be decoded, as far as they are known."""
     objective, parallel = plain["objective"].get("name"), plain.get("parallel") or {}
     copy = math.prod(_count(parallel.get(name, 1)) for name in ("tensor", "pipeline"))
     world_size = _count(plain.get("nodes")) * _count(plain.get("devices_per_node")) or None
@@ -220,14 +225,17 @@ def collect_fields_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
-    """Return a positive number; 0 for anything else that a user may write in its place."""
+    """Return `value` if it is a positive integer, otherwise 0."""
     return value if isinstance(value, int) and value > 0 else 0
 
 
 @functools.cache
 def list_field_names() -> dict[str, tuple[str, ...]]:
-    """Return every dotted name that a rule may use, for any engine, with its path through the fields of a point. The
-    name of a group stands for the name of its chosen file."""
+    """Return every dotted name that an exclude rule may use, with its path through a point's values.
+
+    Options of all engines are included. The name of a config group, such as `engine`, stands for the name of the chosen
+    file.
+    """
     kinds: list[tuple[str, type[BaseModel]]] = [("", RunSpec), ("machine.", Machine)]
     kinds += [("engine.", engine.Options) for _, engine in plugins.list_usable(plugins.ENGINE)]
     kinds += [("data.", source.Options) for _, source in plugins.list_usable(plugins.DATA)]
@@ -235,7 +243,7 @@ def list_field_names() -> dict[str, tuple[str, ...]]:
     objectives = plugins.list_usable(plugins.OBJECTIVE)
     known = ["world_size", "data_parallel", *(f"sequence.{kind.name}" for _, one in objectives for kind in one.KINDS)]
     known += [name for prefix, kind in kinds for name in _list_names_below(prefix, kind)]
-    # Last: the name of a group replaces that of the section with the same name.
+    # Groups come last: the name of a group replaces the section of the same name.
     groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
     return {name: tuple(name.split(".")) for name in known} | groups
 

@@ -1,10 +1,10 @@
 """Pages of docs/reference, generated from the code that they describe.
 
-pages      every page by name, as text.
-verbs      the arguments of the command, from its parsers.
-fields     the keys of the config and the record, with type, default and meaning, from their classes and comments.
+pages      returns the text of every generated page, by file name.
+verbs      the arguments of every verb of the command line, from its parser.
+fields     the config keys and record fields, with type, default and meaning, from their classes and comments.
 tree       the packages and modules, from their docstrings.
-notebooks  the notebooks as pages, run when the site is built; not written by `make reference`.
+notebooks  the notebooks as pages. They are run when the site is built, and not by `make reference`.
 readings   columns, metrics, figures, outcomes, flags and the Python interface.
 """
 
@@ -18,7 +18,7 @@ _NOTE = "<!-- Written by `make reference` from the code: edit that, not this pag
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every generated page by file name."""
+    """Return the text of every generated page, by file name."""
     written = {
         "verbs.md": verbs.page(),
         "config.md": fields.config_page(),

@@ -1,4 +1,4 @@
-"""Write the pages: `python -m docs.generate`."""
+"""Write all generated pages of docs/reference: `python -m docs.generate`."""
 
 from docs.generate import FOLDER, pages
 

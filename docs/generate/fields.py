@@ -1,4 +1,4 @@
-"""Pages of the config and the record: keys with type, default and meaning, from classes and their comments."""
+"""Reference pages of config keys and record fields: type, default and meaning, from classes and their comments."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ _CLASSES: dict[str, type[BaseModel]] = {"model": ModelSpec, "engine": EngineSpec
 
 
 def config_page() -> str:
-    """Return the page of all keys of runs, sweeps and studies."""
+    """Return the page of all config keys of runs, sweeps and studies."""
     sections: dict[str, list[KeySection]] = {}
     for section in list_sections():
         sections.setdefault(section.group, []).append(section)
@@ -73,7 +73,7 @@ def _table(found: Iterable[ConfigKey]) -> str:
 
 
 def record_page() -> str:
-    """Return the page of the fields of `record.json`, by class."""
+    """Return the page of all fields of `record.json`, grouped by class."""
     found: dict[type[BaseModel], None] = {}
 
     def walk(kind: type[BaseModel]) -> None:

@@ -1,28 +1,28 @@
-"""Tables and texts as Markdown."""
+"""Helpers that format tables and texts as Markdown."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; a bar in a cell is escaped."""
+    """Return a Markdown table. Bars (`|`) in cells are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def code(text: str) -> str:
-    """Return a text as code; empty for an empty text."""
+    """Return a text in backquotes. An empty text stays empty."""
     return f"`{text}`" if text else ""
 
 
 def plain(text: str) -> str:
-    """Return a text with Markdown signs escaped, except in backquoted code."""
+    """Return a text with Markdown's special characters escaped, except within backquotes."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<*\[])", r"\\\1", part) for part in parts)
 
 
 def prose(docstring: str) -> str:
-    """Return a docstring as Markdown, with its indented blocks as console commands."""
+    """Return a docstring as Markdown. Its indented blocks become console code blocks."""
     blocks = []
     for block in docstring.strip().split("\n\n"):
         lines = block.splitlines()

@@ -1,4 +1,4 @@
-"""The notebooks of analysis/notebooks as pages of the site: run on recorded runs, with their outputs."""
+"""Run the notebooks of analysis/notebooks on recorded runs, and write them with their outputs as pages of the site."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "scaling_study": {"RUNS": "testbed"},
     "comparing_machines": {"RUNS": "testbed", "MACHINES": ("testbed_400mbit", "testbed_100mbit")},
 }
-"""The parameters of each notebook, with the recorded runs that it shows."""
+"""Parameters of each notebook by its name, including the recorded runs that it reads."""
 
 _PATIENCE_S = 250  # a notebook takes seconds on an idle machine
 
 
 def write_pages(folder: Path) -> None:
-    """Run every notebook and write it as a page into `folder`, with its pictures."""
+    """Run every notebook, and write each as a page with its pictures into `folder`."""
     for name, parameters in RUNS.items():
         runs = RECORDED / parameters["RUNS"]
         notebook = run_notebook(name, folder, {**parameters, "RUNS": str(runs)})
@@ -30,7 +30,7 @@ def write_pages(folder: Path) -> None:
 
 
 def run_notebook(name: str, folder: Path, parameters: Mapping[str, Any]) -> Any:
-    """Return a notebook with outputs, run in `folder` with these parameters in place of its own."""
+    """Return a notebook with its outputs, after running it in `folder` with the given parameters."""
     import nbformat
     from nbclient import NotebookClient
 

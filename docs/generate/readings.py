@@ -1,4 +1,4 @@
-"""Pages of the analysis: columns, metrics, figures, outcomes, flags, and the Python interface."""
+"""Reference pages of the analysis: columns, metrics, figures, outcomes, flags, and the Python interface."""
 
 import importlib
 import importlib.util
@@ -14,11 +14,11 @@ from bench.core.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
 
 FACES = ("zeroscale", "analysis", "bench.api")
-"""Modules for scripts and notebooks. The first offers what the other two define."""
+"""Modules of the Python interface for scripts and notebooks. The first re-exports names of the other two."""
 
 
 def columns_page() -> str:
-    """Return the page of the run table's columns and a report's figures."""
+    """Return the page of the run table's columns and the report's figures."""
     derived = load_metrics()
     facts = [c for name, c in list_all_columns().items() if name not in derived]
     quantities = [c for name, c in list_all_columns().items() if name in derived]
@@ -68,7 +68,8 @@ def outcomes_page() -> str:
 
 
 def python_page() -> str:
-    """Return the page of public functions and classes of the modules for scripts and notebooks."""
+    """Return the page of the Python interface: the public functions and classes of `zeroscale` for scripts and
+    notebooks."""
     parts = ["# From Python"]
     for name in FACES:
         if importlib.util.find_spec(name) is None:
@@ -80,7 +81,7 @@ def python_page() -> str:
 
 
 def _faces(module: object) -> list[object]:
-    """Return the public functions and classes of a module that are defined in it or below it."""
+    """Return the public functions and classes that a module or its submodules define."""
     named = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     found = [getattr(module, name) for name in named]
     kinds = [one for one in found if inspect.isfunction(one) or inspect.isclass(one)]

@@ -1,4 +1,4 @@
-"""Page of the tree: the packages and modules with the first sentence of their docstrings."""
+"""Reference page of the source tree: all packages and modules, with the first sentence of their docstrings."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ PACKAGES = ("bench", "analysis")
 
 
 def page() -> str:
-    """Return the page of both packages."""
+    """Return the page of the modules in bench and analysis."""
     head = (
         "# The tree\n\nThe folders and files of both packages, one level deep, with the first sentence of their "
         "docstrings. `bench` goes from a spec to a record, `analysis` from records to answers. `pyproject.toml` has "

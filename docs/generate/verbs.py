@@ -1,4 +1,4 @@
-"""Page of the verbs: the arguments of every verb, from its parser."""
+"""Reference page of the command line: the arguments of every verb, from its parser."""
 
 import argparse
 import importlib
@@ -9,7 +9,7 @@ from docs.generate.markdown import code, plain, prose, table
 
 
 def page() -> str:
-    """Return the page of all verbs."""
+    """Return the page of all verbs of the command line."""
     listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(verb.summary)) for name, verb in VERBS.items()])
     head = (
         "# Verbs\n\n`zeroscale VERB --help` prints the same in a terminal. `KEY=VALUE` is a key of "
@@ -21,7 +21,7 @@ def page() -> str:
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a verb."""
+    """Return the argparse parser of a verb."""
     module = importlib.import_module(VERBS[name].module)
     built = argparse.ArgumentParser(f"zeroscale {name}", description=module.__doc__, add_help=False)
     module.arguments(built)
@@ -36,7 +36,7 @@ def _verb(name: str) -> str:
 
 
 def _format_syntax(action: argparse.Action) -> str:
-    """Return an argument in the syntax of the command line."""
+    """Return an argument as it is written on the command line, such as `--out FILE`."""
     value = "" if action.nargs == 0 else _value(action)
     return " ".join(part for part in (action.option_strings[0] if action.option_strings else "", value) if part)
 
@@ -50,6 +50,6 @@ def _value(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action) -> str:
-    """Return the help text of an argument, with its defaults."""
+    """Return the help text of an argument with its default filled in."""
     choices = action.choices and ", ".join(map(str, action.choices))
     return (action.help or "") % {**vars(action), "choices": choices}

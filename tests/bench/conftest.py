@@ -11,7 +11,7 @@ from started_runs import Command
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install a package with one module, which is an entry point; it is removed after the test."""
+    """Function that installs a package with one module as an entry point. The package is removed after the test."""
     monkeypatch.syspath_prepend(tmp_path)
     with installing(tmp_path) as install:
         yield install
@@ -21,7 +21,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture
 def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Start `zeroscale run`; its leftover processes are ended after the test."""
+    """Function that starts `zeroscale run`. Processes that still run after the test are killed."""
     commands: list[Command] = []
 
     def start(*overrides: str, results: Path = tmp_path / "runs", **options: Any) -> Command:
@@ -31,5 +31,5 @@ def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     yield start
     for command in commands:
         if command.process.poll() is None:
-            os.killpg(command.process.pid, signal.SIGKILL)  # its supervisor ends the ranks
+            os.killpg(command.process.pid, signal.SIGKILL)  # kills the supervisor, whose ranks end with it
             command.process.wait()

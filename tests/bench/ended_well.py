@@ -1,10 +1,10 @@
-"""Observations of a run that ended ok, made by hand."""
+"""Hand-made observations of a run that ended `ok`."""
 
 from bench.core.record import Observations, Steps
 
 
 def observed(step_s: tuple[float, ...] = (0.1,) * 5, cut: int = 2) -> Observations:
-    """Steps; the first `cut` of them are warm-up."""
+    """Return observations with these step times in seconds. The first `cut` steps are warm-up."""
     return Observations(
         parameters=1,
         engine_config={},

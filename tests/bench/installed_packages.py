@@ -1,4 +1,4 @@
-"""Packages that are installed next to zeroscale for the length of a test."""
+"""Plug-in packages that are installed next to zeroscale for the duration of a test."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,13 +8,13 @@ from pathlib import Path
 from bench.core import plugins
 
 Install = Callable[[str, str, str], None]
-"""Function that installs a package of one module with an entry point: its group, `name = module`, and the module's
-text."""
+"""Function that installs a package of one module with an entry point. Its arguments are the entry point's group, the
+entry point (`name = module`), and the module's source text."""
 
 
 @contextmanager
 def installing(folder: Path) -> Iterator[Install]:
-    """Yield a function that installs packages into `folder`, which is on Python's path."""
+    """Yield a function that installs packages into `folder`, which must be on Python's path."""
     modules: list[str] = []
 
     def install(group: str, entry: str, text: str) -> None:
@@ -32,6 +32,6 @@ def installing(folder: Path) -> Iterator[Install]:
 
 
 def forget() -> None:
-    """Clear the caches of plug-ins, so that they are searched again."""
+    """Clear the caches of plug-ins, so that installed packages are searched again."""
     plugins._list_installed.cache_clear()
     plugins._import_complete.cache_clear()

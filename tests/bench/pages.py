@@ -1,4 +1,4 @@
-"""Files of the code blocks on the pages of docs/extend."""
+"""Plug-in files that the pages of docs/extend show as code blocks."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ _FILE = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOT
 
 
 def files(kind: str) -> dict[str, str]:
-    """Return the files on the page of a kind of plug-in, by path."""
+    """Return the files that the page for a kind of plug-in shows: their texts by path."""
     return dict(_FILE.findall((PAGES / f"{kind}.md").read_text()))
 
 
 def write(root: Path, *kinds: str) -> None:
-    """Write the files of these pages into a copy of the project, or into an empty folder."""
+    """Write the files from the pages of these plug-in kinds into a copy of the project, or into an empty folder."""
     for kind in kinds:
         for name, text in files(kind).items():
             path = root / name

@@ -1,4 +1,4 @@
-"""Tensors that autograd saves in a forward pass: the measured truth for predicted activations."""
+"""Tensors that autograd saves in a forward pass: the measured truth for predicted activation memory."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,15 @@ import torch
 
 
 def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> int:
-    """Bytes of the distinct storages, without weights, that `loss` of a real model saves for backward."""
+    """Return the bytes that autograd saves for the backward pass of `loss()`. Each storage counts once, and
+    parameters are excluded."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
+            storages[storage.data_ptr()] = storage  # keeps the storage alive, so that its address is not reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

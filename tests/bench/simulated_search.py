@@ -1,4 +1,4 @@
-"""A search on a grid of simulated runs: each proposed trial is answered at once."""
+"""A search on a grid of simulated runs. Each proposed trial gets its result at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from bench.sweep.policy import Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool, SearchSpace, format_key
 
 Run = Callable[[Mapping[str, Any]], float | OutcomeKind]
-"""Seconds of a step with these values, or the outcome of its failure."""
+"""Function of a trial's values that returns its step time in seconds, or the outcome if the run fails."""
 
 SPACE: dict[str, Any] = {"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4, 8], "nodes": [1, 2, 4, 8]}
 
@@ -24,11 +24,11 @@ def section(space: Mapping[str, Any] = SPACE, **given: Any) -> SearchSection:
 
 
 def predict_nothing(values: Mapping[str, Any]) -> None:
-    """Predict nothing for any point."""
+    """Return no prediction for any point."""
 
 
 def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | None] = predict_nothing) -> CandidatePool:
-    """Candidates of a space over engine, micro-batch and nodes, with predicted step times."""
+    """Return the candidates of a space over engine, micro-batch and nodes, with predicted step times in seconds."""
 
     def build(values: Mapping[str, Any]) -> SweepPoint:
         name, seconds, nodes = format_key(values), predict(values), values.get("nodes", 1)
@@ -56,7 +56,7 @@ def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | No
 
 
 def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
-    """A finished trial whose interval extends by `width` to both sides."""
+    """Return the result of a finished trial, with a step-time interval of ± `width`, as a share."""
     ended, spec = run(trial.values), trial.point.spec
     if isinstance(ended, str):
         return TrialResult(trial, ended, node_hours=0.01)
@@ -68,7 +68,7 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
 def search(
     asked: Proposer, run: Run, most: int, results: Sequence[TrialResult] = (), width: float = 0.01
 ) -> list[TrialResult]:
-    """Continue a search to its end, or up to a number of trials."""
+    """Continue a search to its end, or until there are `most` trials. Return all trials."""
     done = list(results)
     while len(done) < most and (proposal := asked.propose(done)):
         done.append(answer(Trial(number=len(done), **proposal._asdict()), run, width))

@@ -1,4 +1,4 @@
-"""Times of one step of a schedule, an oracle for predictions and real ranks."""
+"""Simulated times of one step of a pipeline schedule, to compare with predictions and with real ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from bench.engines.distributed.simulation import link_passes, simulate_passes
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """Times of one step's passes; every rank begins at 0 s."""
+    """Times of the passes of one simulated step, in seconds. Every rank begins at 0 s."""
 
-    finish_s: dict[Action, float]  # of each forward and backward
-    busy_s: tuple[float, ...]  # of each rank, in its passes
-    passes_in_flight: tuple[int, ...]  # largest number of each rank's forwards without their backward
+    finish_s: dict[Action, float]  # end of each forward and backward pass, in seconds
+    busy_s: tuple[float, ...]  # seconds that each rank spends in its passes
+    passes_in_flight: tuple[int, ...]  # of each rank: largest number of forwards whose backward has not run
 
     @property
     def total_s(self) -> float:
-        """Time from the first pass to the end of the last pass."""
+        """Seconds from the start of the step to the end of the last pass."""
         return max(self.finish_s.values())
 
     @property
     def idle_s(self) -> tuple[float, ...]:
-        """Of each rank outside its passes, until the last pass of all ranks has ended."""
+        """Seconds in which each rank runs no pass, until the last pass of any rank has ended."""
         return tuple(self.total_s - busy_s for busy_s in self.busy_s)
 
 
@@ -33,8 +33,11 @@ def simulate_schedule(
     backward_s: Sequence[float],
     hop_s: float = 0.0,
 ) -> SimulatedStep:
-    """Return the times of a schedule from each stage's seconds for one micro-batch, and the seconds of a transfer
-    between two ranks, during which both compute. ValueError if it never ends."""
+    """Return the times of one step of a pipeline schedule.
+
+    `forward_s` and `backward_s` are the seconds of each stage for one micro-batch. `hop_s` are the seconds of a
+    transfer between two ranks, which overlaps with computing. Raise ValueError if the schedule deadlocks.
+    """
     passes = link_passes(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, lambda source, target: hop_s)
     busy_s = [0.0] * size.ranks
@@ -45,7 +48,7 @@ def simulate_schedule(
 
 
 def count_passes_in_flight(order: Order) -> int:
-    """Return the largest number of a rank's forwards without their backward."""
+    """Return the largest number of forward passes of a rank whose backward pass has not run yet."""
     now = most = 0
     for action in order:
         now += (action.kind == "forward") - (action.kind == "backward")

@@ -1,4 +1,4 @@
-"""`zeroscale run` in its own process, as a user starts it."""
+"""`zeroscale run` in a separate process, as a user starts it."""
 
 import json
 import os
@@ -23,30 +23,32 @@ QUICK = (
     "measure.window_s=0",
     "devices_per_node=2",
 )
-"""A run that takes seconds. Its model is our own GPT: importing transformers' T5 would take half of a rank's time."""
+"""Overrides of a run that takes seconds. Its model is the project's own GPT, because importing transformers' T5
+would take half of a rank's time."""
 T5 = ("model=tiny", "sequence.encoder=32", "sequence.decoder=16", *QUICK[1:3], *QUICK[4:])
-"""The same run with a small T5."""
+"""Overrides of the same run with a small T5."""
 
 ENDLESS = (
     *QUICK[:6], "devices_per_node=2", "measure.min_steps=1000000", "measure.max_s=600",
 )  # fmt: skip
-"""A run without an end; the test ends it."""
+"""Overrides of a run that does not end within a test. The test has to end it."""
 
 PATIENCE_S = 250.0
-"""Seconds to wait for processes that import torch: few on an idle machine, minutes on a busy one. Below the time limit
-of a test."""
+"""Timeout in seconds for processes that import torch. They need seconds on an idle machine and minutes on a busy
+one. The timeout is below the time limit of a test."""
 SOON_S = 40.0
-"""Seconds for events that follow at once, with room for a busy machine. A test that waits in vain waits for minutes."""
+"""Timeout in seconds for events that follow at once, with a margin for a busy machine. Waiting in vain for
+PATIENCE_S would take minutes."""
 
 
 class Command:
-    """`zeroscale run` in its own process, as a user starts it."""
+    """A process of `zeroscale run`, started as a user does."""
 
     def __init__(
         self, results: Path, overrides: Sequence[str], env: Mapping[str, str] = os.environ, **options: Any
     ) -> None:
-        """One thread per rank by default: several threads wait for each other by spinning, and a run would take minutes
-        next to background load."""
+        """Start the command. Each rank has a single thread by default: several threads would busy-wait for each
+        other, and a run next to background load would take minutes."""
         words = [sys.executable, "-m", "bench.cli", "run", *overrides, "--results", str(results)]
         options["env"] = {"OMP_NUM_THREADS": "1", **env}
         self.results = results
@@ -55,7 +57,7 @@ class Command:
         )
 
     def heartbeat(self, ready: Callable[[dict[str, Any]], bool], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Wait until the run's heartbeat satisfies a condition, and return it."""
+        """Wait until the run's heartbeat satisfies `ready`, and return it."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for path in self.results.rglob(store.HEARTBEAT):
@@ -67,11 +69,11 @@ class Command:
         raise AssertionError("the run did not get there in time")
 
     def stepping(self) -> dict[str, Any]:
-        """Wait until every rank makes steps."""
+        """Wait until every rank has begun its steps, and return the heartbeat."""
         return self.heartbeat(lambda beat: bool(beat["ranks"]) and all(rank["step"] >= 0 for rank in beat["ranks"]))
 
     def record(self, timeout_s: float = PATIENCE_S) -> RunRecord:
-        """Wait for the end and return the only record."""
+        """Wait for the run's end and return its record, which must be the only record."""
         self.output, self.errors = self.process.communicate(timeout=timeout_s)
         found = list(store.find_records([self.results]))
         assert len(found) == 1, (found, self.output, self.errors)
@@ -82,12 +84,13 @@ class Command:
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Return the `pids` that still run."""
+    """Return those of `pids` that are still running."""
     return [pid for pid in pids if _runs(pid)]
 
 
 def survivors(pids: Sequence[int]) -> list[int]:
-    """Return the `pids` that still run after a while. A killed process ends only when the machine schedules it."""
+    """Wait up to SOON_S for all `pids` to end, and return those that are still running. A killed process ends only
+    when the kernel schedules it."""
     until = time.monotonic() + SOON_S
     while alive(pids) and time.monotonic() < until:
         time.sleep(0.1)
@@ -97,5 +100,5 @@ def survivors(pids: Sequence[int]) -> list[int]:
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:  # it has ended, perhaps while this looked
+    except OSError:  # the process has ended
         return False

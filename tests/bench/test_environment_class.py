@@ -1,4 +1,5 @@
-"""Environment classes: the conditions for pooling two runs, which all ranks of a run share."""
+"""Environment classes: properties of machine and software that must be equal before two runs are pooled, and on all
+ranks of a run."""
 
 import os
 import subprocess
@@ -26,7 +27,7 @@ def told(cores: list[int], ranks: int = 2, **variables: str) -> str:
 
 
 def test_cores_and_threads_are_part_of_what_an_answer_depends_on() -> None:
-    """With processes that are bound to fewer cores."""
+    """Simulates machines with one or two cores by binding processes to fewer cores."""
     if len(HERE) < 2:
         pytest.skip("one core has no fewer")
     one, two = told(HERE[:1]), told(HERE[:2])

@@ -1,4 +1,4 @@
-"""`zeroscale explain`: meanings of names in tables, reports, records and configs."""
+"""`zeroscale explain` describes names that occur in tables, reports, records and configs."""
 
 import json
 from typing import get_args

@@ -1,6 +1,6 @@
-"""Promises of docs/extend: a plug-in is added by its files alone, without editing any other file.
+"""docs/extend promises that a plug-in is added by its files alone, without editing any other file.
 
-The files on its pages are written into a copy of the project, which then plans, runs, predicts, reads and reports.
+The files on its pages are written into a copy of the project. Then the copy plans, runs, predicts, reads and reports.
 """
 
 import io
@@ -29,14 +29,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 class House(NamedTuple):
-    """A copy of the project with the plug-ins of the pages, and a folder for results."""
+    """A copy of the project with the plug-ins from the pages of docs/extend, and a folder for its results."""
 
     root: Path
     results: Path
-    packages: tuple[Path, ...] = ()  # folders in which somebody installed something
+    packages: tuple[Path, ...] = ()  # folders with installed plug-in packages
 
     def zeroscale(self, *words: str, code: int = 0) -> str:
-        """Run a verb as a user does, and return its output, including errors of a verb that must fail."""
+        """Run a verb as a user does and return its output. If the verb must fail (`code`), the output includes its
+        errors."""
         path = os.pathsep.join(map(str, (self.root, *self.packages)))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -71,7 +72,7 @@ COUNTING = (
     *CPU, "model=decoder_tiny", "objective=continuation", "data=counting", "sequence.tokens=64", "batch.micro=4",
     "optimizer.lr=3e-3",
 )  # fmt: skip
-BUCKET = "engine.reduce_bucket_size=200000"  # the usual one hides all other memory
+BUCKET = "engine.reduce_bucket_size=200000"  # the default bucket would be larger than all other memory
 ENGINES = {
     "ddp": ("engine=ddp", "activation_checkpointing=true"),
     "zero2": ("engine=zero2", BUCKET),
@@ -81,7 +82,8 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def counting(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Real runs of two ranks by engine: one started on this machine, and two in a job with preloaded ranks."""
+    """Records of real runs on two ranks, by engine. One run was started on this machine, and two ran in a job with
+    preloaded ranks."""
     results = house.root / "counting"
     house.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +141,7 @@ def test_table_and_report_show_what_was_added(house: House, counting: dict[str, 
 
 @pytest.fixture(scope="module")
 def findings(house: House) -> dict[str, str]:
-    """Findings of `doctor` in the copy with all plug-ins, by subject."""
+    """Findings of `zeroscale doctor` in the copy of the project with all plug-ins, by subject."""
     return {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
 
 
@@ -196,7 +198,7 @@ REDUCTION = "sum"
 
 @pytest.fixture(scope="module")
 def elsewhere(house: House, tmp_path_factory: pytest.TempPathFactory) -> House:
-    """The same project with an installed package that has an objective."""
+    """The copy of the project with an additional installed package, whose plug-in is an objective."""
     site = tmp_path_factory.mktemp("site")
     with installing(site) as install:
         install("zeroscale.objective", "summed_lm = summed", SUMMED)
@@ -218,7 +220,7 @@ def test_an_installed_package_brings_an_objective_through_every_verb(elsewhere: 
     (record,) = (store.read_record(path) for path in store.find_records([elsewhere.results]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps
     first = record.observations.steps.loss[0]
-    assert first and first / (4 * 63) == pytest.approx(5.95, abs=0.1)  # ln 384, of every token but the first
+    assert first and first / (4 * 63) == pytest.approx(5.95, abs=0.1)  # ln 384 per token, for every token but the first
     assert "summed_lm" in elsewhere.zeroscale("table", str(elsewhere.results), "--format", "csv")
     elsewhere.zeroscale("report", str(elsewhere.results), "--out", str(tmp_path))
     assert "summed_lm" in (tmp_path / "report.html").read_text()
@@ -238,7 +240,8 @@ POINTS = (*QUICK, *SPOOLED, "batch.micro=2,4")
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The queue of the page's launcher. All its processes are ended after the tests."""
+    """Folder of the job queue of the launcher plug-in in docs/extend. Any of its processes left after the tests is
+    killed, and the tests fail."""
     folder = tmp_path_factory.mktemp("spool")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(folder))
@@ -250,20 +253,20 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def started_by(spool: Path) -> list[int]:
-    """Return the processes of a queue's jobs, which have its folder in their environment."""
+    """Return the ids of processes that belong to a queue's jobs. Their environment contains the queue's folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if f"ZEROSCALE_SPOOL={spool}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
-        except OSError:  # somebody else's, or it has ended
+        except OSError:  # another user's process, or a process that has ended
             continue
     return found
 
 
 @pytest.fixture(scope="module")
 def queued(house: House, spool: Path) -> Path:
-    """Two real runs, each in its own job, and the autopilot's job after them."""
+    """Folder of a study with two real runs, each in its own job, followed by a job of the autopilot."""
     results = house.root / "queued"
     told = house.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
     assert told.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in told
@@ -347,7 +350,8 @@ PIPED = ("machine=cpu", *T5, "engine=two_stages", "parallel.pipeline=2")
 
 @pytest.fixture(scope="module")
 def piped(house: House) -> dict[str, RunRecord]:
-    """Real runs by engine: the pipeline on two ranks, and the reference on one rank with the same samples."""
+    """Records of real runs by engine: a pipeline on two ranks, and the reference engine on one rank with the same
+    samples."""
     results = house.root / "piped"
     house.zeroscale("sweep", *PIPED, "--results", str(results))
     alone = ("machine=cpu", *T5, "engine=ddp", "devices_per_node=1")

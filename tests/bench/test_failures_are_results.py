@@ -1,4 +1,4 @@
-"""Every way in which a run can fail, for real: each ends within seconds and leaves a record with the reason."""
+"""Real failures of every kind: each failed run ends within seconds and leaves a record with the reason."""
 
 import contextlib
 import json
@@ -20,11 +20,13 @@ pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
 PLAIN = ("engine=ddp", *ENDLESS)
-"""For failures that do not depend on an engine. Importing DeepSpeed would take every rank a second."""
+"""Overrides for failures that do not depend on the engine. With ddp, ranks save the second that importing DeepSpeed
+takes."""
 PIPELINE = (
     "engine=pipeline", "parallel.pipeline=3", "batch.accumulation=3", *ENDLESS[:7], "devices_per_node=3", *ENDLESS[8:],
 )  # fmt: skip
-"""The first rank waits for gradients and the last for activations: both in vain if the middle rank is lost."""
+"""Overrides of a pipeline of three ranks. If the middle rank is lost, the first rank waits in vain for gradients,
+and the last rank for activations."""
 
 
 def test_a_rank_killed_from_outside_ends_the_run(zeroscale_run: Start) -> None:
@@ -49,7 +51,7 @@ def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) ->
 def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_looked_closer(
     zeroscale_run: Start,
 ) -> None:
-    """Three steps of warm-up, three of the window; the next step is the first untimed one."""
+    """Warm-up and window have three steps each. The failure is in the next step, the first untimed step."""
     steps = ("measure.warmup_steps=3", "measure.min_steps=3")
     run = zeroscale_run(
         *QUICK, "engine=ddp", *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"}
@@ -79,7 +81,7 @@ def test_a_host_that_has_no_more_memory_is_host_oom(zeroscale_run: Start) -> Non
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (10 * 2**30, 10 * 2**30))
 
-    # The probabilities of one layer alone are 96 × 32 × 1024 × 1024 × 4 bytes = 12 GiB.
+    # The attention probabilities of one layer alone take 96 × 32 × 1024 × 1024 × 4 bytes = 12 GiB.
     large = ("model.attention=eager", "model.shape.heads=32", "batch.micro=96", "sequence.tokens=1024")
     record = zeroscale_run(*QUICK, "engine=ddp", *large, "devices_per_node=1", preexec_fn=limit).record()
     assert record.outcome.kind == "host_oom", record.outcome
@@ -108,7 +110,7 @@ def test_a_loss_that_is_not_a_number_is_invalid(zeroscale_run: Start) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
+    """A folder on a file system of 16 MiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     folder = tmp_path / "disk"

@@ -1,4 +1,4 @@
-"""`zeroscale run` without arguments: it uses the devices of this machine, and refuses missing ones at once."""
+"""`zeroscale run` without arguments uses the devices of this machine, and reports missing devices at once."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Simulate GPUs and a torch with CUDA."""
+    """Function that simulates a number of GPUs, and a torch with CUDA."""
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
         monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
@@ -45,7 +45,7 @@ def _forget_devices() -> Iterator[None]:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Simulate a machine with a number of cores and no GPU."""
+    """Function that simulates a machine with a number of CPU cores and without GPUs."""
 
     def leave(cores: int) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -146,7 +146,7 @@ def test_more_processes_than_a_processor_can_run_are_refused(
 
 
 def chosen(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
-    """Return the specs of a dry run."""
+    """Return the specs that a dry run prints."""
     assert main([*words, "--dry-run", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     return [one["spec"] for one in (plain if isinstance(plain, list) else [plain])]
@@ -238,7 +238,7 @@ def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_p
     lines = output.splitlines()
     assert lines[1].startswith("ok: ") and f"n = {len(step_s)}" in lines[1]
     assert lines[2].startswith(f"{rate:,.0f} tokens per second")
-    raised = flags.list_flags(record)  # which ones depends on how fast this machine is
+    raised = flags.list_flags(record)  # the flags raised depend on the speed of this machine
     assert [line for line in lines if line.startswith("flags: ")] == [f"flags: {', '.join(raised)}"] * bool(raised)
     told = " ".join(" ".join(lines).split())
     assert all(f"{name}: the run {flags.FLAGS[name].meaning}" in told for name in raised)
@@ -271,7 +271,7 @@ def test_the_next_command_repeats_the_folders_and_the_study_and_works(
 def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
     processor: Callable[[int], None], refused: Refused
 ) -> None:
-    """The missing GPU and the unknown number of devices are one error, not two in turn."""
+    """The missing GPU and the unknown number of devices are reported in one error, not one after the other."""
     processor(2)
     line = refused("run", "machine=h100")
     assert "machine=h100: this machine has no GPU that torch can use; to run here choose machine=cpu; " in line
@@ -309,7 +309,8 @@ def test_a_dry_run_predicts_memory_and_time_or_says_why_not(
 def test_a_point_that_does_not_fit_is_named_before_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run still starts, because running out of memory is a result."""
+    """The command prints that the point does not fit, and starts the run all the same, because running out of memory
+    is a result."""
     monkeypatch.setattr(api, "measure", lambda made, **given: (_ for _ in ()).throw(KeyboardInterrupt))
     words = ["run", "machine=cpu", "devices_per_node=2", "sequence.encoder=100000000", "--results", str(tmp_path)]
     assert main(words) == 130

@@ -1,4 +1,4 @@
-"""Texts for amounts."""
+"""Numbers and amounts as text."""
 
 import pytest
 

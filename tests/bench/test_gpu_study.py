@@ -1,4 +1,5 @@
-"""The studies of one GPU, as far as possible without one: calls, calls that are not repeated, the archive."""
+"""slurm/gpu_study.py, which runs the studies of one GPU, tested without a GPU: its commands, skipped commands, and
+its archive."""
 
 import importlib.util
 import sys
@@ -53,7 +54,8 @@ def test_the_fastest_run_of_every_model_is_asked_for_as_it_was(study: ModuleType
     runs = analysis.load(RECORDED)
     fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
     spec = store.read_record(next(iter(store.find_records([RECORDED / fastest])))).spec
-    today = compose.compose_request(compose.parse_single(overrides)).spec  # of another window and mean of the loss
+    # Today's default window and loss mean differ from those of the record.
+    today = compose.compose_request(compose.parse_single(overrides)).spec
     assert today == spec.model_copy(update={"measure": today.measure, "loss_mean": today.loss_mean})
 
 
@@ -64,7 +66,7 @@ def test_a_trial_plans_every_study_measures_one_tiny_point_and_makes_the_archive
 
     def call(step: object) -> bool:
         seen.append(" ".join(step.words))  # type: ignore[attr-defined]
-        if "model=tiny" in seen[-1]:  # as if it had run
+        if "model=tiny" in seen[-1]:  # pretend that this point has run
             unpack(RECORDED, tmp_path / "runs/gpu/adhoc")
         return True
 

@@ -1,4 +1,4 @@
-"""Mistakes in a user's YAML file give one line with the name of the file."""
+"""Each mistake in a user's YAML file is reported in one line, with the name of the file."""
 
 import os
 import re
@@ -34,7 +34,7 @@ NO_FILE: dict[str, tuple[bytes, str]] = {
     "5,000 digits": (b"name: " + 5000 * b"9", "Exceeds the limit"),
     "half an interpolation": (b"name: ${\n", "no viable alternative at input"),
 }
-"""Contents that are invalid for every group, each with its message."""
+"""File contents that are invalid in every config group, each with the expected message."""
 NO_GROUP: dict[str, tuple[bytes, str]] = {
     "defaults: 3": (b"defaults: 3\nname: a\n", "defaults must be a list"),
     "defaults: [3]": (b"defaults: [3]\nname: a\n", "Unsupported type in defaults"),
@@ -45,11 +45,11 @@ NO_GROUP: dict[str, tuple[bytes, str]] = {
     "interpolation of nothing": (b"name: ${nowhere}\n", "Interpolation key 'nowhere' not found"),
     "interpolation of itself": (b"name: ${.name}\n", ""),
 }
-"""Contents that cannot be composed with the other files."""
+"""Valid YAML that cannot be composed with the other config files, each with the expected message."""
 
 
 def message(group: str, body: bytes, folder: Path) -> str:
-    """Return the message for a file of a group."""
+    """Return the error message for a group's file with these contents."""
     (folder / group).mkdir(parents=True)
     (folder / group / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""Signs in a run of defective nodes."""
+"""A run shows signs of defective nodes, such as devices throttled by heat."""
 
 import pytest
 
@@ -18,7 +18,8 @@ from bench.sweep.allocation.leader import find_defects
 
 
 def record(*throttled_s: float | None) -> RunRecord:
-    """Two nodes of two devices; a window of 10 s, in which each rank's device was too hot for some seconds."""
+    """Return the record of a run on two nodes with two devices each and a window of 10 s. `throttled_s` are the
+    seconds for which each rank's device was throttled by heat."""
     plain = {
         "model": {"name": "tiny", "family": "t5", "shape": {}},
         "engine": {"name": "ddp", "backend": "ddp"},

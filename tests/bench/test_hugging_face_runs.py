@@ -1,4 +1,5 @@
-"""A user's config.json, trained by the family without formulas: equal losses, counted FLOPs, no predictions."""
+"""A user's config.json is trained by the model family hugging_face, which has no formulas. Engines give equal
+losses, FLOPs are counted, and there are no predictions."""
 
 import io
 import json
@@ -19,8 +20,8 @@ from bench.core.record import RunRecord
 GPT2 = {"model_type": "gpt2", "vocab_size": 384, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 OWN = [text for text in QUICK if not text.startswith(("model=", "sequence."))]
 FLOPS = 3 * 4 * 32 * (2 * (24 * 64**2 + 4 * 64 * 32) + 2 * 64 * 384)
-"""FLOPs of a step with 4 samples of 32 tokens, per token: 24 d² per layer, 2 d × vocabulary, and 4 d × tokens for
-attention."""
+"""Model FLOPs of a step with 4 samples of 32 tokens. The forward pass needs 24 d² + 4 d × tokens per token and
+layer, and 2 d × vocabulary per token. Forward and backward together need three times as many."""
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +36,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of real runs of two ranks: one started as by a user, two in an allocation with forked ranks."""
+    """Result folders of real runs on two ranks, by name. One run was started like a user's run, and two ran in an
+    allocation with forked ranks."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("ddp", "allocated", "zero3", "recomputing")}
     alone = Command(folders["ddp"], [*asked, "engine=ddp"])
     assert alone.record().outcome.kind == "ok", (alone.output, alone.errors)
@@ -92,7 +94,7 @@ def test_it_is_said_that_nothing_is_predicted(
 def test_a_rank_of_a_larger_job_is_rehearsed(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rehearsal runs the model itself, so it needs no formula."""
+    """A rehearsal needs no formulas, because it runs the model itself."""
     larger = [text for text in asked if not text.startswith("devices_per_node=")]
     assert cli.main(["rehearse", *larger, "engine=zero2", "devices_per_node=4", "--results", str(tmp_path)]) == 0
     assert "the other ranks are simulated" in capsys.readouterr().out

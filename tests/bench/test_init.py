@@ -1,4 +1,4 @@
-"""`zeroscale init`: files to start from, which run unchanged and are not overwritten."""
+"""`zeroscale init` writes files to start from. They run unchanged, and existing files are not overwritten."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_what_it_prints_next_runs_as_printed(tmp_path: Path, capsys: pytest.Capt
     commands = re.findall(r"zeroscale (sweep .*?) +#", capsys.readouterr().out)
     assert len(commands) == 2
     for command in commands:
-        here = [] if "machine=" in command else ["machine=cpu"]  # whatever machine this is
+        here = [] if "machine=" in command else ["machine=cpu"]  # the test must not depend on this machine's devices
         assert cli.main([*shlex.split(command), *here, "--results", str(tmp_path)]) == 0
         points = [line for line in capsys.readouterr().out.splitlines() if re.match(r"[0-9a-f]{10}  ", line)]
         assert len(points) == 4

@@ -1,4 +1,5 @@
-"""Output of the command: columns that are equal everywhere, and the remaining time on terminals only."""
+"""Terminal output of the command: table columns are the same everywhere, and the remaining time is shown only on
+terminals."""
 
 import os
 import pty
@@ -60,7 +61,7 @@ def test_what_is_left_is_shown_on_a_terminal_and_what_is_printed_goes_where_it_s
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 4096)
-    except OSError:  # raised once the other end is closed
+    except OSError:  # Linux raises EIO once the other end is closed
         return b""
 
 
@@ -91,9 +92,9 @@ def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
     protocol = MeasureSpec(warmup_steps=10, gpu_warmup_s=0, min_steps=20, window_s=0, max_s=1000)
     watch = AttemptWatch(Path("nowhere"), protocol)
     assert watch.of_step(0, 100.0, "steps") == Progress("steps 0")
-    # 30 steps of half a second at most, ten of them made
+    # At most 30 steps of half a second each, of which ten are done.
     assert watch.of_step(10, 105.0, "steps") == Progress("steps 10", pytest.approx(1 / 3), "at most 10 s left")
-    # slow steps: the window ends after two seconds
+    # With slow steps, the window ends after two seconds.
     watch = AttemptWatch(Path("nowhere"), protocol.model_copy(update={"max_s": 2.0}))
     watch.of_step(0, 0.0, "fetch")
     assert watch.of_step(10, 10.0, "fetch") == Progress("fetch 10", pytest.approx(10 / 12), "at most 2 s left")
@@ -101,7 +102,7 @@ def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
 
 
 def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
-    """Return the output of a command, and its progress lines on a terminal."""
+    """Run a command with standard error on a pseudo-terminal. Return its standard output and its progress lines."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "140", "PYTHONPATH": str(Path(__file__).parents[2])}
     child = subprocess.Popen(

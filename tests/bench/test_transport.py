@@ -1,4 +1,5 @@
-"""The transport that carried the bytes, by a host's counters. InfiniBand's are made up from the kernel's manual."""
+"""The transport that carried the bytes is found from a host's network counters. The InfiniBand counters are made up
+from the kernel's manual."""
 
 from pathlib import Path
 
@@ -13,7 +14,7 @@ MB = 10**6
 
 
 def host(root: Path, **counters: int) -> Path:
-    """Write counters: of interfaces in bytes, of InfiniBand ports in words of four bytes."""
+    """Write counter files for network interfaces (in bytes) and for an InfiniBand port (in words of four bytes)."""
     for name, count in counters.items():
         path = root / f"sys/class/net/{name}/statistics/tx_bytes"
         if name == "ib":
@@ -56,7 +57,8 @@ def a_link(transport: str | None, *rates: float | None) -> Link:
 
 def test_a_fall_back_to_sockets_is_invalid_where_the_site_expects_infiniband() -> None:
     check_link(a_link("infiniband"), Network(expects="infiniband"), Machine(name="m"))
-    check_link(a_link(None), Network(expects="infiniband"), Machine(name="m"))  # nobody counts: nothing is known
+    # Without counters the transport is unknown, and nothing is refused.
+    check_link(a_link(None), Network(expects="infiniband"), Machine(name="m"))
     check_link(a_link("sockets"), Network(), Machine(name="m"))
     with pytest.raises(WrongTransport, match="expects infiniband, and sockets carried the bytes: eth0 90 MB") as caught:
         check_link(a_link("sockets"), Network(expects="infiniband"), Machine(name="m"))

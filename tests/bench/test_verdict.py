@@ -1,4 +1,4 @@
-"""From evidence to outcome, one case per line."""
+"""Classification of a run's outcome from the evidence of its ranks, one case per line."""
 
 import errno
 import signal
@@ -93,7 +93,8 @@ def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kin
 
 
 def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
-    """A device of 80 GiB: 60 live of 64 reserved, 12 of other processes, 2 free where 5 were requested."""
+    """A device has 80 GiB. Tensors use 60 of the 64 GiB that the allocator reserved, other processes use 12, and 2
+    are free. An allocation of 5 GiB fails."""
     told = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
             "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
     in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in told.items()}
@@ -147,7 +148,7 @@ def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
         (RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory"), "host_oom"),
         (RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "comm_error"),
         (RuntimeError("shape '[2]' is invalid"), "error"),
-        (ValueError("CUDA out of memory"), "error"),  # the words alone, in another type, are no evidence
+        (ValueError("CUDA out of memory"), "error"),  # the message alone is no evidence: the exception has another type
         (Refused("another machine"), "error"),
     ],
 )  # fmt: skip
@@ -156,7 +157,8 @@ def test_an_exception_is_evidence_by_its_type_and_its_own_message(error: BaseExc
 
 
 def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
-    """CUDA's message is the same for both; the place that raised it differs."""
+    """CUDA reports the same message for device and host memory. The function that raised the error distinguishes
+    them."""
 
     def pin_memory() -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")
@@ -185,7 +187,7 @@ except Exception as error:
 
 @pytest.mark.processes
 def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_of_memory() -> None:
-    """The kernel's count of its own kills tells whether it killed the process."""
+    """The kernel counts its out-of-memory kills. The count shows if the kernel killed the data loader's process."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
     handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -197,7 +199,7 @@ def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_
     ("others_bytes", "kind"), [(None, "oom"), (0, "oom"), (2**27, "oom"), (2**28, "error"), (40_000_000_000, "error")]
 )
 def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: int | None, kind: str) -> None:
-    """The memory of a display server or a site's monitor does not matter."""
+    """Memory of other processes below 256 MiB, such as a display server or a site's monitor, is ignored."""
     found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
     assert ("of other processes on the device" in rule) == (kind == "error")

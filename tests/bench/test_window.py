@@ -1,4 +1,4 @@
-"""Begin and end of the window, compared with hand calculations and with a simulation whose truth is known."""
+"""Begin and end of the measured window, compared with hand calculations and with a simulation whose truth is known."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from bench.measure.loop import find_stop_reason, is_slower, is_warmup_done
     ("n", "ranks"), [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (30, (10, 21)), (50, (18, 33))]
 )
 def test_the_medians_interval_has_the_ranks_of_the_published_table(n: int, ranks: tuple[int, int]) -> None:
-    """Ranks for 95 %: Conover, Practical Nonparametric Statistics, table A3 by the binomial distribution."""
+    """The ranks of the interval's bounds at 95 % are those of Conover, Practical Nonparametric Statistics, table A3
+    (binomial distribution)."""
     assert median_interval(range(1, n + 1)) == ranks
 
 
@@ -57,8 +58,8 @@ def test_a_warm_up_has_its_steps_and_on_a_gpu_its_seconds(
 @pytest.mark.parametrize(
     ("steps", "elapsed_s", "reason"),
     [
-        (6000, 59.9, None),  # however many steps
-        (29, 299.9, None),  # too few, and time is left for more
+        (6000, 59.9, None),  # many steps do not end a window early
+        (29, 299.9, None),  # too few steps, and max_s is not reached
         (30, 60.0, "window"),
         (30, 300.0, "window"),
         (29, 300.0, "time"),
@@ -75,7 +76,8 @@ def test_a_window_that_may_take_less_than_it_should_ends_all_the_same() -> None:
 
 
 def end_early(median_s: float, generator: np.random.Generator) -> bool:
-    """Return whether a limit of 1.1 s ends a window of 100 autocorrelated steps early, tested every 5 steps."""
+    """Simulate a window of 100 autocorrelated steps with this median. Return whether the limit of 1.1 s ends it
+    early, when checked every 5 steps."""
     noise, steps = 0.0, list[float]()
     for _ in range(100):
         noise = 0.5 * noise + 0.05 * generator.standard_normal()
@@ -84,7 +86,8 @@ def end_early(median_s: float, generator: np.random.Generator) -> bool:
 
 
 def test_what_could_win_is_hardly_ever_ended_early_and_what_takes_half_as_long_again_is() -> None:
-    """The limit is a tenth above the best median: a trial that is at most 5 % slower than the best keeps its window."""
+    """The limit is 10 % above the best median. A trial that is at most 5 % slower than the best must not be ended
+    early."""
     generator = np.random.default_rng(0)
     ended = {median: sum(end_early(median, generator) for _ in range(100)) for median in (1.0, 1.05, 1.1, 1.5)}
     assert (ended[1.0], ended[1.05]) == (0, 0)

@@ -1,6 +1,8 @@
-"""Cost of the command itself: seconds, and ratios to the start of Python in the same run.
+"""Run time of the command line.
 
-python -m tests.benchmarks.command [--rounds 10]
+  python -m tests.benchmarks.command [--rounds 10]
+
+Times are in seconds, and multiples of the start of Python in the same benchmark run.
 """
 
 import argparse
@@ -47,7 +49,8 @@ def timed(command: Sequence[str]) -> float:
 
 
 def print_fixed_cost(engine: str) -> None:
-    """Print the fixed cost of a point from start to first step, by phase."""
+    """Print the seconds of each phase of a run from its start to its first step. These seconds are the fixed cost of
+    a point."""
     with tempfile.TemporaryDirectory() as results:
         command = (*ZEROSCALE, "run", *QUICK, f"engine={engine}", "--results", results, "--json")
         begin = time.perf_counter()

@@ -1,13 +1,14 @@
-"""Coverage of the intervals, and false alarms and power of the tests, on simulated series.
+"""Coverage of confidence intervals, and false alarms and power of tests, on simulated series of step times.
 
-python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
+  python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
 
-Series have a fixed length and a known truth; windows that end by their own interval are not simulated. Each row begins
-with the effective sample size for the median or the mean, computed from the scatter of the estimates. It then has the
-coverage of each method at 95 %, in per cent of the series with a bound. For the method of `bench.core.statistics` it
-also has the per cent of series with a bound, and the coverage for series worth at least 20 and 200 independent steps.
+Each series has a fixed length and a known truth. Windows that end when their interval is narrow enough are not
+simulated here. Each table row begins with the effective sample size for the median or the mean, computed from the
+scatter of the estimates. Then it has the coverage of each method at 95 %, in per cent of the series for which the
+method gives an interval. For `taken`, the method of `bench.core.statistics`, three more columns follow. They are the
+per cent of series with an interval, and the coverage for effective sample sizes of at least 20 and at least 200.
 
-The last process drifts as far as it scatters, over more steps than a series has, so no series determines its median.
+The last process drifts as much as it scatters, and over more steps than a series has. No series determines its median.
 """
 
 import argparse
@@ -28,8 +29,8 @@ Ends = tuple[Array, Array]
 
 LENGTHS = (30, 100, 300, 1000, 3000)
 NORMAL = stats.norm.ppf(0.975)
-CHUNK = 500  # series at a time, to fit the memory of a laptop
-SLOW = {"blocks": 2}  # chunks for slow methods: it takes longer than all others together
+CHUNK = 500  # number of series at a time, limited by the memory of a laptop
+SLOW = {"blocks": 2}  # number of chunks for slow methods: `blocks` takes longer than all other methods together
 
 
 def main() -> None:
@@ -46,7 +47,8 @@ def main() -> None:
 
 
 def table(what: str, methods: dict[str, Callable[[Array], Ends]], count: int) -> None:
-    """Print the coverage of each method for each process and length."""
+    """Print one row per process and series length, with the coverage of each method's interval for the statistic
+    `what`."""
     head = "  ".join(f"{name:>9}" for name in methods)
     print(f"\n{what:<24}{'n':>5}{'size':>6}  {head}{'bound':>8}{'≥ 20':>8}{'≥ 200':>8}")
     for name, n in itertools.product(PROCESSES if what == "median" else PROCESSES | TAILED, LENGTHS):
@@ -78,12 +80,13 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
 
 
 def share(covered: Array, count: int) -> str:
-    """Return the coverage in per cent; empty for too few series."""
+    """Return the coverage in per cent as text. A dash is returned if fewer than 5 % of the series have an interval."""
     return f"{100 * covered.mean():8.1f}" if covered.size >= count / 20 else f"{'–':>8}"
 
 
 def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
-    """Return the order statistics that bound the median of `size` independent values."""
+    """Return rank-based bounds of each series' median. They are interpolated order statistics for `size` independent
+    values."""
     n = series.shape[1]
     reach = quantile * n / np.sqrt(size) / 2
     ordered = np.sort(series, axis=1)
@@ -99,14 +102,15 @@ def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
 
 
 def cosines(series: Array, count: int) -> Array:
-    """Return the effective size from a fixed number of cosines."""
+    """Return the effective sample size of each series, from the power of its `count` slowest cosine frequencies."""
     n = series.shape[1]
     slowest = scipy.fft.dct(series, axis=1)[:, 1 : count + 1]
     return n * series.var(axis=1) / ((slowest**2).mean(axis=1) / (2 * n))
 
 
 def prewhitened(series: Array) -> Array:
-    """Return the effective size from an autoregression (order by Akaike's criterion, Levinson's recursion)."""
+    """Return the effective sample size of each series from a fitted autoregression. Akaike's criterion chooses its
+    order, and Levinson's recursion fits it."""
     n, correlation = series.shape[1], autocorrelation(series)
     order = min(int(10 * math.log10(n)), n // 4)
     coefficients = np.zeros((len(series), order + 1))
@@ -123,7 +127,8 @@ def prewhitened(series: Array) -> Array:
 
 
 def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
-    """Return bounds by the moving-block bootstrap (Künsch, Annals of Statistics 17, 1989), series by series."""
+    """Return a function that computes 95 % bounds of a statistic for each series by the moving-block bootstrap
+    (Künsch, Annals of Statistics 17, 1989)."""
 
     def ends(series: Array) -> Ends:
         low, high = zip(*(resampled(steps, statistic) for steps in series), strict=True)
@@ -133,7 +138,8 @@ def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
 
 
 def resampled(steps: Array, statistic: Callable[..., Array], resamples: int = 399) -> tuple[float, float]:
-    """Return the interval of a statistic over series resampled in blocks; without bounds below two blocks."""
+    """Return the 95 % block-bootstrap interval of a statistic of one series. The interval is infinite if the series
+    is shorter than two blocks."""
     length = block_length(steps)
     if steps.size < 2 * length:
         return -math.inf, math.inf
@@ -146,14 +152,18 @@ def resampled(steps: Array, statistic: Callable[..., Array], resamples: int = 39
 
 
 def block_length(steps: Array) -> int:
-    """Return the steps per block: optimal for AR(1) series of that effective size, (6 n)^(1/3) (φ / (1 - φ²))^(2/3)
-    (Andrews, Econometrica 59, 1991, equations 6.2 and 6.4; blocks correspond to his Bartlett window)."""
+    """Return the number of steps per block of the bootstrap.
+
+    For an AR(1) series of n steps with coefficient φ, the optimum is (6 n)^(1/3) (φ / (1 - φ²))^(2/3). See Andrews,
+    Econometrica 59, 1991, equations 6.2 and 6.4; block resampling corresponds to his Bartlett window. φ follows from
+    the effective sample size.
+    """
     slowdown = steps.size / float(effective_size(steps))  # (1 + φ) / (1 - φ)
     return max(1, round(math.cbrt(6 * steps.size * ((slowdown**2 - 1) / (4 * slowdown)) ** 2)))
 
 
 def scattered(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
-    """Return the mean and the standard error of `size` independent values."""
+    """Return bounds of each series' mean: mean ± quantile × standard error for `size` independent values."""
     reach = quantile * series.std(axis=1) / np.sqrt(size)
     return series.mean(axis=1) - reach, series.mean(axis=1) + reach
 
@@ -188,9 +198,10 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print the per cent of pairs called different, for equal and different configurations.
+    """Print the per cent of pairs that tests on run means call different, for pairs with equal and with different
+    truth.
 
-    The limits are 5 % for one pair, and 0.5 % for the smallest p-value among ten pairs.
+    The significance levels are 5 % for one pair and 0.5 % for the smallest p-value among ten pairs.
     """
     print(f"\n{'runs':<16}{'a side':>6}  {'alike, 5 %':>16}  {'alike, 0.5 %':>16}  {'10 scatters apart, 0.5 %':>24}")
     print(f"{'':<22}  {'Welch   ranks':>16}  {'Welch   ranks':>16}  {'Welch   ranks':>24}")
@@ -206,7 +217,8 @@ def tests(count: int) -> None:
 
 
 def pairs(count: int) -> None:
-    """Print the per cent of equal pairs that are called different at 5 % by their steps alone."""
+    """Print the per cent of truly equal pairs that are called different at 5 %, with one run per side, compared by
+    its steps."""
     rng = np.random.default_rng(0)
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):
@@ -216,7 +228,7 @@ def pairs(count: int) -> None:
 
 
 def compute_p_values(one: Array, other: Array) -> Ends:
-    """Return the p-values of Welch's test and the Mann-Whitney test."""
+    """Return the p-values of Welch's test and of the Mann-Whitney test, one per pair."""
     return (
         stats.ttest_ind(one, other, axis=1, equal_var=False).pvalue,
         stats.mannwhitneyu(one, other, axis=1, method="exact").pvalue,

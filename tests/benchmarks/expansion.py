@@ -1,8 +1,8 @@
-"""Cost of ten thousand points before any run starts: seconds to expand, decode, check and describe them.
+"""Cost of planning ten thousand points before any run starts: seconds to expand, decode, check and describe them.
 
-python -m tests.benchmarks.expansion [--rounds 3]
+  python -m tests.benchmarks.expansion [--rounds 3]
 
-Each round is a fresh process without caches. The whole command lists the same study.
+Each round is a new process without caches. The whole command, `zeroscale sweep --dry-run`, is timed on the same study.
 """
 
 import argparse
@@ -47,7 +47,8 @@ def main() -> None:
 
 
 def fresh(study: Path, folder: Path) -> dict[str, float]:
-    """Return the seconds of the parts and of the whole command, each in a new process."""
+    """Return the seconds of each part of the expansion, and of the whole command `zeroscale sweep --dry-run`. Each
+    of the two is timed in a new process."""
     own = [sys.executable, "-m", "tests.benchmarks.expansion", "--study", str(study)]
     seconds: dict[str, float] = json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
     listing = [str(Path(sys.executable).with_name("zeroscale")), "sweep", f"study={study}", "--dry-run",
@@ -58,7 +59,8 @@ def fresh(study: Path, folder: Path) -> dict[str, float]:
 
 
 def parts(path: str) -> dict[str, float]:
-    """Return the seconds of each part, and of the 25 composes within the first part."""
+    """Return the seconds of each part of the expansion in this process. The first part composes the study's 25
+    combinations of model and engine."""
     from bench.cli import options
     from bench.config import compose
     from bench.core.study import expand_study

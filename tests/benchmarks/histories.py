@@ -1,9 +1,9 @@
-"""Error rates of the changes of a history: false alarms, and the power to detect changes.
+"""Error rates of change detection in histories: the rate of false alarms, and the power to detect changes.
 
-python -m tests.benchmarks.histories [--histories 400]
+  python -m tests.benchmarks.histories [--histories 400]
 
-Simulated histories have one value per place, in units of the noise between places. The noises are those of
-`tests.benchmarks.verdicts`; `serial` places are autocorrelated.
+Each simulated history has one value per place, such as a commit, in units of the noise between places. The noises are
+those of `tests.benchmarks.verdicts`. The noises named `serial` are autocorrelated from place to place.
 """
 
 import argparse
@@ -34,7 +34,8 @@ def main() -> None:
 
 
 def alike(count: int) -> Iterable[str]:
-    """Yield the per cent of sets of histories with a false alarm."""
+    """Yield a table of the false-alarm rate: per cent of sets of histories without a true change in which a change
+    is reported."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         told = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
@@ -52,7 +53,7 @@ def drawn(name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 
 def shaped(shape: str, length: int) -> Array:
-    """Return the places where the level is raised."""
+    """Return a mask of the places at which the level of a history is raised, shape (length,)."""
     at = np.arange(length)
     if shape == "middle":
         return at >= length // 2
@@ -62,9 +63,10 @@ def shaped(shape: str, length: int) -> Array:
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield how often a change of some noises is detected.
+    """Yield a table of the per cent of histories in which a change of 3 or 5 times the noise is detected.
 
-    Of the detected: how often the number of changes and their places are right, and the coverage of the interval.
+    For histories with a detection, further rows have the per cent with the right number and places of changes, and the
+    coverage of the interval for the size of the change.
     """
     yield "\none change, normal noise: % told; of these within the places told; interval covers"
     yield f"{'':<20}{'':>7}  {format_sizes(LENGTHS)}"
@@ -100,7 +102,7 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield how many of five changes are detected."""
+    """Yield the mean number of five true changes that are detected, and the mean number of false detections."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, told, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

@@ -1,13 +1,12 @@
-"""Cost of our own code for layouts: sliced matrices compared with whole ones, our executor of schedules compared with
-torch's, and the memory of many micro-batches compared with few.
+"""Overhead of the project's own code for tensor and pipeline parallelism.
 
   python -m tests.benchmarks.layouts [--rounds 40]
 
-Slices: processor time of forward and backward of eight small T5 blocks, as one of two ranks with fake collectives,
-compared with the whole blocks; also with the matrices as DTensors. Schedules: seconds of a step of the same stages on
-two gloo ranks, by our executor and by torch.distributed.pipelining. Each round takes its sides in random order. Printed
-is the median of the ratios within a round, with its 95 % rank-based interval. Peak: bytes of rank 0's tensors in a
-step.
+Slices: processor time of forward and backward of eight small T5 blocks on one of two ranks with fake collectives,
+relative to unsliced blocks. The same is measured with the matrices as DTensors. Schedules: seconds per step of the same
+pipeline stages on two gloo ranks, with our executor relative to torch.distributed.pipelining. In each round, the
+variants run in random order. The benchmark prints the median of the ratios within a round with its 95 % rank-based
+interval. Peak: bytes of rank 0's tensors in a step with many micro-batches, relative to a step with few.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch is about to rename collectives
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns that it will rename collectives
     with tempfile.TemporaryDirectory() as folder:
         for name in SCHEDULES:
             found = run_ranks(Path(folder), name, rounds)
@@ -74,7 +73,8 @@ def print_ratios(label: str, ratios: list[float]) -> None:
 def take_turns(
     calls: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds of each round by label. The order within a round is random, and the same on every rank."""
+    """Return the seconds of each call by label, one value per round. The order of the calls within a round is
+    random, but the same on every rank."""
     dice, seconds = random.Random(1), {label: list[float]() for label in calls}
     for number in range(WARM_UP + rounds):
         for label in dice.sample(list(calls), len(calls)):
@@ -93,7 +93,8 @@ def divide(seconds: dict[str, list[float]], by: str) -> dict[str, list[float]]:
 
 
 def build(part: Part, among: TensorRanks | None = None) -> Any:
-    """Return some layers of the T5, with weights."""
+    """Return the layers of a T5 that `part` names, with random weights. With `among`, matrices are sliced among
+    tensor-parallel ranks."""
     job, family = spec(), models.load_divided_builder("t5")
     module = family.build_part(job, part, torch.device("cpu"), **({} if among is None else {"among": among}))
     for parameter in module.parameters():
@@ -115,7 +116,7 @@ def draw_batch() -> dict[str, Tensor]:
 
 
 def time_slices(rounds: int) -> dict[str, list[float]]:
-    """Return the ratios of sliced blocks to whole ones."""
+    """Return the processor times of sliced blocks divided by those of whole blocks, by label, one ratio per round."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     whole, batch, group = Part(0, UNITS, UNITS), draw_batch(), dist.group.WORLD
     assert group is not None
@@ -132,7 +133,7 @@ def time_slices(rounds: int) -> dict[str, list[float]]:
 
 
 def divide_by_dtensor(module: Any) -> Any:
-    """Convert the matrices of a T5's blocks to DTensors, layer by layer as in torch's guides."""
+    """Return a T5 whose block matrices are DTensors, converted layer by layer as in torch's guides."""
     plan: dict[str, ParallelStyle] = {}
     for name, owner in module.named_modules():
         kind = name.rpartition(".")[2]
@@ -146,9 +147,10 @@ def divide_by_dtensor(module: Any) -> Any:
 
 
 def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """Return the ratios of our executor to torch's schedule, and rank 0's peaks for FEW and MANY micro-batches.
+    """Run two ranks. Return the ratios of our executor's step times to those of torch's schedule, and rank 0's peak
+    bytes for FEW and MANY micro-batches.
 
-    The peaks are omitted where memory is not counted.
+    The list of peaks is empty if the memory counter is not available.
     """
     torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
@@ -176,9 +178,10 @@ def build_executor(schedule: ScheduleName, mine: dict[int, Any], size: PipelineS
 
 
 def measure_peaks(rank: int) -> list[int]:
-    """Return the peak bytes of a step of 1F1B with FEW and with MANY micro-batches, without their tokens.
+    """Return the peak tensor bytes of a 1F1B step with FEW and with MANY micro-batches. The micro-batches' own tokens
+    are not counted.
 
-    Empty where memory is not counted.
+    Return an empty list if the memory counter is not available.
     """
     peaks = []
     for micro_batches in (FEW, MANY):

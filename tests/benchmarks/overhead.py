@@ -1,13 +1,14 @@
-"""Overhead of the harness: its step time over that of a bare DeepSpeed loop, as ratios within one benchmark run.
+"""Overhead of the harness: its step time divided by that of a bare DeepSpeed loop, within one benchmark run.
 
   python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 3] [--rounds 30]
   python -m tests.benchmarks.overhead --device cuda --ranks 1 --point model=mt5_base batch.micro=8 precision=bf16
 
-Processes with one model run blocks of steps in turn: a bare loop, the harness with its clock, pulse, gathering and
-memory counter, and the bare loop again, which shows the difference between two equal loops. Each round runs the three
-in random order, so that drift of the machine affects all of them. They share their processes, because the memory layout
-of a process makes it some per cent faster or slower for its lifetime; several launches average over layouts. Printed is
-the median of the ratios within a round, with its 95 % rank-based interval.
+The same processes with one model run blocks of steps in three variants. They are a bare loop, the harness with its
+clock, heartbeat, gathering and memory counter, and the bare loop again. The repeated bare loop shows the difference
+between two equal loops. Each round runs the variants in random order, so that drift of the machine affects all of them.
+The variants share their processes, because the memory layout of a process makes it some per cent faster or slower for
+its lifetime. Several launches average over memory layouts. The benchmark prints the median of the ratios within a
+round, with its 95 % rank-based interval.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def launch(ranks: int, rounds: int, number: int, words: list[str]) -> list[dict[str, float]]:
-    """Return seconds per step by variant, for each round of one launch."""
+    """Return the seconds per step of each variant, one dict per round of one launch. Warm-up rounds are excluded."""
     group, generator = Group(ranks, words), random.Random(number)
     try:
         seconds = [
@@ -77,7 +78,7 @@ def launch(ranks: int, rounds: int, number: int, words: list[str]) -> list[dict[
 
 
 class Group:
-    """The processes of one launch, which wait for blocks to run."""
+    """Rank processes of one launch. They wait for the name of a variant, then run one block of steps with it."""
 
     def __init__(self, ranks: int, words: list[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -101,7 +102,7 @@ class Group:
         ]
 
     def block(self, variant: str) -> float:
-        """Run one block; return rank 0's mean seconds per step."""
+        """Run one block of steps on all ranks. Return rank 0's mean seconds per step."""
         for process in self.processes:
             assert process.stdin
             process.stdin.write(f"{variant}\n")
@@ -122,7 +123,7 @@ class Group:
 
 
 def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]) -> None:
-    """Build the model, then run the block of steps that each line on standard input names."""
+    """Build the model of one rank. Then run a block of steps for each variant that a line on standard input names."""
     import torch
     import torch.distributed as dist
 
@@ -150,7 +151,8 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
 
 
 def bare_block(engine: object, ready: list, device: object) -> Callable[[], float]:
-    """Run DeepSpeed's documented loop over prepared batches, and nothing else."""
+    """Return a function that runs a block of DeepSpeed's documented training loop over prepared batches, without the
+    harness."""
     import torch.distributed as dist
 
     from bench.measure.collectives import wait_for
@@ -174,7 +176,7 @@ def bare_block(engine: object, ready: list, device: object) -> Callable[[], floa
 
 
 def harness_block(spec: object, engine: object, ready: list, device: object) -> Callable[[], float]:
-    """Run the harness's block, with its clock, pulse and memory counter."""
+    """Return a function that runs a block of steps in the harness, with its clock, heartbeat and memory counter."""
     import torch
 
     from bench.measure.channel import Channel, SharedHeartbeat

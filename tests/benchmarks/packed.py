@@ -1,10 +1,11 @@
-"""Savings of a packed allocation: the same points in one job, and in one job with a cold start per point.
+"""Time saved by running all points in one job, compared with one job and a cold start per point.
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
-It starts a testbed with two nodes per point and one job at a time. Half of the cold jobs run before the packed job and
-half after it, so that drift of the machine affects both. Every point makes the same few steps, so the rest of the wall
-time, from calling `zeroscale sweep` to the end of the last job, is the fixed cost of points.
+The benchmark starts a Slurm testbed with two nodes per point and one job at a time. Half of the jobs with one point run
+before the packed job and half after it, so that drift of the machine affects both. Every point runs the same few steps.
+Wall time is measured from calling `zeroscale sweep` to the end of the last job. Wall time without the steps is the
+fixed cost of the points.
 """
 
 import argparse
@@ -30,15 +31,15 @@ POINT = (
     "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
 )  # fmt: skip
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
-"""Configuration of a queue that starts jobs at once, because waiting is not part of a cold start."""
+"""Slurm configuration of a queue that starts jobs at once, because waiting in a queue is not part of a cold start."""
 
 
 class Spent(NamedTuple):
-    """Seconds of some points."""
+    """Seconds that a set of points took."""
 
     points: int
     wall_s: float
-    allocated_s: float  # within allocations, without the queue between them
+    allocated_s: float  # seconds within allocations, without waiting in the queue between them
     steps_s: float
 
     def and_(self, other: Self) -> "Spent":
@@ -61,13 +62,14 @@ def main() -> None:
     points = parser.parse_args().points
     if points < 1 or points % (2 * len(ENGINES)):
         parser.error(f"--points {points}: must be a multiple of {2 * len(ENGINES)}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the testbed is removed
+    # Exit through `finally`, so that the testbed is removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     seeds = range(points // len(ENGINES))
     first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
     bed = Testbed("b")
     try:
         bed.up("--nodes", "2", "--rate", "1gbit", "--conf", AT_ONCE)
-        sweep(bed, "point", [1000], ENGINES[:1])  # warms the page cache
+        sweep(bed, "point", [1000], ENGINES[:1])  # fills the page cache before the measurement
         print(f"load {os.getloadavg()[0]:.1f} before", flush=True)
         cold = sweep(bed, "point", first)
         packed = sweep(bed, "packed", seeds)
@@ -80,7 +82,7 @@ def main() -> None:
 
 
 def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
-    """Measure all engines with all seeds, and return the seconds."""
+    """Measure every combination of engine and seed with one job mode. Return the seconds that the points took."""
     with tempfile.TemporaryDirectory() as results:
         axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
         began_at = time.time()
@@ -95,7 +97,8 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return the seconds of the jobs in a study's folder since `began_at`; every point must have ended ok."""
+    """Return the seconds that the points in a study's folder took since `began_at`. Every point must have ended
+    `ok`."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [

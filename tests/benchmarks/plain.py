@@ -3,12 +3,13 @@
   python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
   python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
 
-Both use the same model (transformers' own, random weights), micro-batch, lengths, precision, data, clipping and device,
-in one process after the other. Trainer gets the ZeRO-2 configuration of its documentation without offload, and its
-default optimizer. Ours runs twice: with the preset of engine=zero2, and with the options of the study single_gpu_fast.
-Without accelerate, which Trainer needs, DeepSpeed's documented loop replaces it.
+Baseline and our runs use the same model (transformers' own, with random weights), micro-batch, lengths, precision,
+data, gradient clipping and device. They run in separate processes, one after the other. Trainer gets the ZeRO-2
+configuration of its documentation without offload, and its default optimizer. Our code runs twice: with the preset of
+engine=zero2, and with the options of the study single_gpu_fast. Trainer needs the package accelerate. Without it,
+DeepSpeed's documented loop is the baseline.
 
-Only steady steps after WARM_UP steps are timed, with the device synchronised at both ends of the window.
+Only the steps after WARM_UP warm-up steps are timed. The device is synchronised at both ends of the timed window.
 """
 
 import argparse
@@ -33,12 +34,13 @@ ZERO_2: dict[str, Any] = {
     "stage": 2, "allgather_partitions": True, "allgather_bucket_size": 5e8, "overlap_comm": True,
     "reduce_scatter": True, "reduce_bucket_size": 5e8, "contiguous_gradients": True, "round_robin_gradients": True,
 }  # fmt: skip
-"""The section `zero_optimization` of ZeRO-2's example in https://huggingface.co/docs/transformers/deepspeed, without
-`offload_optimizer`, which would cost speed without need."""
+"""The section `zero_optimization` of the ZeRO-2 example in https://huggingface.co/docs/transformers/deepspeed.
+`offload_optimizer` is removed, because it would only make the baseline slower."""
 
 
 def main() -> int:
-    """Print every loop's tokens per second, and ours over theirs; return 0 if all of them ran."""
+    """Print tokens per second of the plain loop and of our runs, and the ratio of ours to the plain loop. Return 0
+    if all of them ran."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--loop", choices=LOOPS, help="default: trainer, or deepspeed where accelerate is missing")
@@ -60,7 +62,8 @@ def main() -> int:
 
 
 def list_fast_options() -> list[str]:
-    """Return the options of single_gpu_fast that make a model faster."""
+    """Return the overrides of engine, model and optimizer of the study single_gpu_fast. They make training on one
+    GPU faster."""
     from bench.config import compose
 
     base = compose.read_study("single_gpu_fast").base
@@ -68,7 +71,7 @@ def list_fast_options() -> list[str]:
 
 
 def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
-    """Measure a point with `zeroscale run`, and return its tokens per second, padding included."""
+    """Measure a point with `zeroscale run`. Return its tokens per second, padding included."""
     command = build_module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
     done = subprocess.run([*command, "--results", str(results)], stdout=subprocess.PIPE, text=True, check=False)
     record = json.loads(done.stdout or "{}")
@@ -80,7 +83,7 @@ def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
 
 
 def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float:
-    """Run the plain loop in a new process, and return tokens per second of its steady steps, padding included."""
+    """Run the plain loop in a new process. Return the tokens per second of its timed steps, padding included."""
     from bench.config import compose
     from bench.measure.environment import find_device_kind
 
@@ -106,7 +109,7 @@ def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) 
 
 
 def time_trainer(text: str, steps: int) -> float:
-    """Return the seconds of `steps` steady steps of transformers' Trainer."""
+    """Return the seconds of `steps` steps of transformers' Trainer after its warm-up steps."""
     from torch.utils.data import Dataset
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -146,12 +149,12 @@ def time_trainer(text: str, steps: int) -> float:
 AUTOMATIC = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
 )  # fmt: skip
-"""Values that Trainer fills in."""
+"""Keys of DeepSpeed's configuration that are set to "auto", so that Trainer fills them in."""
 
 
 def time_deepspeed(text: str, steps: int) -> float:
-    """Return the seconds of `steps` steady steps of the loop in DeepSpeed's documentation ("Writing DeepSpeed
-    models"), with torch's fused AdamW as in Trainer."""
+    """Return the seconds of `steps` steps of DeepSpeed's documented loop ("Writing DeepSpeed models") after its
+    warm-up steps. Like Trainer, the loop uses torch's fused AdamW."""
     import deepspeed
     import torch
 
@@ -181,13 +184,14 @@ LOOPS: dict[str, Callable[[str, int], float]] = {"trainer": time_trainer, "deeps
 
 
 def build_documented_config(more: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration for DeepSpeed."""
+    """Return a DeepSpeed configuration with the documented ZeRO-2 section and the keys in `more`."""
     precision = {"bf16": {"enabled": "auto"}} if "auto" in more.values() else {}
     return {"zero_optimization": dict(ZERO_2), "wall_clock_breakdown": False, **precision, **more}
 
 
 def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
-    """Return the spec, transformers' model with its random weights, and the samples that our runs draw as well."""
+    """Return the spec, transformers' own model with random weights, and a function that returns the sample at an
+    index. The samples are the same as in our runs."""
     import torch
 
     from bench import models
@@ -209,7 +213,7 @@ def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]
 
 
 def read_device_clock() -> float:
-    """Return the time when the device has finished its work."""
+    """Wait until the GPU has finished its work, if there is one. Return the current time in seconds."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""Cost of a prediction: milliseconds per point, of memory and of time, over a sweep of different points.
+"""Cost of a memory prediction and of a step-time prediction: milliseconds per point, over a sweep of different points.
 
-python -m tests.benchmarks.prediction [--rounds 5] [--random 3000 [--seed 1]]
+  python -m tests.benchmarks.prediction [--rounds 5] [--random 3000 [--seed 1]]
 
-With --random, seeded questions of all kinds are predicted, and errors in the answers are printed.
+With --random, random questions of all kinds are predicted instead, and faults in the answers are printed.
 """
 
 import argparse
@@ -45,7 +45,8 @@ def main() -> None:
 
 
 def _ask_random(seed: int, count: int) -> str | None:
-    """Predict random questions, print the errors, and return their number."""
+    """Predict the answers to random questions and print the faults in them. Return the number of faults as text;
+    None without faults."""
     outcomes, faults, begin = Counter[tuple[str, str]](), 0, time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         for question in draw_questions(seed, count, Path(folder)):

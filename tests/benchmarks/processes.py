@@ -1,8 +1,8 @@
-"""Kinds of step times of real machines, as generators with a known truth. Independent of the harness.
+"""Simulated step times of real machines: generators with a known truth, which do not depend on the harness.
 
-A process yields the seconds of successive optimizer steps without end. A slowed-down machine works at a lower speed, so
-a step may begin at one speed and end at another. Every process has a known long-run mean, the step time over hours,
-which is the cost that a user pays.
+A process yields the seconds of successive optimizer steps without end. A machine that is slowed down works at a lower
+speed, so a step may begin at one speed and end at another. The truth of a process is its long-run mean step time. This
+is the average over hours of training, which is the cost that a user pays.
 """
 
 import math
@@ -12,16 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 Draw = Callable[[np.random.Generator, float], Iterator[float]]
-"""Generator of the seconds of each step, from a random generator and the seconds of an undisturbed step."""
+"""Function of a random generator and the seconds of an undisturbed step. It yields the seconds of each step."""
 Stretches = Callable[[np.random.Generator], Iterator[tuple[float, float]]]
-"""Generator of (seconds, slowdown) of the intervals of a machine's state, from a random time on."""
+"""Function of a random generator that yields (seconds, slowdown) for successive intervals of a machine's speed,
+starting at a random time."""
 
 NOISE = 0.01
-"""Relative scatter of undisturbed steps."""
+"""Relative standard deviation of undisturbed steps."""
 
 
 class Process(NamedTuple):
-    """A kind of step times. `slowdown` is the long-run mean over the undisturbed step; None where it has no mean."""
+    """A process that generates step times. `slowdown` is its long-run mean step time divided by the time of an
+    undisturbed step."""
 
     kind: str
     name: str
@@ -30,7 +32,8 @@ class Process(NamedTuple):
 
 
 def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return intervals of random lengths, alternately at full speed and slowed down, from a random point of a cycle."""
+    """Return intervals that alternate between full speed and slowdown. Their lengths are exponentially distributed
+    with means `quiet_s` and `slow_s`."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         slow = bool(rng.random() < slow_s / (quiet_s + slow_s))
@@ -42,7 +45,8 @@ def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return intervals of fixed lengths, alternately at full speed and slowed down, from a random point of a cycle."""
+    """Return intervals of fixed lengths that alternate between full speed and slowdown, starting at a random point
+    of the cycle."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = rng.random() * (quiet_s + slow_s)
@@ -59,7 +63,8 @@ def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def settle(start: float, tau_s: float) -> Stretches:
-    """Return intervals of half a second whose slowdown decays from `start` to 1 with a time constant."""
+    """Return intervals of half a second, whose slowdown decays exponentially from `start` to 1 with the time
+    constant `tau_s`."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = 0.0
@@ -71,7 +76,8 @@ def settle(start: float, tau_s: float) -> Stretches:
 
 
 def work(stretches: Stretches, noise: float = NOISE) -> Draw:
-    """Return the steps of a machine with these states; the work per step scatters by `noise`."""
+    """Return the step times of a machine whose speed changes in these intervals. The work per step has a relative
+    standard deviation of `noise`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         states = stretches(rng)
@@ -89,7 +95,8 @@ def work(stretches: Stretches, noise: float = NOISE) -> Draw:
 
 
 def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float = NOISE) -> Draw:
-    """Return steps multiplied by a factor that depends on a random number and on the step's number."""
+    """Return step times multiplied by a factor, which `multiply` computes from a random generator and the step's
+    index."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         number = 0
@@ -101,7 +108,8 @@ def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float 
 
 
 def resemble(coefficient: float, deviation: float) -> Draw:
-    """Return autocorrelated steps (a first-order autoregression)."""
+    """Return autocorrelated step times (first-order autoregression with this coefficient and relative standard
+    deviation)."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         state = rng.standard_normal()
@@ -113,7 +121,8 @@ def resemble(coefficient: float, deviation: float) -> Draw:
 
 
 def stall(every_s: float, seconds: float) -> Draw:
-    """Return steps with stalls of fixed length at random times, such as a checkpoint or a full page cache."""
+    """Return step times with stalls of fixed length at random times. Examples are writing a checkpoint and flushing
+    a full page cache."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         until_s = rng.exponential(every_s)
@@ -129,7 +138,8 @@ def stall(every_s: float, seconds: float) -> Draw:
 
 
 def recompile(within_steps: int, times: int, seconds: float) -> Draw:
-    """Return steps of which `times`, random among the first `within_steps`, also compile a new shape."""
+    """Return step times of which a number `times` take `seconds` longer, as if a new shape were compiled. These
+    steps are randomly chosen among the first `within_steps`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         places = set(rng.choice(within_steps, times, replace=False).tolist())
@@ -143,7 +153,8 @@ def recompile(within_steps: int, times: int, seconds: float) -> Draw:
 
 
 def _slowed(quiet_s: float, slow_s: float, slowdown: float) -> float:
-    """Return the long-run mean of steps on a machine that is slowed down part of the time."""
+    """Return the long-run mean step time on a machine that is slowed down part of the time, divided by the
+    undisturbed step time."""
     return (quiet_s + slow_s) / (quiet_s + slow_s / slowdown)
 
 
@@ -176,4 +187,5 @@ PROCESSES = (
         "background storms", "1 min of 10 min twice as long", work(alternate(540.0, 60.0, 2.0)), _slowed(540, 60, 2)
     ),
 )
-"""Processes by kind. Recompiles and slow heating end, so their truth is the settled level."""
+"""All simulated processes, by kind. Recompiles and slow heating end after a while, so their truth is the step time
+that remains."""

@@ -1,11 +1,12 @@
-"""Cost of reading: seconds for a first read, a cached read, the summary, all tables and all figures.
+"""Cost of reading records: seconds of a first read, a cached read, the summary, all tables and all figures.
 
-python -m tests.benchmarks.reading [--records 10000 100000]
+  python -m tests.benchmarks.reading [--records 10000 100000]
 
-The records are synthetic, in the shape of a real record with 60 steps: 5 models × 5 engines × 6 micro-batches × 4 node
-counts, with the largest micro-batches of the simpler engines out of memory, repeated as often as needed. A first read
-has all `record.json` in the page cache and all libraries imported. The last line has the growth of the time per record:
-1 for a time proportional to the records, less with a fixed cost.
+The records are synthetic, in the form of a real record with 60 steps. There are 5 models × 5 engines × 6 micro-batches
+× 4 node counts, repeated as often as needed. Large micro-batches run out of memory, first with large models and
+engines of a low stage. For the first read, every `record.json` is in the page cache and all libraries are imported. The
+last column is the ratio of the time per record for the largest and the smallest number of records. It is 1 if time is
+proportional to the number of records, and less than 1 if there is a fixed cost.
 """
 
 import argparse
@@ -52,13 +53,13 @@ def main() -> None:
 
 
 def measured(size: int) -> dict[str, float]:
-    """Return the seconds of each operation with `size` records."""
+    """Return the seconds of each reading operation on a folder of `size` synthetic records."""
     folder = Path(tempfile.mkdtemp(prefix="zeroscale-reading-"))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     print(f"\n{size:,} records", flush=True)
     try:
         timed("(writing them)", {}, lambda: write(folder / "runs", size))
-        time.sleep(3)  # a file that changed just now counts as unsettled
+        time.sleep(3)  # a record that was written just now counts as possibly unfinished and is read again
         return read(folder / "runs", size)
     finally:
         shutil.rmtree(folder)
@@ -91,7 +92,8 @@ def timed(part: str, told: dict[str, float], work: Callable[[], Any]) -> Any:
 
 
 def write(runs: Path, size: int) -> None:
-    """Write records: one template per configuration, filled with repeat, allocation and times."""
+    """Write `size` records. Each is the template of one configuration, filled with its own repeat, allocation and
+    step times."""
     texts = [(record.config_id, text(record)) for record in configurations()]
     rng = random.Random(0)
     for place in range(size):
@@ -108,7 +110,7 @@ def write(runs: Path, size: int) -> None:
 
 
 def text(record: RunRecord) -> str:
-    """Return a record as a template, with placeholders for values that differ between repeats."""
+    """Return a record as a JSON template, with placeholders for the values that differ between repeats."""
     plain = json.loads(record.model_dump_json(by_alias=True))
     plain["circumstance"]["repeat"] = "@repeat"
     plain["environment"]["slurm"]["SLURM_JOB_ID"] = "@job"
@@ -124,7 +126,8 @@ def configurations() -> Iterator[RunRecord]:
 
 
 def record(recorded: dict[str, Any], model: str, engine: str, micro: int, nodes: int) -> RunRecord:
-    """Return a recorded run changed to many ranks, out of memory if a simple engine has a large micro-batch."""
+    """Return a copy of a recorded run for another model, engine, micro-batch and number of nodes. Its outcome is out
+    of memory if the model and micro-batch are large and the engine's stage is low."""
     asked = recorded["spec"] | {"nodes": nodes, "devices_per_node": DEVICES, "batch": {"micro": micro}}
     asked["model"] = asked["model"] | {"name": model, "parameters": None}
     backend = "ddp" if engine == "ddp" else "deepspeed"

@@ -1,11 +1,11 @@
-"""Rehearse ranks of jobs, and record their memory as inputs of `analysis.validation`.
+"""Rehearse ranks of jobs, and write their memory to tables that `analysis.validation` compares with predictions.
 
   python -m tests.benchmarks.rehearsals rehearsed    # one rank of jobs of 1 to 1,024 ranks; ten minutes
   python -m tests.benchmarks.rehearsals beside_real  # recorded runs of several ranks, rank by rank; ten minutes
   python -m tests.benchmarks.rehearsals frontier     # a rank of each stage of GPT 175B on Frontier; six minutes
 
-The tables are written to results/predictions/inputs. Every rehearsal runs the engine itself in a process that is forked
-after the imports. Predictions are not involved.
+The tables are written to results/predictions/inputs. Every rehearsal runs the real engine in a process that is forked
+after the imports. No table contains predictions.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from bench.core.spec import Batch, RunSpec, canonical, config_id
 
 SHAPES = {
     "tiny": ("model=tiny",),
-    "first_t5": (  # tied embeddings, no gating, mostly vocabulary
+    "first_t5": (  # tied embeddings, no gated layers, most parameters in the vocabulary
         "model=tiny", "model.parameters=null", "model.shape.vocab=8000", "model.shape.d_model=96",
         "model.shape.d_kv=16", "model.shape.heads=5", "model.shape.d_ff=160", "model.shape.encoder_layers=2",
         "model.shape.decoder_layers=3", "model.shape.gated=false", "model.shape.activation=relu",
@@ -54,7 +54,7 @@ SHORT = (
 
 
 class RehearsalCase(NamedTuple):
-    """Input of a rehearsal."""
+    """Parameters of one rehearsed job."""
 
     stage: int
     precision: str
@@ -66,7 +66,8 @@ class RehearsalCase(NamedTuple):
 
 
 def list_cases() -> Iterator[RehearsalCase]:
-    """Return the cases of every stage and world size."""
+    """Yield all combinations of shape, precision and number of ranks, each with seven combinations of stage, buckets
+    and batch."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
     combinations = [
         (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
@@ -78,7 +79,7 @@ def list_cases() -> Iterator[RehearsalCase]:
 
 
 def build_spec(case: RehearsalCase) -> RunSpec:
-    """Return the spec of a case."""
+    """Return the RunSpec of a rehearsal case."""
     batch = Batch(micro=case.micro, accumulation=1, global_=case.micro * case.ranks)
     return _build_base(case.stage, case.shape, case.buckets).model_copy(
         update={
@@ -99,7 +100,8 @@ def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
 
 
 def rehearse(spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False) -> RankMemory:
-    """Run `rank` of `spec` in a forked process. The parent has done the imports but created no tensor."""
+    """Rehearse one rank of `spec` in a forked process and return its memory. The parent process has done the imports
+    but has created no tensor."""
     machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
     circumstance = Circumstance(
         study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank, shapes_only=shapes_only
@@ -129,7 +131,7 @@ def _become_rank(folder: Path, rank: int) -> None:
 
 
 def format_header(what: str) -> list[str]:
-    """Return the header comments of a table: its content, and the versions that made it."""
+    """Return the comment lines at the top of a table: its content, the date, and the versions that produced it."""
     here = Path(__file__).parent
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=here).stdout
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
@@ -138,7 +140,7 @@ def format_header(what: str) -> list[str]:
 
 
 def write(path: Path, header: Sequence[str], names: Sequence[str], table: Iterable[Sequence[object]]) -> None:
-    """Write a table while it grows; the file appears when it is complete."""
+    """Write a CSV table row by row to a temporary file, and rename the file when the table is complete."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("w", newline="") as file:
         file.writelines(f"{line}\n" for line in header)
@@ -155,12 +157,12 @@ SEEN = ("resident_bytes", "init_peak_bytes", "peak_bytes")
 
 
 def list_seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
-    """Return the bytes of one rank, in the order of SEEN."""
+    """Return a rank's resident, initial peak and peak bytes, in the order of SEEN."""
     return memory.resident_bytes, memory.init_peak_bytes, memory.peak_allocated_bytes
 
 
 def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
-    """Write the memory of one rank of every case."""
+    """Write the table of rehearsed memory: one rank of every case."""
     explained = [f"# shape {name}: {' '.join(words)}" for name, words in SHAPES.items()]
     explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
     explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
@@ -170,8 +172,11 @@ def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
 
 
 def _build_row(case: RehearsalCase, results: Path) -> list[object]:
-    """Return the row of a case. At stages 1 and 2 the first rank keeps the whole gradient of the embedding, the last
-    that of the head."""
+    """Return the table row of a case, for the rank with the highest peak.
+
+    At stages 1 and 2, the first rank keeps the whole gradient of the embedding, and the last rank that of the output
+    head. Both are therefore rehearsed.
+    """
     spec = build_spec(case)
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
     seen = {rank: list_seen(rehearse(spec, rank, results)) for rank in ranks}
@@ -185,7 +190,7 @@ BESIDE_REAL = "Recorded runs of several ranks, and the same rehearsed: of both t
 
 
 def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[object, ...]]:
-    """Yield the memory of each run, rehearsed and real; repeats are rehearsed once."""
+    """Yield the rehearsed and the real memory of each recorded run. Repeats of one spec share a rehearsal."""
     rehearsed: dict[str, Seen] = {}
     for run in recorded.of_several_ranks():
         known = config_id(run.spec)
@@ -196,7 +201,8 @@ def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[objec
 
 
 def find_largest(spec: RunSpec, results: Path) -> Seen:
-    """Return the bytes of the rehearsed rank with the most, in the order of SEEN."""
+    """Return the largest bytes over all rehearsed ranks of a spec, for each quantity in the order of SEEN. At stage
+    3 only rank 0 is rehearsed."""
     short = compose.compose_request(compose.parse_single(SHORT)).spec.measure  # memory is the same in every step
     quick = spec.model_copy(update={"measure": short})
     ranks = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)
@@ -205,7 +211,7 @@ def find_largest(spec: RunSpec, results: Path) -> Seen:
 
 
 def write_beside_real(recorded: RecordedRuns, results: Path) -> None:
-    """Write the memory of recorded runs of several ranks, and of their rehearsals."""
+    """Write the table that compares recorded runs of several ranks with rehearsals of the same runs."""
     rows = list_compared(recorded, results)
     write(recorded.inputs / "rehearsed_beside_real.csv", format_header(BESIDE_REAL), COLUMNS, rows)
 
@@ -215,14 +221,17 @@ FRONTIER = (
     "batch.micro=1", "batch.accumulation=20", "sequence.tokens=2048", "activation_checkpointing=true", "precision=bf16",
     "optimizer.implementation=fused", "machine=cpu",
 )  # fmt: skip
-"""Micro-batches instead of the log's 640, with equal peaks: a rank of 1F1B has at most 16 in flight."""
+"""Overrides of the rehearsed job on Frontier. It has 20 micro-batches instead of the log's 640. Peak memory is the
+same, because a rank of 1F1B has at most 16 micro-batches in flight."""
 STAGE_COLUMNS = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
 
 
 def rehearse_stage(spec: RunSpec, stage: int) -> tuple[int | None, ...]:
-    """Return the bytes of the first rank of a stage, in the order of STAGE_COLUMNS after the stage."""
+    """Rehearse the first rank of a pipeline stage. Return its bytes in the order of STAGE_COLUMNS, without the
+    columns spec and stage."""
     rank = stage * spec.world_size // spec.parallel.pipeline
-    with multiprocessing.get_context("fork").Pool(1) as alone:  # memory counter and process group start with a process
+    # Memory counter and process group can be set up only once per process.
+    with multiprocessing.get_context("fork").Pool(1) as alone:
         return alone.apply(_run_steps, (spec, rank))
 
 
@@ -266,11 +275,14 @@ def _take(batches: Iterator[Any], spec: RunSpec) -> Iterator[dict[str, Any]]:
 
 
 def write_frontier(recorded: RecordedRuns, _: Path) -> None:
-    """Write the memory of one rank of each stage, in the layout of a run on Frontier with a public log.
+    """Write the rehearsed memory of one rank of each pipeline stage, for a layout that was run on Frontier with a
+    public log.
 
-    A rank holds 27 GB between steps and 43 GB within one, and would compute for hours on a CPU, so only its shapes are
-    rehearsed. In that log no step made its update, because the loss scale was still being searched. So the passes have
-    a column of their own.
+    A rank holds 27 GB between steps and 43 GB within a step, and would compute for hours on a CPU. Therefore only
+    tensor shapes are rehearsed.
+
+    In the public log, the optimizer skipped the update of every step, because the loss scale was still being searched.
+    The peak of the passes without an update is therefore in a column of its own.
     """
     spec = compose.compose_request(compose.parse_single(FRONTIER)).spec
     what = f"One rehearsed rank of each stage, its shapes alone: {' '.join(FRONTIER)}"

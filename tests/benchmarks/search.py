@@ -1,16 +1,17 @@
-"""Number of trials of a search and its proposal time: replays on published steps.
+"""Number of trials that a search needs, and processor time of its proposals, in simulated searches on published steps.
 
-python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe] [--predictions off none]
+  python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe] [--predictions off none]
 
-The grids are the 720 published steps of GPT on 2 to 8 A100 (results/published/gpt_single_node_a100.csv and the rows
-held out from it) with their predictions: one grid per width, over layers, tensor, pipeline, data, micro-batch and
-accumulation. The objective is layers times samples per GPU and second. Every replay adds new noise to each point, as
-wide as the intervals of the runs in results/measured/two_cores.zip/step_time. Counted are the trials until a point
-within 2 % of the grid's best published step.
+The grids contain the 720 published steps of GPT on 2 to 8 A100, with their predictions. They come from
+results/published/gpt_single_node_a100.csv and its held-out rows. There is one grid per model width, over layers,
+tensor, pipeline, data, micro-batch and accumulation. The objective is layers × samples per GPU and second. Every
+simulated search adds new noise to each point, as wide as the intervals of the runs in
+results/measured/two_cores.zip/step_time. The result is the number of trials until a point within 2 % of the grid's best
+published step is tried.
 
-Two thirds of these rows were used to develop the formulas. So every sampler is also replayed with predictions that are
-wrong by a factor per technique (`off`: log-normal, deviation 0.5), also by a factor per point (`rough`: deviation 0.3),
-and without predictions (`none`).
+Two thirds of these rows were used to develop the prediction formulas. So every sampler is also run with worse
+predictions. With `off`, predictions are wrong by a random factor per technique (log-normal, standard deviation 0.5).
+With `rough`, they are also wrong by a factor per point (standard deviation 0.3). With `none`, there are no predictions.
 """
 
 import argparse
@@ -51,7 +52,7 @@ PREDICTIONS = ("published", "off", "rough", "none")
 
 
 class Row(NamedTuple):
-    """A published step and its prediction, in seconds per layer."""
+    """A published step with its prediction. Both are in seconds per layer."""
 
     values: dict[str, Any]
     predicted_s: float
@@ -59,16 +60,16 @@ class Row(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Layers times samples per GPU and second."""
+        """Throughput of the row: layers × samples per second and GPU."""
         at = self.values
         gpus = at["tensor"] * at["pipeline"] * at["data"]
         return float(at["micro"] * at["accumulation"] * at["data"] / self.measured_s / gpus)
 
 
 class Replay(NamedTuple):
-    """The result of one search."""
+    """Result of one simulated search."""
 
-    close_after: int | None  # trials; None if no close point was tried
+    close_after: int | None  # number of trials; None if no close point was tried
     trials: int
     cpu_s: float
 
@@ -103,7 +104,7 @@ def compare_on_steps(samplers: Sequence[str], predictions: Sequence[str], seeds:
 
 
 def describe(replays: Sequence[Replay], points: int) -> str:
-    """Return the trials to a close point over all replays, and the trials until the search stopped."""
+    """Return a line of text with the number of trials until a close point was tried, and until the search stopped."""
     found = sorted(one.close_after for one in replays if one.close_after is not None)
     middle, slow = (_find_quantile(found, len(replays), part) for part in (0.5, 0.95))
     share = "" if middle is None else f" ({100 * middle / points:.1f} % of the grid)"
@@ -116,13 +117,14 @@ def describe(replays: Sequence[Replay], points: int) -> str:
 
 
 def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
-    """Return how many trials this share of all replays needed at most; None if fewer found a close point."""
+    """Return the quantile `part` of a sorted list of costs to success, one per successful replay. None if fewer
+    replays succeeded."""
     place = math.ceil(part * replays) - 1
     return found[place] if place < len(found) else None
 
 
 def read_noise() -> float:
-    """Return half the relative width of the median interval of recorded runs."""
+    """Return half the relative width of the 95 % interval of a run's step time: the median over recorded runs."""
     records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
@@ -131,7 +133,7 @@ def read_noise() -> float:
 
 
 def read_grids() -> dict[int, dict[str, Row]]:
-    """Return the published steps by width and by the key of their values."""
+    """Return the published steps by model width, and for each width by the key of their values."""
     grids: dict[int, dict[str, Row]] = {}
     for name in FILES:
         with (RESULTS / "predictions" / name).open(newline="") as file:
@@ -146,7 +148,8 @@ def read_grids() -> dict[int, dict[str, Row]]:
 
 
 def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: float, most: int) -> Replay:
-    """Return the result of a search. Random search stops after its first close point."""
+    """Replay a search on published steps with noise and return its result. Random search stops after its first close
+    point."""
     generator, best = random.Random(seed), max(row.rate for row in rows.values())
     measured = {key: row.measured_s * generator.lognormvariate(0, noise / 1.96) for key, row in rows.items()}
     factors = {technique: generator.lognormvariate(0, 0.5) for technique in TECHNIQUES}
@@ -185,7 +188,8 @@ def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: 
 
 
 class _RowSpace(SearchSpace):
-    """Search space of the rows of a table, which is no full product of its fields."""
+    """Search space whose candidates are the rows of a table. The rows are not all combinations of the fields'
+    values."""
 
     def __init__(self, section: SearchSection, rows: Mapping[str, Row]) -> None:
         super().__init__(section)
@@ -199,12 +203,13 @@ class _RowSpace(SearchSpace):
 
 
 def find_technique(values: Mapping[str, Any]) -> str:
-    """Return the technique by which a row divides its ranks."""
+    """Return the name of the technique by which a row divides the model among its ranks."""
     return "pipeline" if values["pipeline"] > 1 else "tensor" if values["tensor"] > 1 else "ddp"
 
 
 def build_point(values: Mapping[str, Any], predicted_s: float | None) -> SweepPoint:
-    """Return a row as a point: a GPU counts as a node, and the layout as its technique."""
+    """Return a row as a point of a sweep. Each GPU is a node of the point, and the engine's name is the technique of
+    the row."""
     gpus = values["tensor"] * values["pipeline"] * values["data"]
     spec = {
         "model": {"name": "gpt", "family": "gpt", "shape": {}},
@@ -236,7 +241,8 @@ def build_spec_point(
 
 
 def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step_s: float, noise: float) -> TrialResult:
-    """Return a completed trial."""
+    """Return the result of a trial that ended `ok` with this step time. `noise` is half the relative width of its
+    interval."""
     batch = point.spec["batch"]
     low, high = step_s * (1 - noise), step_s * (1 + noise)
     quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
@@ -244,7 +250,7 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
 
 
 class Training(NamedTuple):
-    """A recorded training: its varied values, and its held-out losses by number of tokens."""
+    """A recorded training: its varied values, its spec, and its validation loss by number of tokens."""
 
     values: dict[str, Any]
     spec: dict[str, Any]
@@ -252,14 +258,15 @@ class Training(NamedTuple):
 
 
 class Halving(NamedTuple):
-    """The result of successive halving."""
+    """Result of one simulated search by successive halving."""
 
-    tokens_to_best: int | None  # trained until the best training ended; None if it never did
-    tokens: int  # trained in all
+    tokens_to_best: int | None  # tokens trained until the best training ended; None if it never ended
+    tokens: int  # tokens trained in all
 
 
 def compare_on_trainings(seeds: int) -> None:
-    """Print how many tokens successive halving needs on recorded trainings; each seed has another order."""
+    """Print the number of tokens that successive halving needs on recorded trainings. Each seed tries the trainings
+    in another random order."""
     trainings = read_trainings()
     whole = max(trainings[0].losses)
     rungs = [tokens for tokens in trainings[0].losses if whole % tokens == 0 and (whole // tokens).bit_count() == 1]
@@ -286,7 +293,7 @@ def compare_on_trainings(seeds: int) -> None:
 
 
 def read_trainings() -> list[Training]:
-    """Return the trainings that were recorded to their end."""
+    """Return the recorded trainings, all of which ran for their full number of tokens."""
     found = []
     for path in store.find_records([RESULTS / "measured/search_learning/whole"]):
         record = store.read_record(path)
@@ -299,7 +306,8 @@ def read_trainings() -> list[Training]:
 
 
 def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: int) -> Halving:
-    """Return the result of our halving, which resumes survivors from their checkpoints."""
+    """Return the result of the project's successive halving, which resumes surviving trainings from their
+    checkpoints."""
     whole = rungs[-1]
     section = SearchSection.model_validate(
         {
@@ -333,7 +341,8 @@ def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: in
 
 
 def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) -> Halving:
-    """Return the result of one of Optuna's pruners, which never resumes a pruned trial."""
+    """Replay the recorded trainings with one of Optuna's pruners and return the result. A pruned training is never
+    resumed."""
     whole, unit = rungs[-1], rungs[0]
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -360,7 +369,7 @@ def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) 
 
 
 def time_proposal(sampler: str) -> float:
-    """Return the processor seconds of one proposal after 1,000 trials: the median of five after a warm-up."""
+    """Return the processor seconds of one proposal after 1,000 trials: the median of five proposals after a warm-up."""
     space = {"layers": list(range(1, 21)), "micro": list(range(1, 21)), "accumulation": [1, 2, 3, 4, 5]}
     section = SearchSection.model_validate(
         {"objective": "samples_per_s", "space": space, "sampler": sampler, "trials": 5_000, "gain": 0}

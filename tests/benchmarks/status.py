@@ -1,8 +1,8 @@
-"""Cost of `zeroscale status` for ten thousand runs, as a ratio to the start of Python and in seconds.
+"""Run time of `zeroscale status` for ten thousand runs, in seconds and as a multiple of the start of Python.
 
-python -m tests.benchmarks.status [--rounds 5]
+  python -m tests.benchmarks.status [--rounds 5]
 
-The records are copies of a recorded one, with as many steps as a long window has.
+The records are copies of a recorded run, with as many steps as a long window has.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def fill(results: Path) -> Path:
-    """Return the folder of a study of 10,000 points, each with its record."""
+    """Write a study of 10,000 points with a record each. Return its folder."""
     engines = ["ddp", "zero0", "zero1", "zero2", "zero3"]
     axes = {"engine": engines, "seed": list(range(RUNS // 5)), "machine": "cpu"}
     sweep = api.plan(overrides=axes).sweep

@@ -1,10 +1,11 @@
-"""Error rates and power of verdicts on many configurations.
+"""Error rates and power of the verdicts (slower, equal) when many configurations are compared.
 
-python -m tests.benchmarks.verdicts [--families 500]
+  python -m tests.benchmarks.verdicts [--families 500]
 
-Simulated families have a known truth and three or five repeats; noise is on the logarithm of the time. `apart` draws
-repeats in different allocations, `within` draws repeats that share allocations, which differ by three times the noise.
-Normal, t3, two kinds of nodes and unequal noise served to choose the method; the other noises were held out.
+A simulated family is a set of configurations with known true times and three or five repeats each. Noise is added to
+the logarithm of the time. In rows marked `apart`, every repeat has its own allocation. In rows marked `within`, all
+configurations are measured in the same allocations, and allocations differ by three times the noise. The noises normal,
+t, two kinds of nodes and unequal served to choose the method. The other noises were held out.
 """
 
 import argparse
@@ -27,7 +28,7 @@ SIZES = (2, 5, 10, 50)
 REPEATS = (3, 5)
 LAYOUTS = ((3, False), (3, True), (5, False))
 PAIRS = (1, 10, 50)
-_MOST = 10_000  # configurations in all families of one size
+_MOST = 10_000  # maximum number of configurations in all families of one size
 
 
 def _unequal(sigma: float) -> Draw:
@@ -58,14 +59,15 @@ NOISES: dict[str, Draw] = {
     "a tenth 5× noisier": _some_noisier(0.1, 5),
     "serial 0.6": lambda rng, shape: serial(rng, shape, 0.6),
 }
-"""No method that uses the repeats alone can control the error rate of the last, which shows the limits."""
+"""Noise distributions by name. For the last, autocorrelated noise, no method that uses only the repeats can control
+the error rate; it shows the limits of the tests."""
 
 
 class Found(NamedTuple):
-    """Results for families with spread true times, in per cent of families or numbers per family."""
+    """Results for families whose true times are spread. Values are means over simulated families."""
 
     ties: float
-    farthest: float  # distance of a tie from the truly fastest, in per cent of its time
+    farthest: float  # largest true slowdown of a tie against the truly fastest, in per cent
     best_kept: float  # per cent of families where the truly fastest was measured as fastest or tied
 
 
@@ -82,7 +84,8 @@ def main() -> None:
 
 
 def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
-    """Yield the per cent of families of equal configurations with a false "slower"."""
+    """Yield a table of the per cent of families in which a configuration is wrongly called slower. All
+    configurations of a family are equally fast."""
     yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {format_sizes(SIZES)}"
     for name in names:
         for repeats, blocked in LAYOUTS:
@@ -91,7 +94,8 @@ def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
 
 
 def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
-    """Return the per cent of families of equal configurations in which one is called slower than the fastest."""
+    """Return the per cent of simulated families in which at least one configuration is called slower than the
+    fastest. All configurations of a family are equally fast."""
     rng = np.random.default_rng([*name.encode(), size, repeats, blocked])
     count = min(count, _MOST // size)
     families = (family(NOISES[name](rng, (size, repeats)), rng, blocked=blocked) for _ in range(count))
@@ -104,13 +108,14 @@ def family(noise: Array, rng: np.random.Generator, *, blocked: bool) -> Family:
 
 
 def slower(one: Family) -> list[bool]:
-    """Return for each configuration whether it is called slower than the fastest."""
+    """Return a bool for each configuration: is it called slower than the fastest?"""
     gaps = [one.gap(place, one.lead) for place in range(one.means.size)]
     return [gap.value > gap.margin for gap in gaps]
 
 
 def pairs(count: int) -> Iterable[str]:
-    """Yield the per cent of sets of equal pairs in which one pair is called different."""
+    """Yield a table of the per cent of sets of pairs in which at least one pair is called different. All pairs are
+    truly equal."""
     yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, draw in NOISES.items():
         for repeats in REPEATS:
@@ -124,7 +129,8 @@ def pairs(count: int) -> Iterable[str]:
 
 
 def _told_pairs(times: Array) -> list[float]:
-    """Return the corrected p-values of pairs of neighbours."""
+    """Return the corrected p-values of the differences between rows 0 and 1, 2 and 3, and so on. `times` has shape
+    (2 × pairs, repeats)."""
     own = stats.ttest_ind(times[::2], times[1::2], axis=1, equal_var=False).pvalue
     noises = [Noise(float(one), times.shape[1]) for one in times.var(axis=1, ddof=1)]
     gaps = (times[::2] - times[1::2]).mean(axis=1)
@@ -132,9 +138,10 @@ def _told_pairs(times: Array) -> list[float]:
 
 
 def equal(count: int) -> Iterable[str]:
-    """Yield how often pairs that differ by just 3 % are wrongly called equal within 3 %, and equal pairs rightly.
+    """Yield tables of how often pairs are called equal within 3 %.
 
-    The noise is 0.5 and 1 % of the time.
+    The first table has pairs that truly differ by 3 %, for which the verdict is wrong; the noise is 1 %. The second has
+    truly equal pairs, with a noise of 0.5 % or 1 %.
     """
     margin = np.log1p(0.03)
     yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
@@ -148,7 +155,7 @@ def equal(count: int) -> Iterable[str]:
 
 
 def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, gap: float) -> tuple[float, float]:
-    """Return the per cent of sets with a pair called equal, and the per cent of pairs called equal."""
+    """Return two rates in per cent: sets with at least one pair called equal, and pairs called equal, over all sets."""
     rng = np.random.default_rng([*name.encode(), pairs, repeats, int(1000 * noise)])
     sets = []
     for _ in range(min(count, _MOST // pairs)):
@@ -162,9 +169,10 @@ def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, 
 
 
 def equal_to_best(count: int) -> Iterable[str]:
-    """Yield how often configurations are called equal to the fastest within 3 %, in families with a slower half.
+    """Yield tables of how often configurations are called equal to the fastest within 3 %.
 
-    The slower half takes just 3 % longer, so an equality is wrong; for the other half it is right.
+    In each simulated family, half of the configurations truly take 3 % longer. Calling one of them equal is an error.
+    For the other half, equal is the correct verdict.
     """
     sizes = SIZES[1:]  # sizes with several equally fast configurations
     head = f"{'':26}{'n':>3}  {format_sizes(sizes)}"
@@ -179,8 +187,11 @@ def equal_to_best(count: int) -> Iterable[str]:
 
 
 def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: float) -> tuple[float, float]:
-    """Return the per cent of families with a wrong equality to the fastest (a true difference of 3 %), and the per cent
-    of truly equal configurations that are called equal."""
+    """Return two rates in per cent.
+
+    The first is the share of families in which a configuration that truly differs by 3 % is called equal to the
+    fastest. The second is the share of truly equal configurations that are called equal.
+    """
     rng = np.random.default_rng([*name.encode(), size, repeats, int(10_000 * noise)])
     wrongly, rightly = [], []
     for _ in range(min(count, _MOST // size)):
@@ -194,14 +205,14 @@ def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: 
 
 
 def is_equal(told: Family, place: int) -> bool:
-    """Return whether a configuration is called equal to the fastest one."""
+    """Return whether the configuration at index `place` is called equal to the fastest."""
     gap = told.gap(place, told.lead)
     low, high = (float(np.exp(end)) for end in (gap.value - gap.margin, gap.value + gap.margin))
     return judge_interval(Interval(low, high, "between repeats", LEVEL, 0)) == EQUAL
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield how often a single different pair among several is detected."""
+    """Yield a table of how often the one truly different pair in a set of pairs is detected."""
     yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:
@@ -214,7 +225,8 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield the remaining ties of configurations spread evenly over 30 %, with noise of 1 %."""
+    """Yield a table of the configurations that are not distinguished from the fastest. True times are spread evenly
+    over 30 %, and the noise is 1 %."""
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:
@@ -237,7 +249,8 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
 
 
 def measure_bias_by_size(count: int) -> Iterable[str]:
-    """Yield the true selection bias of the fastest and its estimate, in per cent; the noise is 2 %."""
+    """Yield a table of the selection bias of the fastest configuration: true and estimated, in per cent. The noise
+    is 2 %."""
     yield "\nselection bias of the fastest, noise 2 %, n 3: true and estimated, %"
     yield f"{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
@@ -257,12 +270,12 @@ def measure_selection_bias(rng: np.random.Generator, size: int, width: float) ->
 
 
 def format_sizes(sizes: Iterable[int]) -> str:
-    """Return the head of a table's columns."""
+    """Return the column headings of a table."""
     return "".join(f"{size:>7}" for size in sizes)
 
 
 def format_shares(numbers: Iterable[float]) -> str:
-    """Return a row of a table, in per cent."""
+    """Return the numbers of a table row as text, with one decimal."""
     return "".join(f"{number:7.1f}" for number in numbers)
 
 

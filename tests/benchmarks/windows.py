@@ -1,11 +1,11 @@
-"""Coverage of a run's interval for the true cost of its steps, and verdicts of repeats, by kind of process.
+"""Coverage of a run's interval for the true step time, and correctness of verdicts between repeats, for each process.
 
-python -m tests.benchmarks.windows [--runs 100]
+  python -m tests.benchmarks.windows [--runs 100]
 
-The processes of `tests.benchmarks.processes` drive the measured loop itself (`bench.measure.loop.run`) with the
-protocol of conf/measure/full.yaml, on a simulated GPU with their clock, its warm-up, and one block in flight. The truth
-is the long-run mean of a process, which is the cost of hours of training; for a process that settles, the settled
-level.
+Simulated step times of `tests.benchmarks.processes` run through the real measurement loop (`bench.measure.loop.run`)
+with the protocol of conf/measure/full.yaml. The device is a simulated GPU with a simulated clock, the warm-up of a GPU,
+and one block of steps in flight. The truth is the long-run mean of a process, which is the cost of hours of training.
+For a process that settles, the truth is the step time after it has settled.
 """
 
 import argparse
@@ -30,11 +30,11 @@ STEPS_S = (0.2, 1.0, 5.0)
 VERDICT_STEP_S = 0.5
 OFF = 0.02
 RIVAL = 1.04
-"""True ratio of the step times of a process to those of its rival."""
+"""True ratio of a process's mean step time to that of the rival configuration."""
 
 
 class OneRank:
-    """Peers of a run with one rank."""
+    """Stand-in for the communication between ranks in a run with a single rank."""
 
     are_real = True
 
@@ -43,9 +43,9 @@ class OneRank:
 
 
 class SteppedDevice:
-    """Replacement of `bench.measure.loop.Trainer` on a GPU, with step times of a process.
+    """Stand-in for `bench.measure.loop.Trainer` on a GPU, with step times from a simulated process.
 
-    The times of a block are known once the next block is launched.
+    The step times of a block become known when the next block has been launched.
     """
 
     on_gpu, blocks_ahead = True, 1
@@ -75,10 +75,10 @@ class SteppedDevice:
 
 
 class SimulatedRun(NamedTuple):
-    """The measurement of a simulated run."""
+    """Measured window of a simulated run."""
 
     stopped: str
-    step_s: tuple[float, ...]  # of its window
+    step_s: tuple[float, ...]  # steps of the measured window
 
     @property
     def mean_s(self) -> float:
@@ -88,7 +88,8 @@ class SimulatedRun(NamedTuple):
 def simulate(
     process: Process, step_s: float, seed: tuple[int, ...], protocol: MeasureSpec | None = None
 ) -> SimulatedRun:
-    """Run a process through the measured loop; `step_s` are the seconds of an undisturbed step."""
+    """Run the real measurement loop on step times of a process. `step_s` is the time of an undisturbed step in
+    seconds."""
     series = Series(())
     steps = process.draw(np.random.default_rng(seed), step_s)
     run(cast(Any, SteppedDevice(steps)), MeasureSpec(), lambda: None, series)
@@ -96,7 +97,8 @@ def simulate(
 
 
 def describe_runs(process: Process, step_s: float, runs: int) -> str:
-    """Return a line: bias of the mean with standard error, coverage, and the share of flagged runs."""
+    """Return a table row for a process: bias of the mean with its standard error, coverage of the interval, and
+    shares of runs with each flag, in per cent."""
     found = [
         simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
     ]
@@ -122,15 +124,19 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
 
 
 def has_stall(one: SimulatedRun) -> bool:
-    """Return whether the rule of the note `stall` holds."""
+    """Return whether the run would get the note `stall`: the longest 1 % of steps take over 2 % of the window more
+    than median steps."""
     ordered = sorted(one.step_s)
     longest = ordered[-max(1, len(ordered) // 100) :]
     return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)
 
 
 def describe_verdicts(process: Process, runs: int, draws: int = 200) -> str:
-    """Return a line for a process and a rival that is truly 4 % faster: how often five and ten repeats detect it, and
-    how often they call the process faster or equal."""
+    """Return a table row for a process that is truly 4 % slower than a rival.
+
+    The row has the per cent of comparisons with the right verdict (slower) and with a wrong verdict (faster or equal),
+    for five and for ten repeats.
+    """
     rng = np.random.default_rng(PROCESSES.index(process))
     means = [simulate(process, VERDICT_STEP_S, (PROCESSES.index(process), number)).mean_s for number in range(runs)]
     rival = process.slowdown * VERDICT_STEP_S / RIVAL

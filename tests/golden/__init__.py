@@ -1,6 +1,6 @@
-"""Digests of the command's current output, which refactoring must not change.
+"""Golden tests: digests of the current output of the command, which refactoring must not change.
 
-cases       every case by name, and its output
-digests.json  the digest of each text
-__main__    writes both: the digests, and the texts themselves for comparing two revisions
+cases         returns every case by name: a function that returns an output as text
+digests       reads and writes the digests in digests.json
+__main__      writes the digests, and the outputs themselves for comparing two revisions
 """

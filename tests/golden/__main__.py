@@ -1,6 +1,8 @@
-"""Renew the digests, and write the outputs into a folder, e.g. of two revisions for `diff -r`:
+"""Renew the digests, and write the outputs of all cases into a folder.
 
-python -m tests.golden texts/
+  python -m tests.golden texts/
+
+Compare the folders of two revisions with `diff -r`.
 """
 
 import sys

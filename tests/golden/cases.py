@@ -1,6 +1,7 @@
-"""Every case by name: a function that returns the command's output, without differences between machines.
+"""Golden cases by name. Each case is a function that returns the output of a command as text, without differences
+between machines.
 
-The cases call only the command, so they do not depend on the code behind it.
+The cases only call the command, so they do not depend on its implementation.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ from bench.core.store import find_records
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path("results/measured/two_cores.zip")
-BLOCKS, IN_CI = 126, 12  # of predictions; each is of 18 to 30 points
+BLOCKS, IN_CI = 126, 12  # number of prediction blocks; a block has 18 to 30 points
 
 Case = Callable[[], str]
 
 _LARGE = ("frontier_175b", "frontier_1t")
-"""Studies whose schedules take seconds to simulate; `frontier_22b` has points of the same kinds."""
+"""Studies whose pipeline schedules take seconds to simulate. `frontier_22b` has points of the same kinds."""
 _REPORTED = ("failures", "smoke", "testbed/400mbit", "gpt2_3b_testbed")
 _COMPARED = (
     ("gpt2_3b_cpu", "gpt2_3b_testbed"),
@@ -66,18 +67,18 @@ _ZERO = {
     "engine.overlap_comm": ("true", "false"),
     "engine.contiguous_gradients": ("true", "false"),
 }
-"""Options of stages 1 to 3, which ddp and stage 0 do not have."""
+"""Values of options that only ZeRO stages 1 to 3 have."""
 _OFFLOADED = {"engine.offload_optimizer.device": ("cpu",), "optimizer.implementation": ("native",)}
-"""The same options with the optimizer on the host."""
+"""Overrides that move the optimizer to the host; they are combined with the options above."""
 
 
 def names(prefix: str) -> list[str]:
-    """Return the names of the group files in a folder of conf/."""
+    """Return the names of the YAML files in a folder of conf/."""
     return sorted(path.stem for path in (ROOT / "conf" / prefix).glob("*.yaml"))
 
 
 def cases(*, whole: bool) -> dict[str, Case]:
-    """Return the cases by name: all, or a selection that takes a minute."""
+    """Return the golden cases by name: all of them, or a selection that takes about a minute."""
     found: dict[str, Case] = {}
     for study, launcher in _planned(whole=whole):
         words = ("sweep", f"study={study}", f"launcher={launcher}", *_list_gpu_overrides(study, launcher), "--dry-run")
@@ -100,14 +101,17 @@ def cases(*, whole: bool) -> dict[str, Case]:
 
 
 def _list_gpu_overrides(study: str, launcher: str) -> list[str]:
-    """Return the override by which the jobs of a study on GPUs ask for them, where the launcher's file has none."""
+    """Return the override with which a study's jobs request GPUs. Empty if the study needs no GPU or the launcher
+    does not need the override."""
     on_gpus = re.search(r"^  machine: (?!cpu|testbed)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE)
     return ["launcher.gpus=--gres=gpu:{devices}"] if on_gpus and launcher in ("slurm", "slurm_testbed") else []
 
 
 def _planned(*, whole: bool) -> list[tuple[str, str]]:
-    """Return pairs of study and launcher: all pairs or, for speed, small studies on one scheduler and one study on
-    all."""
+    """Return the (study, launcher) pairs whose dry run is a case.
+
+    Unless `whole`, the pairs are small studies with the launcher `slurm`, and the study `smoke` with all launchers.
+    """
     studies, launchers = names("study"), names("launcher")
     return [
         (study, launcher)
@@ -118,7 +122,7 @@ def _planned(*, whole: bool) -> list[tuple[str, str]]:
 
 
 def answer(*words: str) -> str:
-    """Return the output of a command and its exit code."""
+    """Run a command in this process. Return its output, its errors and its exit code as text."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = cli.main(words)
@@ -128,7 +132,8 @@ def answer(*words: str) -> str:
 def plain(text: str) -> str:
     """Return a text without differences between machines and times.
 
-    These are folders, the time in the names of jobs, and the last digits of numbers, which depend on the processor.
+    Replaced are paths, the time in job names, and this host's memory. Numbers are rounded to 9 digits, because the last
+    digits depend on the processor.
     """
     text = text.replace(sys.executable, "PYTHON").replace(str(Path(sys.executable).parent), "PROGRAMS")
     text = text.replace(str(ROOT), "ROOT")
@@ -145,11 +150,12 @@ _SLURM = {
     "sinfo": "true",
     "scancel": "true",
 }
-"""Fake programs of the scheduler, on the day when the study was submitted."""
+"""Fake Slurm programs by name. They print the state of the queue on the day when the study was submitted."""
 
 
 def _submitted(verb: str, *options: str) -> str:
-    """Return the output of a verb for a study that an earlier revision submitted, and the resulting folder."""
+    """Return the output of a verb for a study that an earlier revision submitted, and the list of files in the
+    study's folder afterwards."""
     with tempfile.TemporaryDirectory() as place, _slurm(Path(place)):
         study = Path(place) / "adhoc"
         shutil.copytree(ROOT / "tests/data/submitted/adhoc", study)
@@ -173,7 +179,7 @@ def _slurm(folder: Path) -> Iterator[None]:
 
 
 def _sets() -> list[str]:
-    """Return the folders of recorded runs with points."""
+    """Return the folders of recorded runs within RECORDED, which are studies with at least one record."""
     studies = {path.parents[2].relative_to(ROOT / RECORDED) for path in find_records([ROOT / RECORDED])}
     return sorted(map(str, studies))
 
@@ -181,7 +187,8 @@ def _sets() -> list[str]:
 def _drawn(block: int) -> Iterator[str]:
     """Yield the overrides of one block of predictions: engines × two micro-batches × three node counts.
 
-    The block has one model on one machine; all other values are random.
+    Each block has a single model on a single machine. All other values are drawn at random, with the block's number as
+    seed.
     """
     draw = random.Random(block)
     machine = draw.choice(_MACHINES)
@@ -204,7 +211,7 @@ def _drawn_advice(block: int) -> Iterator[str]:
 
 
 def _report(name: str) -> str:
-    """Return the data of a report's page and its tables."""
+    """Return the printed output of `zeroscale report`, the data embedded in its page, and its tables."""
     with tempfile.TemporaryDirectory() as folder:
         printed = answer("report", str(RECORDED / name), "--out", folder)
         page = (Path(folder) / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Digests of the outputs of all cases, stored in a file."""
+"""Digests of the outputs of all golden cases, stored in digests.json."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ def digest(text: str) -> str:
 
 
 def read() -> dict[str, str]:
-    """Return the stored digests by name of the case."""
+    """Return the stored digests by case name."""
     kept: dict[str, str] = json.loads(FILE.read_text())
     return kept
 

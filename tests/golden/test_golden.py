@@ -8,14 +8,14 @@ from tests.golden.cases import cases
 CASES = cases(whole=False)
 VERBS = {name.split()[0] for name in CASES}
 OFTEN = {name for verb in VERBS for name in [name for name in CASES if name.split()[0] == verb][::3]}
-"""Cases that `make test` runs: every third case of each verb. `make test-all` runs all."""
+"""Names of the cases that `make test` runs: every third case of each verb. `make test-all` runs all cases."""
 
 
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 )
 def test_the_command_answers_as_before(name: str) -> None:
-    """If this fails, write the outputs of both revisions with `make golden` and compare them."""
+    """If this test fails, write the outputs of both revisions with `make golden` and compare them."""
     assert digests.digest(CASES[name]()) == digests.read()[name]
 
 

@@ -1,4 +1,4 @@
-"""List every key that a run, a study, a machine or a site can be given, and the files of conf/ by name."""
+"""List every config key of a run, study, machine or site, and the names of the files in conf/."""
 
 import json
 import re
@@ -17,28 +17,28 @@ from bench.core.spec import RunSpec
 from bench.core.study import Study
 
 GROUPS = ("model", "engine", "objective", "data", "measure", "machine", "launcher", "study")
-"""The folders of conf/."""
+"""Folders of conf/, which are the config groups."""
 
 
 class ConfigKey(NamedTuple):
-    """One key of a value."""
+    """A config key with its type, default and meaning."""
 
     path: str  # dotted
     type: str  # in words
-    default: str  # as YAML has it; empty: the key is required
+    default: str  # as written in YAML; empty if the key is required
     meaning: str
 
 
 class KeySection(NamedTuple):
-    """Keys that belong together."""
+    """Config keys of one group or of one plug-in."""
 
-    group: str  # a folder of conf/; empty: the run itself
-    plugin: str  # the plug-in with these keys; empty: every file of the group may have them
+    group: str  # a folder of conf/; empty for keys of the run itself
+    plugin: str  # the plug-in with these keys; empty if every file of the group may have them
     keys: tuple[ConfigKey, ...]
 
 
 def list_sections() -> Iterator[KeySection]:
-    """Yield the keys of the run, of each group and plug-in, and of a study."""
+    """Yield the config keys of the run itself, of each group and plug-in, and of a study."""
     file = find_conf_folder() / "config.yaml"
     plain = yaml.safe_load(file.read_text(encoding="utf-8"))
     run_keys = list_keys(RunSpec, skip={"model", "engine", "data", "objective"}, said=read_key_comments(file))
@@ -54,27 +54,28 @@ def list_sections() -> Iterator[KeySection]:
 
 
 def list_group_files(group: str) -> list[str]:
-    """Return the names of the files that ship in a folder of conf/, sorted."""
+    """Return the sorted names of the shipped files in a folder of conf/."""
     return sorted(path.stem for path in (find_conf_folder() / group).glob("*.yaml"))
 
 
 def load_options(group: PluginGroup, name: str) -> type[BaseModel]:
-    """Return the class of a plug-in's own keys. Raise UserError for a plug-in that cannot be used."""
+    """Return the pydantic class of a plug-in's own keys. Raise UserError for a plug-in that cannot be used."""
     options: type[BaseModel] = getattr(group.package.load(name), group.part)
     return options
 
 
 def read_plugin_comments(group: str, name: str) -> dict[str, str]:
-    """Return the meanings of keys that are documented in files of conf/ instead of in the fields of a class."""
+    """Return the meanings of keys that are documented by comments in files of conf/, by dotted key. All other keys are
+    documented in the fields of their classes."""
     folder = find_conf_folder() / group
     files = sorted(folder.glob("*.yaml")) if group == "data" else [folder / f"{name}.yaml"]
     said = read_key_comments(*files) if group in ("data", "launcher") and files[0].is_file() else {}
-    said.pop(f"{group}.name", None)  # the comment above `name` describes the file
+    said.pop(f"{group}.name", None)  # the comment above `name` describes the whole file
     return said
 
 
 def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
-    """Return a key with the default that a file gives it."""
+    """Return a key with the default that conf/config.yaml gives it, if any."""
     value = plain
     for part in key.path.split("."):
         value = value.get(part, key) if isinstance(value, Mapping) else key
@@ -82,7 +83,7 @@ def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
 
 
 def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
-    """Yield a group's own keys, and the keys of every plug-in that its files may name."""
+    """Yield the keys that all files of a group share, and the keys of every plug-in that its files may name."""
     assert group.spec is not None
     said = read_plugin_comments(name, "")
     presets = {file: yaml.safe_load((find_conf_folder() / name / f"{file}.yaml").read_text(encoding="utf-8"))
@@ -95,7 +96,8 @@ def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
 
 
 def _add_presets(key: ConfigKey, presets: Mapping[str, Mapping[str, Any]]) -> ConfigKey:
-    """Return a key of an engine with the values that files of conf/ give it instead of its default, in brackets."""
+    """Return an engine's key with its values in the engine files of conf/ added to its meaning in brackets. Values
+    equal to the default are omitted."""
     said: dict[str, list[str]] = {}
     for file, plain in presets.items():
         value: Any = plain
@@ -118,18 +120,20 @@ def list_keys(
     said: Mapping[str, str] | None = None,
     flat: bool = False,
 ) -> list[ConfigKey]:
-    """Return the keys of a class, and after a dot the keys of classes in it, unless `flat`. Meanings in `said`, by
-    dotted key, take precedence over field descriptions."""
+    """Return the keys of a class. Keys of nested classes follow with dotted names, unless `flat`.
+
+    Meanings in `said`, by dotted key, take precedence over field descriptions.
+    """
     schema = kind.model_json_schema(by_alias=True)
     found = []
     for name, field in kind.model_fields.items():
-        if name in skip or "properties" not in schema:  # a value without names, such as tokens by kind
+        if name in skip or "properties" not in schema:  # a mapping with free keys, such as tokens by kind
             continue
         written = field.alias or name
         path = f"{prefix}.{written}" if prefix else written
         inner = [] if flat else [one for one in list_models(field.annotation) if one.__module__.startswith("bench.")]
         meaning = (said or {}).get(path.removeprefix("machine.")) or field.description or ""
-        # A field with one value of a class, or null; a series of values has no keys of its own.
+        # Only a field with a single model, or null, has nested keys; a list or dict of models has none.
         if inner and (inner[0] is field.annotation or type(None) in getattr(field.annotation, "__args__", ())):
             found += [ConfigKey(path, "section or null", "null", meaning)] if field.default is None else []
             found += list_keys(inner[0], path, said=said)
@@ -142,23 +146,24 @@ def list_keys(
 
 
 def format_value(value: Any) -> str:
-    """Return a value as YAML has it in one line."""
+    """Return a value as one line of YAML."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    if isinstance(value, float):  # 1e-4, where JSON has 0.0001
+    if isinstance(value, float):  # shorter than JSON's form, e.g. 1e+12
         return f"{value:g}"
     text = '""' if value == "" else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONG else f"{text[:_LONG]} …"
 
 
 _LONG = 60
-"""Characters of a default that are shown."""
+"""Maximum length of a displayed default value, in characters."""
 
 _WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 
 
 def describe_type(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return a JSON schema in words; `known` are its definitions."""
+    """Return the type that a JSON schema describes, as text. `known` has the definitions that the schema may refer
+    to."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         return name if "properties" in known.get(name, {}) else describe_type(known[name], known)
@@ -181,7 +186,8 @@ def describe_type(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
 
 
 def read_key_comments(*files: Path) -> dict[str, str]:
-    """Return the comments next to or above the keys of YAML files, by dotted key below the folder's name."""
+    """Return the comments next to or above the keys of YAML files. Each dotted key begins with the name of the file's
+    folder, such as `launcher`, except in conf/config.yaml."""
     found: dict[str, str] = {}
     for file in files:
         within: list[tuple[int, str]] = [] if file.parent.name == "conf" else [(-1, file.parent.name)]

@@ -1,7 +1,7 @@
-"""JSON schemas of the files that a user writes. With them an editor completes, explains and checks the files.
+"""JSON schemas of the YAML files that a user writes. With them an editor completes, explains and checks the files.
 
-They are made from the classes that decode these files, with references resolved, and from comments in the files that
-ship. They include the keys of installed plug-ins.
+The schemas are generated from the classes that decode these files, and from comments in the shipped files. References
+are resolved, and keys of installed plug-ins are included.
 """
 
 import json
@@ -34,19 +34,20 @@ _DEFAULTS = {
 
 
 def build_schemas() -> dict[str, Schema]:
-    """Return the schema of a study file and of each other group's files, by the name of the folder in conf/."""
+    """Return the JSON schemas of study files and of the files of every other group, by the name of their folder in
+    conf/."""
     built: dict[str, Schema] = {
         "machine": _inline(Machine), "measure": _inline(MeasureSpec), "objective": {"properties": {"name": _TEXT}},
     }  # fmt: skip
     for name, group in PLUGIN_GROUPS.items():
         built[name] = _build_plugin_group(name, group)
     calibration = built["machine"]["properties"]["calibration"]["anyOf"][0]["properties"]
-    # A calibrated file has these tables as text, which is far shorter.
+    # A calibrated file may have these tables as text, which is far shorter than lists.
     for table in ("matmul", "collectives"):
         calibration[table] = {"anyOf": [calibration[table], _TEXT]}
     keys = _list_override_keys(built)
     finished = {
-        # No key is required, because a file may start from other files.
+        # No key is required, because a file may take its keys from other files in `defaults`.
         name: _build_object({**built[name]["properties"], "defaults": _DEFAULTS}, f"a file of conf/{name}")
         | {"$schema": DIALECT}
         for name in GROUPS
@@ -56,7 +57,7 @@ def build_schemas() -> dict[str, Schema]:
 
 
 def to_json(schema: Schema) -> str:
-    """Return a schema as the text of a file."""
+    """Return a JSON schema as text."""
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -69,14 +70,15 @@ def _build_object(properties: Schema, description: str, patterns: Schema | None 
 
 
 def _inline(kind: type[BaseModel]) -> Schema:
-    """Return the schema of a class with its references resolved."""
+    """Return the JSON schema of a class with its references resolved."""
     schema = kind.model_json_schema(by_alias=True)
     inlined: Schema = _resolve(schema, schema.pop("$defs", {}))
     return inlined
 
 
 def _resolve(node: Any, definitions: Schema) -> Any:
-    """Return a part of a schema with references resolved, without titles and required keys."""
+    """Return a JSON schema, or a part of one, with references resolved. Titles and lists of required keys are
+    removed."""
     if isinstance(node, list):
         return [_resolve(one, definitions) for one in node]
     if not isinstance(node, dict):
@@ -86,7 +88,7 @@ def _resolve(node: Any, definitions: Schema) -> Any:
         inlined: Schema = _resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
         return inlined | beside
     found = {
-        # These hold values of a user, in which a key `$ref` or `title` would be a value.
+        # These entries hold literal values, in which a key `$ref` or `title` has no meaning for the schema.
         key: value if key in ("default", "const", "enum") else _resolve(value, definitions)
         for key, value in node.items()
         if key not in ("title", "properties", "required")
@@ -101,7 +103,7 @@ def _describe(schema: Schema, meaning: str) -> Schema:
 
 
 def _build_plugin_group(name: str, group: PluginGroup) -> Schema:
-    """Return the schema of a group's files: the keys of the group and of all its plug-ins."""
+    """Return the JSON schema of a group's files, with the keys of the group and of all its plug-ins."""
     properties = _inline(group.spec)["properties"] if group.spec else {}
     properties |= {group.names: {"enum": [*plugins.list_names(group.kind), None]}}
     inner: Schema = {}
@@ -124,16 +126,19 @@ _CONFIG_FILE = "a Hugging Face config.json, instead of shape"
 
 
 def _unite(one: Schema | None, other: Schema) -> Schema:
-    """Return the schema of a key that two plug-ins have: either of theirs."""
+    """Return the JSON schema of a key that two plug-ins have. The schema accepts the values of both plug-ins."""
     if one is None or one == other:
         return other
     return {"anyOf": [one, other], "description": one.get("description") or other.get("description", "")}
 
 
 def _build_study(keys: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a study: `base` has keys of a run, `axes` lists of their values. An axis with any other name
-    has mappings of keys as values."""
-    # Keys that take names that are not in the schema, as `sequence` does.
+    """Return the JSON schema of a study file.
+
+    `base` maps keys of a run to values, and `axes` maps keys of a run to lists of values. An axis with any other name
+    is a list of mappings, each of which sets several keys.
+    """
+    # Keys whose sub-keys are not in the schema, such as `sequence.encoder`.
     below: Schema = {
         f"^{key}\\.": {}
         for key, schema in keys.items()
@@ -163,7 +168,7 @@ def _build_list(items: Schema) -> Schema:
 
 
 def _list_override_keys(groups: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Return every dotted key of a run, and the groups, whose values are names of files."""
+    """Return the schema of every dotted key of a run. A group name is also a key, whose value is the name of a file."""
     file = find_conf_folder() / "config.yaml"
     keys = _flatten(_inline(RunSpec), "", read_key_comments(file))
     for name, schema in groups.items():
@@ -173,7 +178,7 @@ def _list_override_keys(groups: Mapping[str, Schema]) -> dict[str, Schema]:
 
 
 def _flatten(schema: Schema, prefix: str, said: Mapping[str, str]) -> dict[str, Schema]:
-    """Return the keys of an object, and of the objects in it, by dotted name."""
+    """Return the schemas of an object's keys, and of the keys of objects within it, by dotted key."""
     found: dict[str, Schema] = {}
     for name, part in schema.get("properties", {}).items():
         path = f"{prefix}.{name}" if prefix else name
