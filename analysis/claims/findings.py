@@ -210,7 +210,7 @@ def _find_fastest_fit(side: ClaimSide, sides: Sequence[ClaimSide]) -> ClaimSide:
 
 
 def _describe_shared(one: ClaimSide, other: ClaimSide) -> str:
-    """Describe what two compared configurations have in common, such as ranks and micro-batch, beyond machine and model."""
+    """Describe what two configurations share beyond machine and model, such as ranks and micro-batch."""
     spec = one.spec
     micro = f"micro {spec.batch.micro}"
     if spec.nodes == other.spec.nodes:

@@ -41,8 +41,8 @@ class SetComparison(NamedTuple):
     def verdict(self) -> Verdict | None:
         """The verdict of the gate; None without a gate.
 
-        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if the gate
-        is open for a pair, and PASS otherwise.
+        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if
+        the gate is open for a pair, and PASS otherwise.
         """
         if self.question.gate is None:
             return None
