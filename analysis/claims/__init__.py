@@ -1,8 +1,8 @@
-"""Claims of published work, and the findings of a set of runs about them.
+"""Published claims about training performance, and the evidence for them in a set of measured runs.
 
-sources   the claims and published numbers.
-findings  comparisons of a set of runs for each claim; they are analogues, not reproductions.
-verdicts  the rule that decides whether comparisons test a claim, and the verdict on it.
+sources   published claims and numbers.
+findings  comparisons of measured configurations for each claim; they are analogues, not reproductions.
+verdicts  rule for whether comparisons test a claim, and the verdict on each claim.
 """
 
 from collections import Counter
@@ -14,71 +14,73 @@ from analysis.summary import Row
 from bench.core.spec import RunSpec
 
 Quantity = Literal["sample_s", "moved_bytes", "idle_share"]
-"""Quantity that two configurations are compared by: seconds per sample over the whole window, or a column of the run
-table."""
+"""Quantity by which two configurations are compared. `sample_s` is seconds per sample over the whole window of timed
+steps; the other two are columns of the run table."""
 Effect = Literal[
     "faster", "less", "slower", "more", "faster by less than 3 %", "less by less than 3 %", "slower by less than 3 %",
     "more by less than 3 %", "equal within 3 %", "no detectable difference", "too few repeats to tell",
     "first out of memory", "second out of memory", "unknown",
 ]  # fmt: skip
-"""Effect of the second configuration compared with the first: in steps per second, or less and more of another
-quantity.
+"""Effect of the second configuration compared with the first. "Faster" and "slower" refer to steps per second; "less"
+and "more" refer to any other quantity.
 
-It is corrected for the number of comparisons of the finding. A detected difference may be shown to be below 3 %, the
-smallest relevant one; "equal" means that none was detected. "Out of memory" means that one side never ran and the other
-did; "unknown" that a side has no number for another reason.
+Effects are corrected for the number of comparisons of the finding. A detected difference may be shown to be below 3 %,
+the smallest relevant difference. "Equal" means that no difference was detected and that any true one is shown to be
+below 3 %. "First out of memory" means that the first configuration never ran, but the second did. "Unknown" means that
+a configuration has no measured value for another reason.
 """
 Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
 
 
 class Start(NamedTuple):
-    """Start time and allocation of a run."""
+    """Start time and scheduler allocation of a run."""
 
     started_at: str  # ISO 8601, UTC; empty where unknown
     allocation: str
 
 
 Starts = tuple[Start, ...]
-"""Starts of the runs behind one side of a comparison."""
+"""Starts of the runs of one of the two compared configurations."""
 
 
 class ClaimSide(NamedTuple):
-    """One of two configurations that are compared: its row of the summary and its spec."""
+    """One of the two configurations of a comparison: its row of the summary table and its spec."""
 
     row: Row
     spec: RunSpec
 
 
 class ClaimComparison(NamedTuple):
-    """Two configurations that differ in one thing; `shared_text` describes what they share."""
+    """Comparison of two configurations that differ in one respect only. `differ` names that respect for each of them;
+    `shared_text` describes what they have in common."""
 
     before: Row
     after: Row
     differ: tuple[str, str]
     shared_text: str
-    tested: stats.Comparison | None  # the second's over the first's; None if a side has no number
-    as_preset: bool = True  # options that only one of their engines knows are as in its preset
+    tested: stats.Comparison | None  # ratio of `after` to `before`; None if either has no measured value
+    as_preset: bool = True  # options that only one of the two engines has are at their preset values
     effect: Effect = "unknown"
-    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # reads records, so it is called only if needed
-    is_slow_network: bool = False  # the same two were also compared on a machine with a faster network
+    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # reads records, so called only if needed
+    is_slow_network: bool = False  # the same pair was also compared on a faster network
 
 
 class Claim(NamedTuple):
-    """A claim of a source, and the comparisons in a set of runs that support or contradict it."""
+    """A claim of a publication, with the rules that select the comparisons for it and judge their effects."""
 
     id: str
     text: str
     source: str
-    shared: Callable[[RunSpec], str]  # key that two compared configurations must share
-    compared: Callable[[RunSpec, RunSpec], bool]  # whether two such configurations are compared, in this order
-    differ: Callable[[RunSpec, RunSpec], str]  # name of the first, compared with the second
+    shared: Callable[[RunSpec], str]  # key that must be equal for both configurations
+    compared: Callable[[RunSpec, RunSpec], bool]  # True if (before, after) is a comparison for this claim
+    differ: Callable[[RunSpec, RunSpec], str]  # name of the first configuration that distinguishes it from the second
     judge: Callable[[Mapping[Effect, int]], Verdict]
     quantity: Quantity = "sample_s"
-    of_slow_network: bool = False  # about a slow network: a test needs two networks
+    of_slow_network: bool = False  # claim about a slow network; testing it needs runs on two networks
 
 
 class ClaimFinding(NamedTuple):
-    """The comparisons for a claim on one machine with one model."""
+    """All comparisons for a claim on one machine with one model."""
 
     claim: Claim
     machine: str

@@ -1,7 +1,7 @@
-"""Findings about claims in a set of runs. No side effects.
+"""Comparisons of measured configurations that support or contradict published claims. No side effects.
 
-Two measured configurations are compared if they differ in one thing only and share machine and environment class. A
-finding joins the comparisons for a claim on one machine with one model.
+Two measured configurations are compared if they differ in one respect only and share machine and environment class. A
+finding holds all comparisons for a claim on one machine with one model.
 """
 
 import functools
@@ -30,10 +30,11 @@ _NUMBERS = (
 def find_findings(results: Results) -> list[ClaimFinding]:
     """Return the findings about every claim on each machine with each model.
 
-    Sources without any comparison between node counts or on several nodes are omitted.
+    All findings of a publication on a machine with a model are omitted if none of their comparisons involves several
+    nodes.
     """
 
-    @functools.cache  # it reads a record
+    @functools.cache  # reading a record is slow
     def find_start(place: int) -> Start:
         return Start(results.record(place).circumstance.started_at, results.allocation(place))
 
@@ -57,15 +58,17 @@ def find_findings(results: Results) -> list[ClaimFinding]:
 
 
 def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
-    """Return a row per comparison: its sides, both medians with intervals, the ratio with its interval, the effect.
+    """Return a table with a row per comparison: both configurations, their median step times with intervals, the ratio
+    of the second to the first with its interval, and the effect.
 
-    The ratio is of mean step times, or of another quantity.
+    The ratio is of mean times per sample, or of the other quantity that the claim is about.
     """
     return pd.DataFrame([_build_cells(finding, one) for finding in found for one in finding.comparisons])
 
 
 def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list[ClaimFinding]:
-    """Mark the comparisons for claims about a slow network whose two sides were also compared on a faster network."""
+    """Mark the comparisons for claims about a slow network if the same two configurations were also compared on a
+    faster network."""
 
     def name_pair(one: ClaimComparison) -> tuple[str, str]:
         return one.before["config_id"], one.after["config_id"]
@@ -90,9 +93,10 @@ def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list
 
 
 def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effect]:
-    """Return the effects of comparisons for a claim, corrected for their number, in words for its quantity.
+    """Return the effect of each comparison for a claim, corrected for the number of comparisons.
 
-    A detected effect is named even if it is shown to be below 3 %.
+    Effects are worded for the quantity of the claim, such as "less" in place of "faster" for bytes. A detected effect
+    that is shown to be below 3 % is named as such.
     """
     detected: list[Effect] = [*stats.verdicts(tested)]
     if claim.quantity != "sample_s":
@@ -104,7 +108,7 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
 def _compare_sides(
     claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
 ) -> tuple[ClaimComparison, ...]:
-    """Return all comparisons for a claim, with the effects that they show together."""
+    """Return all comparisons for a claim. Their effects are corrected for the number of comparisons."""
     found = list(_list_comparisons(claim, sides, results, find_start))
     effects = iter(name_effects(claim, [one.tested for one in found if one.tested]))
     return tuple(one._replace(effect=next(effects)) if one.tested else one for one in found)
@@ -128,12 +132,13 @@ def _compare(
     results: Results,
     find_start: Callable[[int], Start],
 ) -> ClaimComparison:
-    """Compare two sides. If one ran out of memory, its fastest other micro-batch is compared in its place.
+    """Compare two configurations. If only one of them ran out of memory, its fastest variant with another micro-batch
+    takes its place.
 
-    So the saved memory counts for the rival.
+    The memory that the other configuration saves thus counts only if it makes that configuration faster.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
-    # bytes and idle shares depend on the micro-batch, so only times are compared across micro-batches
+    # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
     if claim.quantity == "sample_s" and has_run_out(one.row) != has_run_out(other.row):
         if has_run_out(one.row):
             one = _find_fastest_fit(one, sides)
@@ -166,7 +171,7 @@ def _compare(
 
 
 def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comparison | None:
-    """Return the second configuration compared with the first; None if a side has no number."""
+    """Return the test of the second configuration against the first; None if either has no measured value."""
     if claim.quantity == "sample_s":
         ours, theirs = results.runs(before), results.runs(after)
     else:
@@ -175,7 +180,7 @@ def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comp
 
 
 def _list_values(row: Row, column: str, results: Results) -> Runs:
-    """Return the values of a column for the runs behind a row of the summary, by allocation."""
+    """Return the values of a run-table column for the runs that a summary row combines, by allocation."""
     # background load changes how long ranks are idle, but not how many bytes they move
     places = results.with_disturbed.behind(row) if column == "moved_bytes" else results.list_timed(row)
     found: Runs = {}
@@ -187,12 +192,13 @@ def _list_values(row: Row, column: str, results: Results) -> Runs:
 
 
 def has_run_out(row: Row) -> bool:
-    """Return whether a configuration ran out of memory and has no number."""
+    """Return True if a configuration ran out of memory and no run of it ended ok."""
     return not row["n"] and row["outcome"] in _OUT_OF_MEMORY
 
 
 def _find_fastest_fit(side: ClaimSide, sides: Sequence[ClaimSide]) -> ClaimSide:
-    """Return the fastest side that does the same work in another micro-batch; `side` itself if there is none."""
+    """Return the fastest configuration that does the same work with another micro-batch; `side` itself if there is
+    none."""
 
     def dump_work(spec: RunSpec) -> tuple[str, int]:
         return canonical(spec.model_copy(update={"batch": Batch(micro=1)})), spec.global_batch
@@ -204,7 +210,7 @@ def _find_fastest_fit(side: ClaimSide, sides: Sequence[ClaimSide]) -> ClaimSide:
 
 
 def _describe_shared(one: ClaimSide, other: ClaimSide) -> str:
-    """Describe what two configurations share that others of their machine and model may not."""
+    """Describe what two configurations share beyond machine and model, such as ranks and micro-batch."""
     spec = one.spec
     micro = f"micro {spec.batch.micro}"
     if spec.nodes == other.spec.nodes:

@@ -1,4 +1,4 @@
-"""Published numbers and claims of papers (`results/published`), and the configurations that each claim compares."""
+"""Claims and published numbers of papers (`results/published`), and the configurations that each claim compares."""
 
 import csv
 import itertools
@@ -15,25 +15,30 @@ from bench.core.spec import Batch, EngineSpec, Parallel, RunSpec, canonical
 
 
 class Published(NamedTuple):
-    """One file: the source and setting of its numbers, and its cells as printed there."""
+    """Contents of one file of published numbers: their source and setting as text, and the table cells as printed in
+    the source."""
 
     source: str
     rows: tuple[dict[str, str], ...]
 
 
 def find_published_folder() -> Path:
-    """Return the folder of published files: `results/published` in a checkout, inside `analysis` in a wheel."""
+    """Return the folder of files with published numbers: `results/published` in a checkout, `analysis/published` in an
+    installed wheel."""
     inside = Path(__file__).parents[1] / "published"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "results" / "published"
 
 
 def list_published() -> list[str]:
-    """Return the names of the files, without suffix."""
+    """Return the names of the files with published numbers, without the suffix `.csv`."""
     return sorted(path.stem for path in find_published_folder().glob("*.csv"))
 
 
 def read_published(name: str) -> Published:
-    """Read one file by name; the comment lines at its head are its source. Raises UserError if it does not exist."""
+    """Read one file of published numbers by name; its leading comment lines state the source.
+
+    Raises UserError if the file does not exist.
+    """
     path = find_published_folder() / f"{name}.csv"
     if not path.is_file():
         raise UserError(name, f"no such file in {find_published_folder()}", suggest_nearest(name, list_published()))
@@ -43,44 +48,47 @@ def read_published(name: str) -> Published:
 
 
 STUDY = "arXiv 2310.05350"
-"""Its tables of results are not available, so none of its numbers is shown."""
+"""The ZeRO study. Its tables of results are not available, so none of its numbers is shown."""
 FRONTIER = "arXiv 2312.12705"
 LAYERED = "arXiv 2106.02679"
 
 _STAGES = ("zero0", "zero1", "zero2", "zero3")
 _SHARDED = ("zero3", "fsdp")
-"""Engines that shard the weights, and gather them again for every micro-batch."""
+"""Engines that shard the weights and gather them again for every micro-batch."""
 
 
 def _dump(spec: RunSpec, **changes: Any) -> str:
-    """Return a spec as text, without its accumulation and with these fields changed."""
+    """Return a spec as canonical text, without gradient accumulation and with the given fields changed."""
     return canonical(spec.model_copy(update={"batch": Batch(micro=spec.batch.micro), **changes}))
 
 
 def _dump_without_layout(spec: RunSpec) -> str:
-    """Return a spec without engine and layout: with the samples of a step, but not how they are divided."""
+    """Return a spec as text without engine and parallel layout. The global batch is kept, but not its division into
+    micro-batches over ranks."""
     return f"{spec.global_batch} {_dump(spec, engine=EngineSpec(name='any', backend='any'), parallel=Parallel())}"
 
 
 def _dump_without_stages(spec: RunSpec) -> str:
-    """Return a spec without its number of pipeline stages and ranks."""
+    """Return a spec as text without its number of nodes and of pipeline stages."""
     return _dump(spec, nodes=1, parallel=spec.parallel.model_copy(update={"pipeline": 1}))
 
 
 def _has_more_nodes(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether the other has more nodes, with equal work per device (weak scaling) or per step (strong
+    """Return True if `other` has more nodes than `one` and equal work per device (weak scaling) or per step (strong
     scaling)."""
     same_work = one.accumulation == other.accumulation or one.global_batch == other.global_batch
     return same_work and one.nodes < other.nodes
 
 
 def _compare_stages(*pairs: tuple[str, str]) -> Callable[[RunSpec, RunSpec], bool]:
-    """Return whether two specs are one of these pairs of engines, and may be compared as such."""
+    """Return a predicate of two specs. It is true if their engines are one of these pairs and their shared engine
+    options are equal."""
     return lambda one, other: (one.engine.name, other.engine.name) in pairs and may_be_compared(one, other)
 
 
 def _is_layered(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether both accumulate with sharded states, the other layer by layer."""
+    """Return True if both specs accumulate gradients and `one` shards the weights, while `other` accumulates layer by
+    layer."""
     return one.engine.name in _SHARDED and other.engine.name == "lga" and min(one.accumulation, other.accumulation) > 1
 
 
@@ -90,7 +98,8 @@ def _is_modular(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _slices_across_nodes(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether the other shares each matrix among more ranks, and among more than a node has."""
+    """Return True if `other` has a higher tensor-parallel degree than `one`, and a degree above the number of devices
+    per node."""
     ours, theirs = one.parallel, other.parallel
     alike = ours.pipeline == theirs.pipeline == 1 and other.engine.name == "pipeline"
     from_copies = one.engine.name in ("ddp", "pipeline")
@@ -98,7 +107,7 @@ def _slices_across_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _has_more_stages(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether the other divides the layers among more ranks, with equal micro-batches per copy of the model."""
+    """Return True if `other` has more pipeline stages, with equal micro-batches per replica of the model."""
     alike = one.engine == other.engine and one.accumulation == other.accumulation
     return alike and 1 < one.parallel.pipeline < other.parallel.pipeline
 
@@ -109,14 +118,15 @@ SMALL: Mapping[Effect, Effect] = {
     "less": "less by less than 3 %",
     "more": "more by less than 3 %",
 }
-# a side that never ran counts as slower for "always slower", but not as a slower step (C1, C2)
+# a configuration that ran out of memory counts as slower for "always slower", but not for C1 and C2 (slower steps)
 _NEVER_RAN: Mapping[Effect, Effect] = {"slower": "second out of memory", "faster": "first out of memory"}
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
-    """Judge "not consistently faster": one comparison slower by 3 % or more supports it, only all faster contradict it.
+    """Judge the claim "not consistently faster". One comparison that is slower by 3 % or more supports it; only if all
+    comparisons are faster is it contradicted.
 
-    A side that ran out of memory is not slower.
+    A configuration that ran out of memory does not count as slower.
     """
     if _has_any(counts, "slower"):
         return "as in the study"
@@ -124,9 +134,10 @@ def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
 
 
 def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]], Verdict]:
-    """Return a judge of "always this effect": all comparisons must have it, one opposite effect of 3 % contradicts it.
+    """Return the function that judges the claim "always `effect`". The claim holds if all comparisons have that effect,
+    and one comparison with the opposite effect `against` of 3 % or more contradicts it.
 
-    No difference, or an opposite one below 3 %, leaves it open.
+    The verdict is open if a comparison shows no difference, or an opposite difference below 3 %.
     """
 
     def judge(counts: Mapping[Effect, int]) -> Verdict:
@@ -142,7 +153,8 @@ def _has_any(counts: Mapping[Effect, int], *effects: Effect) -> bool:
 
 
 def _are_all(counts: Mapping[Effect, int], effect: Effect) -> bool:
-    """Return whether all comparisons have an effect of any size, at least one of them by its times."""
+    """Return True if all comparisons have an effect, of any size. At least one of them must be a comparison of measured
+    values; the others may be configurations that ran out of memory."""
     detected = {effect, SMALL[effect]}
     return bool(detected & set(counts)) and set(counts) <= detected | {_NEVER_RAN.get(effect, effect)}
 
@@ -201,4 +213,5 @@ CLAIMS = {
         ),
     ),
 }  # fmt: skip
-"""Claims by source, from the summary page of the first and the abstracts and observations of the others."""
+"""Claims by publication. Those of the ZeRO study are from its summary page; those of the other papers are from their
+abstracts and listed observations."""

@@ -1,6 +1,7 @@
-"""Verdict on each claim of the sources: the rule that decides which comparisons test it, the verdict, and the reason.
+"""Verdict on each published claim: the rule for which comparisons test a claim, the verdict, and the reason for it.
 
-Findings that fall short of the rule are analogues, such as a tiny model on a CPU, and are never called a reproduction.
+Findings that do not meet the rule, such as those of a tiny model on a CPU, are analogues. They are never called a
+reproduction.
 """
 
 import json
@@ -24,12 +25,12 @@ from bench.core.spec import RunSpec
 Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
 
 SMALLEST, LARGEST = 580e6, 13e9
-"""Parameters of the study's models, from its abstract."""
+"""Smallest and largest parameter count of the models in the ZeRO study, from its abstract."""
 LARGE = 1e9
-"""Parameters from which on a model counts as large, as in the other sources."""
+"""Smallest parameter count of a large model, as in the other publications."""
 
 DOUBTFUL = ("short", "straggler", "busy")
-"""Flags of runs that test no claim. A side is flagged busy only if all of its runs are."""
+"""Flags of runs that cannot test a claim. A configuration is flagged busy only if all of its runs are."""
 
 TEXT = (
     f"A set of runs tests a claim of {STUDY} only under that study's conditions: an mT5 model of 580M to 13B "
@@ -53,11 +54,12 @@ _NOTHING_TO_COMPARE = {
 }
 _VERDICTS: dict[str, Verdict] = {"as in the study": "reproduced", "not as in the study": "contradicted"}
 _BELOW: Counter[Effect] = Counter([EQUAL, *SMALL.values()])
-"""Effects below the smallest relevant difference."""
+"""Effects that are smaller than the smallest relevant difference."""
 
 
 class Entry(NamedTuple):
-    """The verdict on one claim on one machine; `machine` is empty if nothing there is comparable."""
+    """The verdict on one claim on one machine, with the reason. `machine` is empty if no comparison for the claim was
+    measured."""
 
     claim: str
     text: str
@@ -69,7 +71,7 @@ class Entry(NamedTuple):
 
 
 def judge(results: Results) -> list[Entry]:
-    """Return an entry for each claim of the sources and each machine with comparisons for it."""
+    """Return the verdict on each published claim, for each machine with comparisons for it."""
     found = find_findings(results)
     testable = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
     entries: list[Entry] = []
@@ -93,7 +95,8 @@ def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Seque
 
 
 def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
-    """Return the verdict on a claim on one machine, from the models there that test it, and the reason."""
+    """Return the verdict on a claim on one machine, and the reason. Only findings that meet the rule for testing the
+    claim count."""
     short = {finding.model: list_obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
@@ -102,7 +105,7 @@ def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     claim = tests[0].claim
     comparisons = [comparison for finding in tests for comparison in list_tests(finding)]
     effects = name_effects(claim, [comparison.tested for comparison in comparisons if comparison.tested])
-    # failures need no correction, since they have no p-value
+    # failed configurations have no p-value to correct
     counts = Counter([*effects, *(comparison.effect for comparison in comparisons if not comparison.tested)])
     verdict = _VERDICTS.get(claim.judge(counts), "cannot be told")
     why = f"below {100 * INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
@@ -123,21 +126,21 @@ def _join_reasons(short: Mapping[str, list[str]]) -> str:
     return "; ".join(dict.fromkeys(why for reasons in short.values() for why in reasons))
 
 
-# ---------------------------------------- the rule
+# ---------------------------------------- rule for testing a claim
 
 
 def list_tests(finding: ClaimFinding) -> list[ClaimComparison]:
-    """Return the comparisons that test the claim, including those with too few repeats."""
+    """Return the comparisons that test the claim, including comparisons with too few repeats."""
     return [comparison for comparison in finding.comparisons if not _explain_rejection(finding, comparison)]
 
 
 def list_rejected(finding: ClaimFinding) -> list[str]:
-    """Return the reason of every comparison that does not test the claim."""
+    """Return the reasons why comparisons do not test the claim, a reason for each such comparison."""
     return [reason for comparison in finding.comparisons if (reason := _explain_rejection(finding, comparison))]
 
 
 def list_obstacles(finding: ClaimFinding) -> list[str]:
-    """Return in which respects a finding falls short of the rule; empty if it tests its claim."""
+    """Return the reasons why a finding does not test its claim; empty if it does."""
     if not finding.comparisons:
         return ["nothing that differs only in this was measured"]
     obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
@@ -152,7 +155,7 @@ def list_obstacles(finding: ClaimFinding) -> list[str]:
 
 
 def find_studied_model(parameters: int | None) -> str | None:
-    """Return the mT5 model within the study's range with this parameter count; None if there is none."""
+    """Return the mT5 model with this parameter count; None if there is none between SMALLEST and LARGEST."""
     shapes = {
         row["parameters"]: row["model"] for row in read_published("t5_shapes").rows if row["model"].startswith("mt5_")
     }
@@ -164,9 +167,9 @@ def _format_parameters(parameters: int | None) -> str:
 
 
 def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
-    """Yield why the model or its device differ from those of the source."""
+    """Yield the reasons why the model or the device of a finding is not like that of the publication."""
     numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
-    counts = {row["parameters"] for row in numbers}  # equal names may hide different shapes
+    counts = {row["parameters"] for row in numbers}  # models of one name may have different shapes
     if finding.claim.source == STUDY:
         model = find_studied_model(counts.pop()) if len(counts) == 1 else None
         if model is None:
@@ -176,13 +179,13 @@ def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
             yield f"{finding.model} is not mT5-XXL"
     elif (least := min((count or 0 for count in counts), default=0)) < LARGE:
         yield f"{finding.model} ({_format_parameters(least)}) has less than a billion"
-    on_gpus = all(row["peak_reserved_bytes"] is not None for row in numbers)  # known on every GPU
+    on_gpus = all(row["peak_reserved_bytes"] is not None for row in numbers)  # recorded on every GPU, never on a CPU
     if not on_gpus or (not numbers and finding.claim.source != STUDY):
         yield "not on GPUs"
 
 
 def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> str:
-    """Return why a comparison does not test its claim; empty if it does."""
+    """Return the reason why a comparison does not test its claim; empty if it does."""
     before, after = comparison.before, comparison.after
     if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
         return "the work per step grew with the nodes, so that no more steps per second could be expected"
@@ -193,7 +196,7 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
         return f"a side has no number ({', '.join(outcomes)})"
     if finding.claim.of_slow_network and not comparison.is_slow_network:
         return "the same two were not compared on a faster network as well"
-    # a failed repeat may have been a slow one, so the others would be too fast
+    # slow repeats may be those that failed, so the remaining ones would look too fast
     flags = {flag for row in (before, after) for flag in row["flags"].split()}
     if "mixed" in flags:
         return "some repeats of a side failed"
@@ -203,9 +206,9 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
 
 
 def _explain_times_apart(before: Starts, after: Starts) -> str:
-    """Return why a difference may be due to different days.
+    """Return the reason why a difference could come from measuring the two configurations at different times.
 
-    Empty if the sides shared an allocation, or if their time ranges overlap.
+    Empty if the configurations shared an allocation, or if their time ranges overlap.
     """
     if {one.allocation for one in before} & {one.allocation for one in after}:
         return ""
@@ -223,11 +226,11 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
     },
     "C6": {"data": attrgetter("data.name"), "loader workers": attrgetter("data.workers")},
 }  # fmt: skip
-"""Settings that claims state, with the values of a spec."""
+"""Settings that claims mention, by claim, each with the function that reads its value from a spec."""
 
 
 def describe_coverage(claim: str, results: Results) -> str:
-    """Return which values of the setting in a claim were measured; empty for an unknown claim."""
+    """Describe which values of the setting in a claim were measured; empty for an unknown claim."""
     measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
     if claim == "C4":
         sizes: dict[str, int | None] = {row["model"]: row["parameters"] for row in measured}
@@ -239,28 +242,28 @@ def describe_coverage(claim: str, results: Results) -> str:
     return "; ".join(f"{name} {', '.join(map(str, found)) or 'none'}" for name, found in values.items())
 
 
-# ---------------------------------------- forms
+# ---------------------------------------- output
 
 HEAD = ("Claim", "The source", "Machine", "Measured", "Verdict", "Why")
 
 
 def cells(entry: Entry) -> tuple[str, ...]:
-    """Return an entry in the columns of HEAD."""
+    """Return the cells of a verdict, in the columns of HEAD."""
     words = (entry.claim, entry.text, entry.machine, entry.measured, entry.verdict, entry.why)
     return tuple(word or MISSING for word in words)
 
 
 def to_markdown(entries: Sequence[Entry]) -> str:
-    """Return the rule and a Markdown table."""
+    """Return Markdown: the rule for testing a claim, then a table of the verdicts."""
     return f"{TEXT}\n\n{format_markdown_table(HEAD, [cells(entry) for entry in entries], [False] * len(HEAD))}"
 
 
 def to_csv(entries: Sequence[Entry]) -> str:
-    """Return CSV with a header; cells that do not apply are empty."""
+    """Return the verdicts as CSV with a header; cells that do not apply are empty."""
     frame = pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
     return frame.to_csv(index=False, lineterminator="\n")
 
 
 def to_json(entries: Sequence[Entry]) -> str:
-    """Return a list of objects, one per entry."""
+    """Return the verdicts as a JSON list of objects."""
     return json.dumps([entry._asdict() for entry in entries], indent=1, ensure_ascii=False) + "\n"

@@ -1,9 +1,9 @@
-"""Comparison of two sets of results, configuration by configuration: faster, slower, the same or not comparable.
+"""Comparison of two sets of runs, A and B, configuration by configuration: faster, slower, equal or not comparable.
 
-- `fields`: fields in which configurations differ, and those that are compared on purpose
-- `pairing`: pairs of a configuration of A and one of B, and their names
-- `judging`: the result of a pair, from times, counts and bytes, and the gate
-- `phrases`: results in words
+- `fields`: fields in which configurations differ, and fields that `--across` allows to differ
+- `pairing`: pairs of a configuration of A and one of B, and names of the pairs
+- `judging`: result of a pair, from its times, counts and bytes; pass or fail by the limits of a gate
+- `phrases`: wording of the results
 - `output`: text, Markdown, JUnit XML, JSON and CSV
 """
 
@@ -21,27 +21,28 @@ EXIT_CODES: Mapping[Verdict | None, int] = {None: 0, "PASS": 0, "FAIL": 1, "INCO
 
 
 class ComparisonSetup(NamedTuple):
-    """Settings of a comparison of two sets."""
+    """Options of a comparison of two sets of runs, A and B."""
 
-    called: tuple[str, str]  # names of A and B
+    called: tuple[str, str]  # display names of A and B
     across: tuple[VariedField, ...] = ()
     gate: Gate | None = None
     paired: bool = False  # repeat n of A and repeat n of B ran one after the other
-    keep_disturbed: bool = False  # with `paired` only: busy runs count, since the load was on both sides
+    keep_disturbed: bool = False  # with `paired` only: busy runs count, since background load affects both sides
 
 
 class SetComparison(NamedTuple):
-    """The result of each pair, by its name."""
+    """Comparison of two sets of runs: its options, and the name and result of each pair of configurations."""
 
     question: ComparisonSetup
     lines: tuple[tuple[str, PairResult], ...]
-    note: str = ""  # if no configurations could be paired, the differences of the most similar two
+    note: str = ""  # if no configurations could be paired: the differences between the most similar two
 
     @property
     def verdict(self) -> Verdict | None:
         """The verdict of the gate; None without a gate.
 
-        It is FAIL if a line breaks the gate or A and B share no configuration, and PASS if every line keeps it.
+        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if
+        the gate is open for a pair, and PASS otherwise.
         """
         if self.question.gate is None:
             return None
@@ -50,17 +51,18 @@ class SetComparison(NamedTuple):
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 
     def breaks(self, line: PairResult) -> bool:
-        """Return True if a line breaks the gate; with `strict`, an open line does too."""
+        """Return True if a pair breaks the gate. With `strict`, a pair for which the gate is open breaks it too."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
 
     def breaking(self) -> list[str]:
-        """Return the names of the lines that break the gate."""
+        """Return the names of the pairs that break the gate."""
         return [name for name, line in self.lines if self.breaks(line)]
 
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
-    """Compare two sets of results. UserError if `across` names no field or is ambiguous."""
+    """Compare two sets of results. Raises UserError if a field of `across` does not exist or leaves several possible
+    pairs."""
     if question.paired and question.keep_disturbed:
         a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)

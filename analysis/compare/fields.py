@@ -1,4 +1,4 @@
-"""The fields in which two configurations differ, and the fields that `--across` compares on purpose."""
+"""Fields in which two configurations differ, and fields that `--across` allows to differ."""
 
 import json
 from collections.abc import Iterable
@@ -11,27 +11,30 @@ from bench.core.record import EnvironmentClass
 from bench.core.spec import RunSpec
 
 Fields = dict[str, str]
-"""Values as text by dotted name: fields of the spec (`engine.options.stage`), the environment (`versions.torch`) …"""
+"""Field values as text, by dotted name: fields of the spec (`engine.options.stage`), the environment (`versions.torch`)
+…"""
 
-# Fields outside the spec's identity. They differ on purpose with --across, and otherwise forbid a comparison.
+# Fields that do not identify a spec. A difference in them prevents a comparison unless --across allows it.
 _CIRCUMSTANCE = ("measure", "machine", "evidence")
 _ENVIRONMENT = ("device", "container", "versions")
-_SAME_THING = {"machine": ("machine", "device")}  # another machine usually has another device as well
+# Another machine usually has another device too, so --across machine covers both.
+_SAME_THING = {"machine": ("machine", "device")}
 
 
 class VariedField(NamedTuple):
-    """A field in which A and B may differ, with all fields below it. `values`: its values in A and in B, if given."""
+    """A field that may differ between A and B, with all fields below it. `values` are the values to select in A and in
+    B, if given."""
 
     name: str
     values: tuple[str, str] | None = None
 
     def covers(self, field: str) -> bool:
-        """Return True for this field and all fields below it."""
+        """Return True if `field` is this field or lies below it."""
         return any(_is_at_or_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
 
 
 class FieldDifference(NamedTuple):
-    """A field with different values in A and in B; None for a side without the field."""
+    """A field with different values in A and B. The value is None on a side that does not have the field."""
 
     field: str
     a: str | None
@@ -42,7 +45,8 @@ class FieldDifference(NamedTuple):
 
 
 def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
-    """Return the fields of a row of the summary, with those of its environment if it is known."""
+    """Return the fields of a summary row: those of its spec, machine and evidence, and those of its environment if
+    known."""
     plain = select(spec.model_dump(mode="json", by_alias=True), "identity")
     plain |= {"objective": spec.objective, "parallel": spec.parallel.model_dump()}
     met: dict[str, Any] = {"machine": row["machine"], "evidence": row["evidence"]}
@@ -53,12 +57,12 @@ def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -
 
 
 def parse_across(text: str) -> tuple[VariedField, ...]:
-    """Parse `FIELD[=A:B][,FIELD…]`."""
+    """Parse the value of `--across`: `FIELD[=A:B][,FIELD…]`."""
     return tuple(_parse_varied_field(part.strip()) for part in text.split(",") if part.strip())
 
 
 def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None:
-    """Raise UserError for a field that no configuration can have."""
+    """Raise UserError if `across` has an unknown field."""
     parts = [field.split(".") for one in known for field in one]
     names = {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
     names |= {*RunSpec.model_fields, *_CIRCUMSTANCE, *_ENVIRONMENT}
@@ -68,13 +72,13 @@ def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None
 
 
 def find_value(name: str, one: Fields) -> str | None:
-    """Return the value of a field. A group such as `engine` has its name as value."""
+    """Return the value of a field; None if it does not exist. For a group such as `engine`, return its `name`."""
     return one.get(name, one.get(f"{name}.name"))
 
 
 def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple[str, str], ...]:
-    """Return the fields that two configurations must share to be paired at all: those of the spec, without `across` and
-    the protocol."""
+    """Return the fields that must be equal for two configurations to be paired: those of the spec, without the fields
+    of `across` and the measurement protocol."""
     across = tuple(across)
     return tuple(sorted(
         (field, value) for field, value in one.items()
@@ -84,9 +88,10 @@ def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple
 
 
 def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -> tuple[FieldDifference, ...]:
-    """Return the fields in which A and B differ, except those of `across`. An unknown environment differs in none."""
+    """Return the fields in which A and B differ, except the fields of `across`. If either environment is unknown,
+    environment fields are ignored."""
     names, across = sorted(a.keys() | b.keys()), tuple(across)
-    if not ("device" in a and "device" in b):  # the environment of a side is unknown
+    if not ("device" in a and "device" in b):  # either environment is unknown
         names = [name for name in names if not any(_is_at_or_below(name, part) for part in _ENVIRONMENT)]
     return tuple(
         FieldDifference(name, a.get(name), b.get(name))
@@ -96,8 +101,8 @@ def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -
 
 
 def name_across(differences: Iterable[FieldDifference]) -> str:
-    """Return the value of `--across` that allows these differences. Several versions, or several keys of the protocol,
-    become one name."""
+    """Return the value of `--across` that permits these differences. Several differing versions become `versions`, and
+    several differing protocol settings become `measure`."""
     fields = dict.fromkeys(one.field for one in differences)
     names = {"machine" if field in _SAME_THING["machine"] else field: None for field in fields}
     for part in ("versions", "measure"):

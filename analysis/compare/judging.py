@@ -1,4 +1,4 @@
-"""The result of a pair: the faster side, changed counts and bytes, and whether the gate holds."""
+"""Result of a pair of configurations: the faster one, changed counts and bytes, and whether the gate is kept."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,29 +20,30 @@ PEAK = "peak_allocated_bytes"
 _MEMORY = ("resident_bytes", PEAK)
 _COUNTS = ("calls", "payload_bytes")
 FIXED = ("parameters", "model_flops", "hardware_flops", *_MEMORY)
-"""Quantities of every run; each kind of collective adds its own."""
-# Tolerance on a CPU, where memory of the harness and of gloo counts as well: repeats of 40 configurations differed by
-# up to 4 KiB. Their peaks differed by 3.7 %, so they are not exact there. Peaks of the initialisation differed by
-# 192 KiB at stage 3, so they are no quantity at all.
+"""Quantities of every run. The run's collectives add calls and bytes of each kind."""
+# Tolerance for memory on a CPU, where memory of the harness and of gloo counts as well. Resident bytes differed by up
+# to 4 KiB between repeats of 40 configurations. Their peaks differed by 3.7 %, so peaks are not exact on a CPU. Peaks
+# during initialisation differed by 192 KiB at stage 3, so they are not compared.
 _SLACK_BYTES = 64 * 1024
 
 
 class QuantityChange(NamedTuple):
-    """A quantity whose values in A and in B do not overlap. `a`, `b`: its lowest and highest value."""
+    """A quantity whose ranges of values in A and in B do not overlap. `a` and `b` are its lowest and highest value
+    there."""
 
     name: str
     a: tuple[int, int]
     b: tuple[int, int]
-    exact: bool = True  # equal in all runs of the same code
+    exact: bool = True  # always equal in repeated runs of the same code
 
     @property
     def growth(self) -> float:
-        """The smallest ratio of a value of B to one of A; infinite if all values of A are 0."""
+        """The lowest value of B divided by the highest value of A; infinite if all values of A are 0."""
         return self.b[0] / self.a[1] if self.a[1] else float("inf")
 
 
 def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tuple[QuantityChange, ...]:
-    """Return the quantities known for all runs of both sides whose values do not overlap."""
+    """Return the quantities, known for all runs, whose ranges of values in A and in B do not overlap."""
     kinds = sorted({kind for record in (*ours, *theirs) for kind in _get_collectives(record)})
     a, b = ([list_quantities(record, kinds) for record in side] for side in (ours, theirs))
     known = [name for name in a[0] if all(name in one for one in (*a, *b))] if a and b else []
@@ -58,15 +59,15 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
 
 
 def is_quantity(name: str) -> bool:
-    """Return True for a possible name of a quantity; kinds of collectives are open-ended."""
+    """Return True if `name` can be the name of a quantity. Collectives of any kind are accepted."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
 def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
-    """Return the known quantities of a run.
+    """Return the known quantities of a run, by name.
 
-    FLOPs are those of a step over all ranks. Calls and payload bytes of each of the `kinds` of collectives are per
-    step, of the rank that moves most. Memory is that of the rank that holds most.
+    FLOPs are those of a step over all ranks. Calls and payload bytes of each of the `kinds` of collectives are those of
+    one step on the rank with the most. Memory is that of the rank with the most.
     """
     observed = record.observations
     if observed is None:
@@ -84,8 +85,8 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
 
 
 def _is_on_host(record: RunRecord) -> bool:
-    """Return True if tensors share the host's memory with the harness and gloo, whose threads free buckets at no fixed
-    time: that moves the peak."""
+    """Return True if tensors share host memory with the harness and gloo. The threads of gloo free buckets at no fixed
+    time, so the peak varies."""
     link = record.observations.link if record.observations else None
     return link is not None and link.backend == "gloo"
 
@@ -98,33 +99,36 @@ Status = Literal[
     "faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell", "not comparable",
     "only in A", "only in B", "failed in A", "failed in B", "failed in both",
 ]  # fmt: skip
-"""Status of B compared with A."""
+"""Result of a pair, with B compared with A."""
 GateStatus = Literal["kept", "open", "broken"]
 
 
 class Gate(NamedTuple):
-    """Limits for B. `limit` 0.03: at most 3 % more time per sample, and at most 3 % more peak memory.
+    """Limits on how much worse B may be than A. A `limit` of 0.03 allows 3 % more time per sample and 3 % more peak
+    memory.
 
-    Time breaks the gate if the whole interval of the ratio, corrected for all pairs, lies above the limit. It keeps the
-    gate if the whole interval lies below. Otherwise, and with too few repeats, the gate is open. Memory breaks it if
-    every run of B is that much above every run of A, and so does a failure in B of what ran in A. With `exact`, any
-    other changed quantity breaks it too.
+    Time breaks the gate if the whole interval of the ratio, corrected for all pairs, lies above the limit. Time keeps
+    the gate if the whole interval lies below the limit. Otherwise, and with too few repeats, the gate is open.
+
+    Memory breaks the gate if every run of B exceeds every run of A by more than the limit. A configuration that fails
+    only in B breaks it as well. With `exact`, any other changed quantity does too.
     """
 
     limit: float | None = None
     exact: bool = False
-    strict: bool = False  # open counts as broken
-    looks: int = 1  # times that the growing set of runs is judged, including the last
-    allowed: frozenset[str] = frozenset()  # quantities that may change
+    strict: bool = False  # an open gate counts as broken
+    looks: int = 1  # number of times that the growing set of runs is judged, including the last
+    allowed: frozenset[str] = frozenset()  # quantities that are allowed to change
 
     @property
     def level(self) -> float:
-        """Confidence level of each look, so that all together err in at most 5 % (Bonferroni's inequality)."""
+        """Confidence level of each judgement. The probability that any of the `looks` judgements is wrong is then at
+        most 5 % (Bonferroni's inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
 class PairResult(NamedTuple):
-    """The result of one pair. `comparison`: of B over A, if both have a time."""
+    """The result of one pair of configurations. `comparison` holds the ratio of B to A, if both have step times."""
 
     a: ComparedConfiguration | None
     b: ComparedConfiguration | None
@@ -132,36 +136,37 @@ class PairResult(NamedTuple):
     why: str = ""
     comparison: stats.Comparison | None = None
     changes: tuple[QuantityChange, ...] = ()
-    intended: tuple[FieldDifference, ...] = ()  # differences compared on purpose
-    held: GateStatus | None = None  # None: the gate does not apply
+    intended: tuple[FieldDifference, ...] = ()  # differences that --across allows
+    held: GateStatus | None = None  # None if there is no gate, or if it does not apply to this pair
     gate_reasons: tuple[str, ...] = ()  # why the gate is open or broken
     differ: tuple[FieldDifference, ...] = ()  # differences that prevent a comparison
 
     @property
     def is_paired(self) -> bool:
-        """True if the configuration ended ok on both sides, even if none of its times count."""
+        """True if the configuration ended ok on both sides, even if none of its step times can be compared."""
         return bool(self.comparison) or (self.status == "not comparable" and not self.differ)
 
     @property
     def runs(self) -> tuple[int, int] | None:
-        """Numbers of runs of A and of B in the comparison."""
+        """Number of compared runs of A and of B; None without a comparison."""
         return self.comparison and self.comparison.runs[::-1]
 
 
 def format_share(share: float) -> str:
-    """Write a share as a percentage: `3 %` for 0.03."""
+    """Format a fraction as a percentage, such as `3 %` for 0.03."""
     return f"{100 * share:.4g} %"
 
 
 def judge_pairs(
     a: Results, b: Results, pairs: Sequence[ConfigurationPair], gate: Gate | None, *, paired: bool
 ) -> list[PairResult]:
-    """Judge all pairs together: among many, some would differ by chance (`analysis.stats.compare`).
+    """Return the result of every pair. Verdicts are corrected for the number of pairs, since some of many pairs would
+    differ by chance.
 
-    `paired`: the runs of one repeat of A and of B ran one after the other, as `zeroscale ab` does it.
+    With `paired`, repeat n of A and repeat n of B ran one after the other, as in `zeroscale ab`.
     """
     level = gate.level if gate else LEVEL
-    # Verdicts of all pairs are corrected together, so statuses can be set only after every pair is compared.
+    # Verdicts are corrected for the number of pairs, so every pair is compared before any status is set.
     drafts = [_judge_alone(a, b, pair, level, paired=paired) for pair in pairs]
     statuses = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(statuses)) if line.comparison else line for line in drafts]
@@ -173,7 +178,8 @@ def judge_pairs(
 
 
 def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
-    """Return the result of a pair; the status of one with a comparison is decided together with the other pairs."""
+    """Return the result of one pair. If both sides have times, the status is provisional, because it depends on all
+    pairs."""
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
@@ -201,8 +207,10 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
-    """Name the sides whose repeats share nodes, if the other side ran on other nodes. Such repeats are not independent:
-    a slow node looks like a slow configuration."""
+    """Return a warning if repeats of one side share nodes and the other side ran on other nodes; otherwise empty.
+
+    Such repeats are not independent, so a slow node looks like a slow configuration.
+    """
     used = [Counter(host for hosts in side.values() for host in hosts) for side in (a, b)]
     if used[0].keys() == used[1].keys():
         return ""
@@ -214,7 +222,7 @@ def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) 
 
 
 def _describe_failure(one: ComparedConfiguration) -> str:
-    """Return why a configuration has no number; empty if it has one."""
+    """Return the reason why a configuration has no measured time; empty if it has one."""
     if one.row["n"]:
         return ""
     if one.row["outcome"] == "ok":
@@ -223,7 +231,7 @@ def _describe_failure(one: ComparedConfiguration) -> str:
 
 
 def _build_pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
-    """Return the seconds per sample of a configuration's steps by allocation, or by repeat if `paired`."""
+    """Return the seconds per sample of each timed step, grouped by allocation or, if `paired`, by repeat."""
     runs = {} if paired else side.runs(one.row)
     for place in side.list_timed(one.row) if paired else ():
         runs.setdefault(str(side.table["repeat"].iloc[place]), []).extend(side.window(place))
@@ -243,7 +251,7 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
 
 
 def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
-    """Return the names of quantities, or of other rules, that break the gate."""
+    """Return the names of quantities that break the gate, and "some runs failed in B" if that breaks it."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:
@@ -259,7 +267,7 @@ def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str
 
 
 def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
-    """Return why time neither breaks nor keeps the gate; empty if a slowdown above the limit is excluded."""
+    """Return the reasons why the gate is open for a pair's time; empty if a slowdown above the limit is excluded."""
     if gate.limit is None:
         return ()
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)

@@ -1,4 +1,5 @@
-"""A comparison as text for a terminal, Markdown for a pull request, JUnit XML for CI, or JSON and CSV for programs."""
+"""Output of a comparison: text for a terminal, Markdown for a pull request, JUnit XML for CI, JSON and CSV for
+programs."""
 
 import csv
 import json
@@ -35,9 +36,10 @@ _STYLES = {"broken": "bold red", "open": "yellow"}
 
 
 def to_text(compared: SetComparison, *, wide: bool = False) -> str:
-    """Return a table of the main columns that fits the terminal or, if `wide`, of all columns with one line per row."""
+    """Return a text table of the results. It has the main columns and fits the terminal or, if `wide`, has all columns
+    and one line per row."""
     names = [name.split(" · ") for name, _ in compared.lines]
-    # Parts of a name that all pairs share are written once, above the table.
+    # Parts that the names of all pairs share are written once, above the table.
     shared = [part for part in names[0] if all(part in name for name in names)] if len(names) > 1 and not wide else []
     short = [" · ".join(part for part in name if part not in shared) for name in names]
     columns = [HEAD.index(name) for name in (HEAD if wide else SHORT)]
@@ -61,7 +63,7 @@ _FOLDED = (
 
 
 def to_markdown(compared: SetComparison) -> str:
-    """Return Markdown for GitHub, with unchanged pairs folded away."""
+    """Return Markdown for GitHub. Unchanged pairs, and pairs that could not be compared, are folded away."""
     shown = [(name, line) for name, line in compared.lines if not _is_folded(line)]
     parts = [f"**{escape_markdown(format_headline(compared))}**", escape_markdown(describe_sides(compared))]
     parts += [_render_pairs_table(shown)] if shown else []
@@ -88,7 +90,8 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 
 
 def to_junit(compared: SetComparison) -> str:
-    """Return JUnit XML: a pair that breaks the gate has failed, and a pair that could not be compared is skipped."""
+    """Return JUnit XML with a test case per pair. Pairs that break the gate are failures; pairs that could not be
+    compared, or for which the gate is open, are skipped."""
     suite = TestSuite("zeroscale compare")
     suite.add_property("sides", _strip_invalid_xml(describe_sides(compared)))
     suite.add_property("verdict", compared.verdict or "no gate")
@@ -118,7 +121,7 @@ def _build_case(name: str, line: PairResult, broken: bool) -> TestCase:
 
 
 def _format_details(line: PairResult) -> str:
-    """Return the result of a pair in words, without its name."""
+    """Return the result of a pair as text, without the name of the pair."""
     timed = (
         [f"time per sample {format_time_change(line)}", f"rests on {describe_ground(line)}"] if line.comparison else []
     )
@@ -126,7 +129,7 @@ def _format_details(line: PairResult) -> str:
 
 
 def _strip_invalid_xml(text: str) -> str:
-    """Remove characters that XML does not allow; the writer escapes the rest."""
+    """Remove characters that XML does not allow. The XML writer escapes all other special characters."""
     return _NO_XML.sub("", text)
 
 
@@ -136,7 +139,7 @@ _SIDE = (
 
 
 def to_json(compared: SetComparison) -> str:
-    """Return the outcome, and an object for each pair."""
+    """Return JSON: the verdict of the gate, and an object for each pair."""
     (a, b), gate = compared.question.called, compared.question.gate
     plain = {
         "a": a,
@@ -155,7 +158,7 @@ def to_json(compared: SetComparison) -> str:
 
 
 def to_csv(compared: SetComparison) -> str:
-    """Return a row for each pair; a changed quantity is written `name: values of A -> values of B`."""
+    """Return CSV with a row for each pair. A changed quantity is written as `name: values of A -> values of B`."""
     rows = []
     for name, line in compared.lines:
         changes = [(one.name, *(" ".join(map(str, side)) for side in (one.a, one.b))) for one in line.changes]

@@ -1,4 +1,4 @@
-"""Pairs of a configuration of A and one of B, and the names of pairs."""
+"""Pairing of the configurations of A with those of B, and names of the pairs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -22,28 +22,29 @@ from bench.core.record import Environment
 
 
 class ComparedConfiguration(NamedTuple):
-    """A row of the summary, with its fields."""
+    """A row of the summary table, with its fields by dotted name."""
 
     row: Row
     fields: Fields
 
 
 class ConfigurationPair(NamedTuple):
-    """A configuration of A and one of B, at least one of them. If `differ` is not empty, they cannot be compared."""
+    """A configuration of A and the configuration of B that it is compared with. One of them is None if it has no
+    counterpart."""
 
     a: ComparedConfiguration | None
     b: ComparedConfiguration | None
-    differ: tuple[FieldDifference, ...] = ()  # except those compared on purpose
-    intended: tuple[FieldDifference, ...] = ()  # those compared on purpose
+    differ: tuple[FieldDifference, ...] = ()  # differences that prevent a comparison
+    intended: tuple[FieldDifference, ...] = ()  # differences that --across allows
 
 
 _Groups = dict[tuple[tuple[str, str], ...], list[ComparedConfiguration]]
-"""Configurations by the fields that two must share to be paired."""
+"""Configurations grouped by the fields that must be equal for two configurations to be paired."""
 
 
 def list_configurations(results: Results) -> list[ComparedConfiguration]:
-    """Return the rows of the summary, without early failures of points that were tried again."""
-    # Environments of one class agree in all compared fields, so one record of each is parsed.
+    """Return the rows of the summary table with their fields, without early failures of points that were retried."""
+    # Environments of one class agree in all compared fields, so parsing one environment per class is enough.
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
         environment_id: Environment.model_validate_json(text).classification
@@ -60,10 +61,12 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
 def pair_configurations(
     ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration], across: Sequence[VariedField] = ()
 ) -> list[ConfigurationPair]:
-    """Return the pairs that measured the same except for `across`, in the order of A and then of B.
+    """Return the pairs of configurations that are equal except for the fields of `across`. They are in the order of A,
+    then of B.
 
     Configurations that also differ in protocol, machine or versions are paired with the most similar one, so that the
-    difference can be reported. UserError if `across` names no field, or leaves several configurations to choose from.
+    differences can be reported. Raises UserError if a field of `across` does not exist, or if several configurations of
+    a side could be meant.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
     a: _Groups = {}
@@ -77,7 +80,7 @@ def pair_configurations(
 
 
 def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration]) -> str:
-    """Return the differences between the first configuration of A and the most similar one of B; empty if a side is."""
+    """Describe how the first configuration of A differs from the most similar one of B; empty if A or B is."""
     differing = [list_differences(one.fields, other.fields) for one in ours[:1] for other in theirs]
     return ", ".join(map(str, sorted(differing, key=len)[0])) if differing else ""
 
@@ -85,14 +88,14 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield pairs of one group, the most similar first, so that equal configurations are paired with each other."""
+    """Yield the pairs of one group of configurations, the most similar pair first; equal configurations form a pair."""
     possible = []
     for a in ours:
         for b in theirs:
             differ = list_differences(a.fields, b.fields, across)
             intended = tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
             possible.append(ConfigurationPair(a, b, differ, intended))
-    # Greedy: the pair with the fewest differences first, so that equal configurations get each other.
+    # Greedy: pairs with the fewest differences come first, so that equal configurations are paired.
     left = [*ours, *theirs]
     for pair in sorted(possible, key=lambda pair: len(pair.differ)):
         if pair.a in left and pair.b in left:
@@ -104,7 +107,10 @@ def _match_members(
 def _select_members(
     side: str, members: Sequence[ComparedConfiguration], across: Sequence[VariedField]
 ) -> list[ComparedConfiguration]:
-    """Return the configurations that have the values of `across` for this side."""
+    """Return the configurations that have the values that `across` selects for side "A" or "B".
+
+    Raises UserError if there are none.
+    """
     kept = list(members)
     for one in across:
         if one.values:
@@ -118,7 +124,8 @@ def _select_members(
 
 
 def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError if two configurations of a side differ only in `across`: either could be meant."""
+    """Raise UserError if two configurations of a side differ only in the fields of `across`, since either could be
+    meant."""
     for members in groups.values() if across else ():
         for number, one in enumerate(members):
             for other in members[:number]:
@@ -142,7 +149,7 @@ _IMPLIED = ("model.shape", "model.parameters", "model.family", "engine.backend",
 
 
 def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
-    """Return the name of each pair. A part that differs between A and B is written `this → that`."""
+    """Return the name of each pair. A field that differs between A and B is written as `value in A → value in B`."""
     groups: dict[tuple[str, str], list[Fields]] = {}
     for pair in pairs:
         fields = _get_fields(pair)
@@ -159,7 +166,8 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields that name a pair: those of A, or of B if there is no A."""
+    """Return the fields of the pair's configuration of A, or of B if there is none of A. The pair's name is made from
+    them."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

@@ -1,4 +1,4 @@
-"""The results of a comparison in words, for all forms of output that people read."""
+"""Wording of the results of a comparison, shared by all output formats for human readers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import is_disturbed
 from bench.core.statistics import LEVEL
 
-# Columns of a row; SHORT has those that fit a terminal of 100 columns.
+# Table columns; SHORT has those that fit a terminal of 100 columns.
 HEAD = ("configuration", "B is", "A, s per sample", "B, s per sample", "time of B", "rests on", "peak of B", "and")
 SHORT = ("configuration", "B is", "time of B", "and")
 RIGHT = ("A, s per sample", "B, s per sample")
 
 
 def format_headline(compared: SetComparison) -> str:
-    """Return the outcome in a line or two: the gate, then the number of configurations by status."""
+    """Return a summary of one or two lines: the verdict of the gate, then the number of configurations by status."""
     counts = Counter(line.status for _, line in compared.lines)
     texts = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
     parts = [_describe_gate(compared), f"{texts or 'nothing to compare'}."]
@@ -30,14 +30,14 @@ def format_headline(compared: SetComparison) -> str:
 
 
 def describe_sides(compared: SetComparison) -> str:
-    """Return the names of A and B, and the differences compared on purpose."""
+    """Return a sentence with the names of A and B, and the differences that `--across` allows."""
     a, b = compared.question.called
     intended = dict.fromkeys(str(one) for _, line in compared.lines for one in line.intended)
     return f"A: {a}. B: {b}." + (f" Compared on purpose: {_join_names(list(intended), 5)}." if intended else "")
 
 
 def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
-    """Return the cells of a row under HEAD."""
+    """Return the table cells of a pair, in the columns of HEAD."""
     before, after = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
     held = {"broken": ": breaks the gate", "open": ": inconclusive"}.get(line.held or "", "")
     return (
@@ -53,7 +53,8 @@ def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
 
 
 def format_time_change(line: PairResult) -> str:
-    """Return the change of B's time per sample against A's, with its interval if enough runs support a verdict."""
+    """Return the relative change of the time per sample from A to B. Its interval is included if there are enough runs
+    for a verdict."""
     found = line.comparison
     if found is None:
         return MISSING
@@ -63,15 +64,17 @@ def format_time_change(line: PairResult) -> str:
 
 
 def describe_ground(line: PairResult) -> str:
-    """Return the runs in a comparison, or that it uses the steps of very few runs."""
+    """Describe the data behind a comparison: the number of runs on each side, or the steps of these runs if they are
+    too few."""
     if line.comparison is None or line.runs is None:
         return MISSING
     return f"{'' if line.comparison.decides else 'the steps of '}{line.runs[0]} + {line.runs[1]} runs"
 
 
 def list_remarks(line: PairResult) -> list[str]:
-    """Return the remarks on a pair: why it is not compared, reasons of the gate, changed quantities, flags."""
-    # A dict instead of a set keeps the order of the flags' table.
+    """Return the remarks on a pair: why it was not compared, why the gate is open or broken, changed quantities, and
+    flags."""
+    # A dict, unlike a set, keeps the order of the flags in the table.
     flags = dict.fromkeys(flag for one in (line.a, line.b) if one for flag in one.row["flags"].split())
     missing = (f"{side}: {one.row['reason']}" for side, one in (("A", line.a), ("B", line.b)) if one and one.row["n"])
     texts = [
@@ -84,17 +87,17 @@ def list_remarks(line: PairResult) -> list[str]:
 
 
 def format_quantity_change(change: QuantityChange) -> str:
-    """Return a quantity and its values in A and in B, with enough digits to tell them apart."""
+    """Return the name of a quantity and its values in A and in B, with enough digits to distinguish the two."""
     write = format_size if change.name.endswith("_bytes") else format_significant
     a, b = (_format_range(*map(write, side)) for side in (change.a, change.b))
-    # Rounded sizes may look equal; then exact numbers show the difference.
+    # If the rounded sizes look equal, the exact numbers show the difference.
     if a == b:
         a, b = (_format_range(*map("{:,}".format, side)) for side in (change.a, change.b))
     return f"{change.name} {a} → {b}"
 
 
 def describe_intervals(compared: SetComparison) -> str:
-    """Return sentences on the level of the intervals, and on comparisons that have none."""
+    """Return sentences about the level of the intervals, and about pairs with too few runs for a verdict."""
     gate, parts = compared.question.gate, ["Change of the time per sample of B against A, over the whole window."]
     found = [line.comparison for _, line in compared.lines if line.comparison]
     if any(one.decides for one in found):
@@ -130,7 +133,7 @@ def _describe_gate(compared: SetComparison) -> str:
 
 
 def _describe_excluded(compared: SetComparison) -> str:
-    """Count the configurations of both sides that had no part in the verdict, and their excluded repeats."""
+    """Return a sentence that counts configurations which did not take part in the verdict, and excluded repeats."""
     named = [(side, one) for _, line in compared.lines for side, one in (("A", line.a), ("B", line.b)) if one]
     sides = [one for _, one in named]
     counts = Counter(

@@ -1,6 +1,7 @@
-"""History: the time per sample of configurations over commits, versions or dates, and the changes of its level.
+"""History: the time per sample of each configuration over commits, versions or dates, and the changes of its level.
 
-A place of a history is a commit, a set of versions or a day. `output` renders a history as text, tables and a page.
+A place of a history is a commit, a set of software versions or a day. `output` renders a history as text, CSV tables
+and an HTML page.
 """
 
 import math
@@ -20,17 +21,17 @@ from bench.core.record import RunRecord
 
 By = Literal["commit", "version", "date"]
 Ancestry = Callable[[Sequence[str]], Sequence[str]]
-"""Returns the known commits among some commits, ancestors first."""
+"""Function that takes commits and returns those that git knows, ancestors first."""
 
 _DIGITS = re.compile(r"\d+")
-_SHORT = 10  # displayed digits of a commit
+_SHORT = 10  # digits of a commit hash that are displayed
 
 
 class Origin(NamedTuple):
-    """The code, versions and time of a run."""
+    """Commit, software versions and start time of a run."""
 
-    commit: str  # with a + if the code had uncommitted changes; empty if unknown
-    versions: tuple[tuple[str, str], ...]  # of the environment class, with its container
+    commit: str  # commit hash, followed by + if the code had uncommitted changes; empty if unknown
+    versions: tuple[tuple[str, str], ...]  # (name, version) of each package, and of the container
     started_at: str  # ISO 8601, UTC; empty if unknown
 
     @property
@@ -39,15 +40,16 @@ class Origin(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One place of a history; `key` is unique, `name` is short."""
+    """One place of a history: a commit, a set of software versions or a day. `key` is unique; `name` is short, for
+    display."""
 
     key: str
     name: str
-    started_at: str  # start of its first run
+    started_at: str  # start time of the first run at this place; ISO 8601, UTC
 
 
 class HistoryAxis(NamedTuple):
-    """The places of a history in order, and a description of the order."""
+    """The places of a history in order, and a description of that order."""
 
     by: By
     places: tuple[Place, ...]
@@ -55,43 +57,46 @@ class HistoryAxis(NamedTuple):
 
 
 class PlaceValue(NamedTuple):
-    """Seconds per sample of a configuration at a place, by allocation; each is the mean over its windows."""
+    """Measured times of a configuration at one place, each the mean over the timed steps of an allocation."""
 
-    place: int
-    sample_s: tuple[float, ...]
-    origin: Origin  # of its first run
+    place: int  # index of the axis
+    sample_s: tuple[float, ...]  # seconds per sample, one value per allocation
+    origin: Origin  # of the first run at this place
 
     @property
     def typical(self) -> float:
-        """The geometric mean over the allocations."""
+        """The geometric mean over the allocations, in seconds per sample."""
         return _compute_geometric_mean(self.sample_s)
 
 
 class HistoryChange(NamedTuple):
-    """A change of a configuration's level; its places are indices of the axis."""
+    """A change of a configuration's time per sample. The places of `change` are indices of the axis."""
 
     change: LevelChange
-    also: str  # other known differences between the two sides
+    also: str  # other known differences between the runs before and after the change
 
 
 class HistorySeries(NamedTuple):
-    """One configuration on one kind of device over the places of a history."""
+    """Times of one configuration on one kind of device over the places of a history, and the detected changes."""
 
     name: str
     config_id: str
     machine: str
-    values: tuple[PlaceValue, ...]  # in the order of their places
+    values: tuple[PlaceValue, ...]  # in the order of the places
     changes: tuple[HistoryChange, ...]
-    flagged: int  # excluded runs that background load disturbed
-    failed: int  # excluded runs without a time
+    flagged: int  # number of runs excluded because of background load
+    failed: int  # number of runs excluded because they have no step times
 
     @property
     def short(self) -> bool:
-        """Return whether the series has too few places to detect a change."""
+        """Return True if the series has too few places to detect a change."""
         return len(self.values) < LEAST_PLACES
 
     def level(self, place: int) -> float:
-        """Return the level at a place of the axis: the geometric mean over the places between two changes."""
+        """Return the level at a place: the geometric mean of the times at all places between the same two changes.
+
+        `place` is an index of the axis. The level is in seconds per sample.
+        """
         starts = [one.change.after for one in self.changes]
         part = sum(start <= place for start in starts)
         return _compute_geometric_mean(
@@ -100,25 +105,26 @@ class HistorySeries(NamedTuple):
 
 
 class History(NamedTuple):
-    """The history of a set of runs."""
+    """The history of all configurations in a set of runs."""
 
     axis: HistoryAxis
-    series: tuple[HistorySeries, ...]  # those with changes first
-    nowhere: int  # runs without a known place
-    days: tuple[str, ...]  # the first and the last
+    series: tuple[HistorySeries, ...]  # series with changes first
+    nowhere: int  # number of runs whose commit, versions or date are unknown
+    days: tuple[str, ...]  # first and last day of the measurements
 
 
 class _Run(NamedTuple):
-    """A run of the table that belongs to a history."""
+    """A row of the run table with its record and origin."""
 
-    place: int  # in the table
+    place: int  # row number in the run table
     row: Row
     record: RunRecord
     origin: Origin
 
 
 def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits: ()) -> History:
-    """Return the history of all measured configurations; their changes are tested together."""
+    """Return the history of all measured configurations. The error rate of their changes holds for all configurations
+    together."""
     runs = list(_list_runs(results))
     placed = [run for run in runs if find_key(run.origin, by)]
     axis = build_axis([run.origin for run in placed], by, ancestry)
@@ -146,7 +152,7 @@ def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits:
 
 
 def find_origin(record: RunRecord) -> Origin:
-    """Return the origin of a run."""
+    """Return the commit, software versions and start time of a run."""
     environment, started_at = record.environment, record.circumstance.started_at
     if environment is None:
         return Origin("", (), started_at)
@@ -159,14 +165,14 @@ def find_origin(record: RunRecord) -> Origin:
 
 
 def find_key(origin: Origin, by: By) -> str:
-    """Return the key of the place of a run; empty if unknown."""
+    """Return the key of the place to which a run belongs; empty if its commit, versions or date are unknown."""
     if by == "commit":
         return origin.commit
     return origin.date if by == "date" else ", ".join(f"{name} {value}" for name, value in origin.versions)
 
 
 def build_axis(origins: Iterable[Origin], by: By, ancestry: Ancestry) -> HistoryAxis:
-    """Return the places of runs in order: days by calendar, versions by number, commits by ancestry.
+    """Return the places of all runs in order: days by date, versions by version number, commits by ancestry.
 
     If `ancestry` does not know all commits, they are in the order of their first measurement.
     """
@@ -194,19 +200,20 @@ def build_axis(origins: Iterable[Origin], by: By, ancestry: Ancestry) -> History
 
 
 def list_varying(origins: Iterable[Origin]) -> list[str]:
-    """Return the names that have several versions among these runs."""
+    """Return the names of the packages whose version differs between these runs."""
     known = [dict(one.versions) for one in origins]
     names = dict.fromkeys(name for one in known for name in one)
     return [name for name in names if len({one.get(name) for one in known}) > 1]
 
 
 def _split_version(text: str) -> tuple[tuple[int, ...], str]:
-    """Return the numbers of a version, so that 2.10 follows 2.9."""
+    """Return a sort key for a version that compares its numbers, so that 2.10 comes after 2.9."""
     return tuple(map(int, _DIGITS.findall(text))), text
 
 
 def describe_other_differences(before: Origin, after: Origin, by: By) -> str:
-    """Describe differences between two runs apart from the axis; empty if none are known."""
+    """Describe how the versions and commits of two runs differ, apart from the axis of the history; empty if no
+    difference is known."""
     differ = []
     if by != "version":
         old, new = dict(before.versions), dict(after.versions)
@@ -218,7 +225,7 @@ def describe_other_differences(before: Origin, after: Origin, by: By) -> str:
 
 
 def shorten_commit(key: str) -> str:
-    """Return a commit for display."""
+    """Return the short form of a commit for display; "with changes" marks uncommitted changes."""
     return key.rstrip("+")[:_SHORT] + " with changes" * key.endswith("+")
 
 
@@ -226,7 +233,7 @@ def shorten_commit(key: str) -> str:
 
 
 def _list_runs(results: Results) -> Iterable[_Run]:
-    """Yield the last attempt at every measured repeat of every folder.
+    """Yield the last attempt of every measured repeat in every study folder.
 
     Repeats are distinguished by folder, because two calls of `ab` number their repeats from 0 in separate folders.
     """
@@ -244,7 +251,8 @@ def _list_runs(results: Results) -> Iterable[_Run]:
 
 
 def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, list[_Run]]]:
-    """Return the runs of each configuration on each kind of device, with a name that is unique if possible."""
+    """Return the runs of each configuration on each kind of device, with a name for each group. Names are unique if
+    possible."""
     variants = describe_variants(results.specs)
     has_machines = len(set(results.table["machine"])) > 1
     groups: dict[tuple[str, ...], list[_Run]] = {}
@@ -263,7 +271,7 @@ def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, 
 
 
 def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAxis) -> HistorySeries:
-    """Return a series without its changes."""
+    """Return the series of one configuration, before its changes are detected."""
     index = {place.key: number for number, place in enumerate(axis.places)}
     times: dict[int, dict[str, list[float]]] = {}
     firsts: dict[int, Origin] = {}
@@ -288,7 +296,7 @@ def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAx
 
 
 def _compute_logs(series: HistorySeries, places: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return the logarithm of the time at each place, NaN at places without a value."""
+    """Return the logarithm of the seconds per sample at each place; NaN at places without a value. Shape (places,)."""
     logs = np.full(places, np.nan)
     for one in series.values:
         logs[one.place] = math.log(one.typical)

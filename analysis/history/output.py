@@ -1,5 +1,4 @@
-"""Output of a history: text for a terminal, CSV tables, and one page that works offline, without scripts or
-requests."""
+"""Output of a history: text for a terminal, CSV tables, and an HTML page that works offline without scripts."""
 
 import csv
 import io
@@ -20,7 +19,7 @@ _THINGS = {"commit": "commit", "version": "set of versions", "date": "day"}
 
 
 def describe_axis(history: History) -> str:
-    """Describe the axis of a history."""
+    """Describe the places of a history: their number, their order and the days of the measurements."""
     axis = history.axis
     thing = _THINGS[axis.by] if len(axis.places) == 1 else {**_THINGS, "version": "sets of version"}[axis.by]
     days = f"; measured {' to '.join(history.days)}" if history.days else ""
@@ -28,7 +27,7 @@ def describe_axis(history: History) -> str:
 
 
 def describe_change(change: HistoryChange) -> str:
-    """Describe by how much the time per sample changed."""
+    """Describe the size of a change of the time per sample, with its interval."""
     found = change.change
     ratio = 1 + found.size
     text = format_ratio_change(ratio, 1 + found.interval.low, 1 + found.interval.high)
@@ -36,9 +35,10 @@ def describe_change(change: HistoryChange) -> str:
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
-    """Return the two places between which a change probably happened, and those between which it surely did.
+    """Return two texts: the pair of places between which the change most likely happened, and its confidence range.
 
-    The latter is empty if they are the same.
+    The range is a pair of places between which the change happened at the confidence level. Its text is empty if both
+    pairs are equal.
     """
     places, found = history.axis.places, change.change
     likely = (found.before, found.after)
@@ -47,7 +47,7 @@ def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
 
 
 def describe_doubts(history: History) -> Iterable[str]:
-    """Yield the error rate of the changes, and the number of excluded configurations and runs."""
+    """Yield sentences on the rate of false changes, and on configurations and runs that are not part of the result."""
     wrong = round(100 * (1 - LEVEL))
     yield (
         f"If no time changes, at most {wrong} of 100 such histories report any change, over all their configurations "
@@ -82,13 +82,13 @@ VALUES = (
 
 
 def list_changes(history: History) -> list[tuple[HistorySeries, HistoryChange]]:
-    """Return every change with its series, the latest first."""
+    """Return every change with its series, sorted by place, the latest first."""
     found = [(one, change) for one in history.series for change in one.changes]
     return sorted(found, key=lambda pair: -pair[1].change.after)
 
 
 def render_tables(history: History) -> dict[str, bytes]:
-    """Return the tables as CSV by name."""
+    """Return the two tables as CSV, by file name."""
     places = [place.key for place in history.axis.places]
     changes = [
         {
@@ -125,11 +125,11 @@ def _to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 HEAD = ("configuration", "time per sample", "between", "surely within", "also")
-_WIDE = 10_000  # in a file or a pipe each row stays on one line
+_WIDE = 10_000  # columns, so that each row stays on one line in a file or a pipe
 
 
 def to_text(history: History) -> str:
-    """Return the changes, the latest first, in a table as wide as the terminal, with their error rate."""
+    """Return the changes as a text table as wide as the terminal, the latest first, and the rate of false changes."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -160,7 +160,7 @@ _TICKS = 4
 
 
 def render_page(history: History) -> str:
-    """Return the page as HTML."""
+    """Return the HTML page of a history."""
     changes = [
         (series.name, describe_change(one), *describe_places(history, one), one.also, one.change.size > 0)
         for series, one in list_changes(history)
@@ -179,7 +179,8 @@ def render_page(history: History) -> str:
 
 
 def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
-    """Return one configuration over the places: shapes in a box of fixed size, which the page stretches."""
+    """Return the shapes of one configuration's chart: times over places, in a box of fixed size that the page
+    stretches."""
     places = history.axis.places
     ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
     decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)
@@ -218,7 +219,7 @@ def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
             for one in series.values
         ],
         "levels": [(low * step, high * step, height(series.level(low))) for low, high in levels],
-        "bands": bands,  # from, width, caption
+        "bands": bands,  # left edge, width, caption
         "borders": [(start * step, str(number)) for number, start in enumerate(starts, start=1)],
         "ticks": [{"top": height(one) / _FIGURE_HEIGHT * 100, "text": f"{one:,.{decimals}f}"} for one in ticks],
         "first": places[0].name,
@@ -228,7 +229,7 @@ def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
 
 
 def _choose_ticks(values: Sequence[float]) -> list[float]:
-    """Return at least two round values, evenly spaced, that enclose all values."""
+    """Return at least two evenly spaced round values for an axis that encloses all values."""
     low, high = min(values), max(values)
     width = max(high - low, 0.02 * high)
     raw = width / _TICKS

@@ -1,6 +1,6 @@
-"""Metrics: quantities derived from a record, each a column of the run table.
+"""Metrics: quantities computed from a run's record, each a column of the run table.
 
-Each file holds the metrics of one kind. A new file adds columns and needs no registration
+Each module of this folder holds the metrics of one kind. A new module adds columns and needs no registration
 (`bench.core.plugins.MetricPlugin`).
 """
 
@@ -17,7 +17,7 @@ Better = Literal["more", "less", "neither"]
 
 
 class Metric(NamedTuple):
-    """A quantity derived from one record; `value` returns None where the record does not determine it."""
+    """A quantity that is computed from one record. `value` returns None if the record lacks the necessary data."""
 
     name: str
     label: str
@@ -27,11 +27,12 @@ class Metric(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Return whether the metric is an integer, from the return type of `value`; a lambda returns floats."""
+        """Return True if the metric is an integer, by the return annotation of `value`. A lambda has none, so it counts
+        as float."""
         return _is_whole(self.value)
 
 
-@functools.cache  # a report asks for every run on its page
+@functools.cache  # a report calls this for every run
 def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
     return bool(get_type_hints(value).get("return") == int | None)
 
@@ -39,7 +40,8 @@ def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
 def build_interval_ends(
     name: str, label: str, unit: str, better: Better, find: Callable[[RunRecord], Interval | None]
 ) -> tuple[Metric, Metric]:
-    """Return the metrics `<name>_low` and `<name>_high` of an interval from the run's own steps."""
+    """Return the metrics `<name>_low` and `<name>_high`: the ends of a quantity's interval, from the steps of the run
+    alone."""
 
     def build(end: str, word: str) -> Metric:
         text = f"{word} end of {label}'s 95 % interval within the run"
@@ -50,7 +52,7 @@ def build_interval_ends(
 
 @functools.cache
 def load_metrics() -> dict[str, Metric]:
-    """Return every metric by name. Raises UserError if two files define the same name."""
+    """Return every metric by name. Raises UserError if two modules define the same name."""
     found: dict[str, Metric] = {}
     for file in plugins.list_names(plugins.METRIC):
         for metric in plugins.load(plugins.METRIC, file).METRICS:

@@ -1,6 +1,6 @@
-"""Cost and energy of tokens, padding included.
+"""Cost and energy per million tokens, padding included.
 
-Users state prices in a currency of their own; none is built in.
+Users state prices in a currency of their choice; there are no built-in prices.
 """
 
 import math
@@ -19,21 +19,23 @@ _HOUR_S = 3600
 
 
 def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
-    """Return a run table, or a summary, with `cost_per_million_tokens` at this price instead of that of the records.
+    """Return a run table or summary with `cost_per_million_tokens` at the given price per device and hour, in place of
+    the recorded price.
 
-    The cost is missing where the throughput is. Raises UserError for a price that is not positive.
+    The cost is missing if the throughput is. Raises UserError for a price that is not positive.
     """
     if not (math.isfinite(price_per_device_hour) and price_per_device_hour > 0):
         raise UserError(
             f"price {price_per_device_hour:g}", "not positive", "give what a device costs per hour, e.g. 2.5"
         )
-    # world_size is Int64, and its quotient would have pandas' own type for missing values
+    # world_size is Int64, whose quotient would be a nullable pandas type instead of float64
     per_second = price_per_device_hour * table["world_size"].astype("float64") / _HOUR_S
     return table.assign(cost_per_million_tokens=per_second / table["tokens_per_s"] * 1e6)
 
 
 def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
-    """Return the cost of 10^6 tokens at the price that the user gave for a device and hour, in its currency."""
+    """Return the cost of 10^6 tokens, padding included. The price per device and hour is recorded with the
+    machine, in the user's currency."""
     price, rate = record.circumstance.machine.price_per_device_hour, compute_tokens_per_s(record)
     if price is None or rate is None:
         return None
@@ -41,7 +43,7 @@ def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
 
 
 def compute_energy_j_per_million_tokens(record: RunRecord) -> float | None:
-    """Return the energy of all devices for 10^6 tokens of all kinds, in joules; it excludes the hosts."""
+    """Return the energy that all devices use for 10^6 tokens, padding included, in joules. Hosts are excluded."""
     energy, timed, counted = compute_energy_j(record), get_window(record), get_tokens(record)
     if energy is None or timed is None or counted is None:
         return None

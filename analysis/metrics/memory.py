@@ -1,4 +1,4 @@
-"""Memory of the rank with the most."""
+"""Memory of the rank that uses most, in bytes."""
 
 from analysis.metrics import Metric
 from analysis.observed import find_worst_rank_value, list_by_rank
@@ -6,13 +6,13 @@ from bench.core.record import RunRecord
 
 
 def compute_peak_allocated_spread_bytes(record: RunRecord) -> int | None:
-    """Imbalance of memory: the largest peak of live tensor bytes of any rank minus the smallest."""
+    """Return the imbalance of memory: the highest of the ranks' peaks of live tensor bytes minus the lowest."""
     ranks = list_by_rank(record, "peak_allocated_bytes")
     return max(ranks) - min(ranks) if len(ranks) > 1 else None
 
 
 def _build_metric(name: str, label: str) -> Metric:
-    """Return the metric that is the maximum over all ranks of a field of RankMemory."""
+    """Return the metric for a field of RankMemory: the maximum over all ranks."""
 
     def compute(record: RunRecord) -> int | None:
         return find_worst_rank_value(record, name)
@@ -21,9 +21,9 @@ def _build_metric(name: str, label: str) -> Metric:
 
 
 METRICS = (
-    # live tensors while model and engine were built
+    # peak of live tensors while model and engine are built
     _build_metric("init_peak_bytes", "peak allocated, initialisation, worst rank"),
-    # live tensors over steady steps
+    # peak of live tensors in the steps after warm-up
     _build_metric("peak_allocated_bytes", "peak allocated, steady steps, worst rank"),
     Metric(
         "peak_allocated_spread_bytes",
@@ -32,10 +32,10 @@ METRICS = (
         "less",
         compute_peak_allocated_spread_bytes,
     ),
-    # held by the caching allocator; unknown on a CPU
+    # peak of memory held by the caching allocator; unknown on a CPU
     _build_metric("peak_reserved_bytes", "peak reserved, worst rank"),
     # live tensors between two steps: weights, optimizer state, persistent buckets
     _build_metric("resident_bytes", "allocated between steps, worst rank"),
-    # host memory of a rank's process
+    # peak host memory of a rank's process
     _build_metric("peak_rss_bytes", "peak resident set, worst rank"),
 )

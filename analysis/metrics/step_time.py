@@ -1,4 +1,4 @@
-"""Time of a step in the window. A step takes as long as its slowest rank."""
+"""Step times of the window, which are the timed steps after warm-up. A step takes as long as its slowest rank."""
 
 import statistics
 
@@ -8,7 +8,7 @@ from bench.core.record import RunRecord
 
 
 def count_steps(record: RunRecord) -> int | None:
-    """Count the optimizer steps in the window."""
+    """Return the number of optimizer steps in the window."""
     timed = get_window(record)
     return len(timed.step_s) if timed else None
 
@@ -34,7 +34,7 @@ def find_longest_step(record: RunRecord) -> int | None:
 
 
 def compute_compute_s(record: RunRecord) -> float | None:
-    """Return the median time that a rehearsed rank computes in a step; it excludes communication."""
+    """Return the median compute time per step of a rehearsed rank, in seconds, without communication."""
     observed = record.observations
     return statistics.median(observed.compute_s) if observed and observed.compute_s else None
 
@@ -48,7 +48,7 @@ METRICS = (
     Metric("step_s", "median step time", "s", "less", compute_step_s),
     *build_interval_ends("step_s", "the median step time", "s", "less", compute_step_interval),
     _build_quantile(95, "step time, 95th percentile of the window"),
-    # with fewer than a hundred steps nearly the longest
+    # with fewer than a hundred steps this is nearly the longest step
     _build_quantile(99, "step time, 99th percentile of the window"),
     Metric("step_s_max", "longest step of the window", "s", "less", compute_step_s_max),
     Metric("longest_step", "number of the longest step of the window", "", "neither", find_longest_step),

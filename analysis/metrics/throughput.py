@@ -1,4 +1,4 @@
-"""Samples, tokens and FLOPs per second over the whole window, and FLOPs utilisation."""
+"""Samples, tokens and FLOPs per second over the whole window of timed steps, and FLOPs utilisation."""
 
 from collections.abc import Callable
 
@@ -17,24 +17,25 @@ from bench.core.record import RunRecord, Tokens
 
 
 def compute_sample_s(record: RunRecord) -> float | None:
-    """Return the time per sample, which ranks configurations. It is a mean over the window, so slow steps count."""
+    """Return the mean time per sample over the window, in seconds. Configurations are ranked by it, so slow steps
+    count."""
     rate = compute_steps_per_s(record)
     return None if rate is None else 1 / rate / record.spec.global_batch
 
 
 def compute_samples_per_s(record: RunRecord) -> float | None:
-    """Return the samples of the window divided by its time, over all ranks."""
+    """Return the samples per second over all ranks: all samples of the window divided by its duration."""
     rate = compute_steps_per_s(record)
     return None if rate is None else rate * record.spec.global_batch
 
 
 @remember_latest
 def compute_tokens_per_s(record: RunRecord) -> float | None:
-    """Return tokens per second over all ranks: tokens of all kinds, padding included."""
+    """Return the tokens per second over all ranks, of all kinds and padding included."""
     return compute_token_rate(record, lambda counted: counted.all)
 
 
-@remember_latest  # both ends of it are columns
+@remember_latest  # both ends of the interval are columns, so it is needed twice
 def _compute_tokens_interval(record: RunRecord) -> Interval | None:
     return compute_rate_interval(record, compute_tokens_per_s(record))
 
@@ -42,7 +43,7 @@ def _compute_tokens_interval(record: RunRecord) -> Interval | None:
 def _build_token_rate(
     name: str, label: str, counted: Callable[[Tokens], float | None], better: Better = "more"
 ) -> Metric:
-    """Return a metric of tokens per second over all ranks; `counted` selects from the tokens of a step."""
+    """Return a metric of tokens per second over all ranks. `counted` selects the kind of tokens to count."""
     return Metric(name, label, "tokens/s", better, lambda record: compute_token_rate(record, counted))
 
 
@@ -56,13 +57,13 @@ METRICS = (
     Metric("samples_per_s", "samples per second", "samples/s", "more", compute_samples_per_s),
     Metric("tokens_per_s", "tokens per second, padding included", "tokens/s", "more", compute_tokens_per_s),
     *build_interval_ends("tokens_per_s", "tokens_per_s", "tokens/s", "more", _compute_tokens_interval),
-    # missing where a sample has no such tokens
+    # missing if samples have no tokens of this kind
     _build_token_rate("encoder_tokens_per_s", "encoder tokens per second, padding included", lambda t: t.of("encoder")),
     _build_token_rate("decoder_tokens_per_s", "decoder tokens per second, padding included", lambda t: t.of("decoder")),
     _build_token_rate("effective_tokens_per_s", "tokens per second, without padding", lambda t: t.all - t.padding),
-    # padding costs as much as any other token
+    # fewer padding tokens are better, since each costs as much as any other token
     _build_token_rate("padding_tokens_per_s", "padding tokens per second", lambda t: t.padding, "less"),
-    # "hardware" counts recomputed activations, so more is not better
+    # "hardware" FLOPs include recomputation of activations, so a higher value is not better
     Metric("mfu", "model FLOPs utilisation", "of peak", "more", lambda r: compute_utilisation(r, "model")),
     Metric("hfu", "hardware FLOPs utilisation", "of peak", "neither", lambda r: compute_utilisation(r, "hardware")),
     _build_flops_rate("model", "more"),

@@ -1,4 +1,4 @@
-"""Waiting and communication in a step: the time that ranks wait, and the bytes that they exchange."""
+"""Time per step that ranks spend waiting, and bytes per step that they exchange."""
 
 import statistics
 
@@ -7,28 +7,28 @@ from analysis.observed import get_window, list_own_seconds
 from bench.core.quantities import compare_to_alike
 from bench.core.record import RunRecord
 
-_RECEIVED = "recv"  # counted as the "send" of the other rank already
+_RECEIVED = "recv"  # not added, because the "send" of the other rank already counts
 
 
 def compute_data_wait_s(record: RunRecord) -> float | None:
-    """Return the median time that a step waited for its batch, on the rank that waited longest."""
+    """Return the median time per step spent waiting for the batch, in seconds, on the rank that waited longest."""
     timed = get_window(record)
     return statistics.median(timed.data_wait_s) if timed and timed.data_wait_s else None
 
 
 def compute_data_wait_share(record: RunRecord) -> float | None:
-    """Return the share of the steps' time spent waiting for the next batch, on the rank that waited longest.
+    """Return the fraction of the step time spent waiting for the next batch, on the rank that waited longest.
 
-    On a GPU the host may wait while the device still computes, so part of the wait can be hidden.
+    On a GPU the host may wait while the device still computes, so part of the wait may cost no time.
     """
     timed = get_window(record)
     return sum(timed.data_wait_s) / sum(timed.step_s) if timed and timed.data_wait_s else None
 
 
 def compute_slowest_over_median(record: RunRecord) -> float | None:
-    """Return the slowest rank's time per step outside collectives over that of the median rank.
+    """Return the slowest rank's time per step outside collectives, divided by that of the median rank.
 
-    In a pipeline only ranks with the same layers are compared; None if no two ranks have the same layers.
+    In a pipeline each rank is compared only with ranks of the same stage. None if a stage has fewer than two ranks.
     """
     ranks, stages = list_own_seconds(record), record.spec.parallel.pipeline
     compared = compare_to_alike(ranks, stages)
@@ -38,15 +38,16 @@ def compute_slowest_over_median(record: RunRecord) -> float | None:
 
 
 def compute_idle_share(record: RunRecord) -> float | None:
-    """Return the share of a step in which a rank waited for another pipeline stage, mean over ranks."""
+    """Return the fraction of a step in which a rank waits for another pipeline stage, as the mean over all ranks."""
     shares = list_idle_shares(record)
     return statistics.mean(shares) if shares else None
 
 
 def list_idle_shares(record: RunRecord) -> list[float]:
-    """Return each rank's idle share: measured in untimed steps after the window, over the window's median step time.
+    """Return the fraction of a step in which each rank waits for another pipeline stage.
 
-    Empty unless it is known for all ranks.
+    The waiting time is measured in extra steps after the window and divided by the window's median step time. Empty
+    unless the waiting time of every rank is known.
     """
     timed, observed = get_window(record), record.observations
     if timed is None or observed is None or not observed.idle_s or None in observed.idle_s:
@@ -55,9 +56,11 @@ def list_idle_shares(record: RunRecord) -> list[float]:
 
 
 def compute_moved_bytes(record: RunRecord) -> int | None:
-    """Return the payload of a step's collectives and sends; for each kind, that of the rank with the most.
+    """Return the payload bytes of a step's collectives and sends. For each kind of operation, the rank with the most
+    counts.
 
-    The convention is that of nccl-tests: an all-reduce crosses a link of a ring almost twice, an all-gather once.
+    Payload follows the convention of nccl-tests: an all-reduce crosses a link of a ring almost twice, an all-gather
+    once.
     """
     observed = record.observations
     if observed is None or observed.collectives is None:

@@ -1,4 +1,4 @@
-"""Reading of the records of results folders and archives. Unreadable files are reported, never dropped silently."""
+"""Reading of all records in results folders and archives. Unreadable files are reported, never dropped silently."""
 
 import os
 from collections.abc import Iterable
@@ -19,26 +19,25 @@ from bench.core.store import Unreadable, read_record
 
 
 class Reading(NamedTuple):
-    """Records in memory, as if they had been found at some paths."""
+    """Complete records in memory, with the files at the same paths that could not be read."""
 
-    records: dict[Path, RunRecord]  # by file, in a readable order
-    skipped: tuple[Unreadable, ...]  # corrupt or foreign files, with the reason
-    unfinished: tuple[Path, ...]  # attempts without a record: still running, or killed with their supervisor
+    records: dict[Path, RunRecord]  # by file, sorted by study, model, ranks and so on
+    skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason
+    unfinished: tuple[Path, ...]  # folders of attempts without a record: still running, or killed with their supervisor
 
 
 class FoundRows(NamedTuple):
-    """Rows found at some paths."""
+    """Table rows of all records found at some paths."""
 
-    rows: RecordRows  # in a readable order (`analysis.reading.rows.sort_places`)
-    skipped: tuple[Unreadable, ...]
-    unfinished: tuple[Path, ...]
+    rows: RecordRows  # sorted by `analysis.reading.rows.sort_places`
+    skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason
+    unfinished: tuple[Path, ...]  # folders of attempts without a record
 
 
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
-    """Read every `record.json` at or below `paths`, also in archives, each file once.
+    """Return the rows of every `record.json` at or below `paths`, also in archives. Each file is read once.
 
-    `follow` is the progress callback for the files of a folder that are not cached. Raises UserError for a path that
-    does not exist.
+    `follow` is the progress callback for files that are not cached. Raises UserError for a path that does not exist.
     """
     given = [Path(os.path.realpath(path)) if path.is_symlink() and not path.is_dir() else path for path in paths]
     for path in given:
@@ -63,14 +62,14 @@ def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) 
 
 
 def read_records(paths: Iterable[Path]) -> Reading:
-    """Read whole records, which is slow for many."""
+    """Return the complete records at or below `paths`. This is slow for many records."""
     found = find_rows(paths)
     files = map(Path, found.rows.core.column(FILE).to_pylist())
     return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
 
 
 def _find_below(folder: Path, follow: Follow) -> FoundRows:
-    """Return the rows of a folder, with paths that begin with the folder's."""
+    """Return the rows of the records below a folder. File paths in them begin with the path of the folder."""
     found, skipped, unfinished = consolidated.read_folder(folder, follow)
     place = found.core.column_names.index(FILE)
     beginning = "" if folder == Path() else f"{folder}/"
@@ -81,7 +80,7 @@ def _find_below(folder: Path, follow: Follow) -> FoundRows:
 
 
 def _select_unique(core: pa.Table) -> "pa.Array":
-    """Return row indices in their original order; a file found under two of the paths counts once."""
+    """Return the indices of the rows to keep, in sorted order. A file that was found below two paths is kept once."""
     first: dict[object, int] = {}
     for place, path in enumerate(map(Path, core.column(FILE).to_pylist())):
         first.setdefault(_build_file_key(path), place)

@@ -1,7 +1,8 @@
 """Cache of the rows of a results folder or archive: one Parquet file in the user's cache folder.
 
-The cache is rebuilt if it is missing, corrupt, or of another version of zeroscale or its formulas. Changed records are
-read again. Nothing is written into the results folder. Small folders have no cache, because reading them is as fast.
+The cache is rebuilt if it is missing, corrupt, or written by another version of zeroscale or of its formulas. Records
+that changed are read again. Nothing is written into the results folder. Small folders have no cache, because reading
+them is as fast.
 """
 
 import contextlib
@@ -32,11 +33,11 @@ from bench.core.files import get_cache_folder
 from bench.core.store import write_atomically
 
 LEAST = 200
-"""Records from which on a folder is cached."""
+"""Smallest number of records for which a folder is cached."""
 
 _ABOUT = b"zeroscale"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
-# globs of the source files that rows are computed with
+# globs of the source files that compute rows; a change in any of them makes the cache invalid
 _FORMULAS = {
     Path(__file__).parents[1]: ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
     Path(str(bench.__file__)).parent: (
@@ -54,28 +55,29 @@ _log = logging.getLogger(__name__)
 
 
 class FolderRows(NamedTuple):
-    """Contents of a results folder; paths are relative to it."""
+    """Contents of a results folder. All paths are relative to the folder."""
 
-    rows: RecordRows  # in the order of `analysis.reading.rows.sort_places`
-    skipped: dict[str, str]  # files that are no records, with the reason
-    unfinished: list[str]  # attempts without a record
+    rows: RecordRows  # sorted by `analysis.reading.rows.sort_places`
+    skipped: dict[str, str]  # files that could not be read as records, with the reason
+    unfinished: list[str]  # folders of attempts without a record
 
 
 class _CachedRows(NamedTuple):
     rows: RecordRows
-    tree: FolderTree  # without its files, which are columns of the rows
+    tree: FolderTree  # without record files, which are in columns of the rows
     skipped: list[str]
 
     def files(self) -> Iterator[tuple[str, int, int]]:
-        """Yield every `RecordFile` behind the rows as a plain tuple, which is faster for many."""
+        """Yield the path, size and time of change of every cached record file. Plain tuples are faster than
+        `RecordFile`."""
         return zip(*(self.rows.core.column(name).to_pylist() for name in (FILE, SIZE, CHANGED)), strict=True)
 
 
 def read_folder(root: Path, follow: Follow) -> FolderRows:
-    """Return the contents of a folder, from the cache if it is up to date; `follow` is the progress callback."""
+    """Return the contents of a results folder, from its cache if up to date. `follow` is the progress callback."""
     kept = _load(root)
     if kept and is_unchanged(root, kept.tree, kept.files()):
-        again = extract(root, [RecordFile(path) for path in kept.skipped])  # the cause of the failure may be over
+        again = extract(root, [RecordFile(path) for path in kept.skipped])  # the failure may have been temporary
         if not len(again.table):
             return FolderRows(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
     tree = walk(root)
@@ -89,7 +91,8 @@ def read_folder(root: Path, follow: Follow) -> FolderRows:
 def _build_table(
     root: Path, tree: FolderTree, kept: _CachedRows | None, follow: Follow
 ) -> tuple[pa.Table, dict[str, str]]:
-    """Return the rows of a folder's files, those of unchanged files from the cache, and the skipped files."""
+    """Return the rows of all record files of a folder, and the skipped files with the reason. Rows of unchanged files
+    come from the cache."""
     old: dict[tuple[str, int, int], int] = {file: place for place, file in enumerate(kept.files() if kept else ())}
     new = extract(root, [file for file in tree.files if file not in old or not file.changed_ns], follow)
     parts = [new.table]
@@ -100,7 +103,7 @@ def _build_table(
 
 
 def _load(root: Path) -> _CachedRows | None:
-    """Return the cached rows of a folder; None if there are none that this version would have written."""
+    """Return the cached rows of a folder; None if there is no cache, or if another version of the code wrote it."""
     path = _build_cache_path(root)
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
@@ -116,7 +119,8 @@ def _load(root: Path) -> _CachedRows | None:
 
 
 def _read_traces(root: Path, path: Path, file: pq.ParquetFile, files: pa.ChunkedArray) -> pa.Table:
-    """Return the traces of `files` from the cache at `path`; from the records if this part of it is corrupt."""
+    """Return the traces of `files` from the cache at `path`. If the cached traces are corrupt, read the records
+    instead."""
     try:
         return _read_columns(file, list(TRACES))
     except _UNREADABLE as error:
@@ -133,10 +137,10 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
 
 
 def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Sequence[str]) -> None:
-    """Write the cache. On failure, the next read repeats the work."""
+    """Write the cache of a folder. A failure is only logged, and the next read then repeats the work."""
     about = {"formulas": _formulas(), "skipped": skipped} | tree._replace(files=[])._asdict()
     text = json.dumps(about).encode()
-    sealed = b"%08x %s" % (zlib.crc32(text), text)  # Parquet has checksums for its pages only
+    sealed = b"%08x %s" % (zlib.crc32(text), text)  # Parquet has checksums for pages only, not for metadata
     table = found.whole().replace_schema_metadata({_ABOUT: sealed})
     text_columns = [field.name for field in table.schema if str(field.type).endswith("string")]
     content = io.BytesIO()
@@ -163,9 +167,10 @@ def _build_cache_path(root: Path) -> Path:
 
 
 def _formulas() -> str:
-    """Return a digest of everything that rows depend on besides the records.
+    """Return a digest of everything apart from the records that determines the rows.
 
-    These are our code, numpy and scipy, and installed plug-ins with metrics, families and engines.
+    This includes the source code of zeroscale, the versions of numpy and scipy, and installed plug-ins with metrics,
+    model families and engines.
     """
     versions = [numpy.__version__, scipy.__version__, *list_all_columns()]
     digest = hashlib.sha256(json.dumps(versions).encode())

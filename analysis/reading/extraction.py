@@ -1,7 +1,7 @@
-"""Extraction of rows from record files on all cores, the slow part of reading.
+"""Extraction of table rows from record files, in parallel on all cores. This is the slow part of reading results.
 
-Worker processes read file names from standard input and write Arrow to standard output. `multiprocessing` is not used,
-because it would run the user's script again in each process.
+Worker processes read file names from standard input and write Arrow data to standard output. `multiprocessing` is not
+used, because it would run the user's script again in each process.
 """
 
 import contextlib
@@ -25,25 +25,26 @@ from analysis.stats.intervals import prepare_windows
 from bench.core.record import RunRecord
 from bench.core.store import Unreadable, read_record
 
-_BATCH = 500  # records that are in memory as Python objects at a time
-_SHARE = 500  # records that take longer to read than a process takes to start
+_BATCH = 500  # maximum number of records in memory as Python objects
+_SHARE = 500  # records that take longer to read than a process takes to start; minimum per process
 _FILES, _SKIPPED = b"files", b"skipped"
 _UNFIT = (ValueError, OverflowError)  # raised by Arrow for values that a column cannot hold
 
 
 Follow = Callable[[int, int], None]
-"""Progress callback with the number of files read and their total; called from any thread."""
+"""Progress callback. Its arguments are the number of files read so far and the total; it can be called from any thread.
+"""
 
 
 class ExtractedRows(NamedTuple):
-    """Rows of files, in no order."""
+    """Rows extracted from record files, unsorted."""
 
-    table: pa.Table  # of `analysis.reading.rows.build_schema`
-    skipped: dict[str, str]  # by path, the reason why it is no record
+    table: pa.Table  # its columns are those of `analysis.reading.rows.build_schema`
+    skipped: dict[str, str]  # by path, the reason why the file could not be read
 
 
 class _Batch(NamedTuple):
-    """Rows of up to _BATCH files."""
+    """Rows of up to _BATCH record files, the number of files, and the skipped files with the reason."""
 
     files: int
     rows: pa.RecordBatch
@@ -51,14 +52,14 @@ class _Batch(NamedTuple):
 
 
 def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None) -> ExtractedRows:
-    """Read files, with paths relative to `root`, into rows."""
+    """Return the rows of record files, whose paths are relative to `root`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = max(1, min(cores, len(files) // _SHARE))
     extract_batches = _extract_in_subprocess if processes > 1 else _extract_here
     read = [0] * processes
 
     def extract_share(place: int) -> list[_Batch]:
-        # whole batches of neighbours, because repeats share work within a batch
+        # batches of adjacent files, because repeats of a configuration in one batch share work
         begins = range(place * _BATCH, len(files), processes * _BATCH)
         batches: list[_Batch] = []
         for batch in extract_batches(root, [file for begin in begins for file in files[begin : begin + _BATCH]]):
@@ -77,7 +78,7 @@ def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda rea
 
 
 def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
-    """Read files in another process, and here the files that it does not reach."""
+    """Yield the rows of files from a worker process. If the worker fails, this process reads the remaining files."""
     command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     pipe = subprocess.PIPE
@@ -127,7 +128,7 @@ def _try_build_row(
 
 
 def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> pa.RecordBatch:
-    """Return a batch of rows, without those with a number too large for its column."""
+    """Return a batch of rows, without rows whose values do not fit their column; these are added to `skipped`."""
     schema, fitting = build_schema(), []
     with contextlib.suppress(*_UNFIT):
         return pa.RecordBatch.from_pylist(rows, schema)
@@ -141,8 +142,8 @@ def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> 
 
 
 def main() -> None:
-    """Read the files named on standard input, and write their rows to standard output."""
-    gc.disable()  # records have no reference cycles, and every collection would traverse all of them
+    """Run a worker process: read the files named on standard input, and write their rows to standard output."""
+    gc.disable()  # records have no reference cycles, but every garbage collection would traverse them
     root, files = json.load(sys.stdin)
     with pa.ipc.new_stream(sys.stdout.buffer, build_schema()) as stream:
         for batch in _extract_here(Path(root), [RecordFile(*file) for file in files]):

@@ -1,7 +1,7 @@
-"""Rows: a record as one row of an Arrow table, with its cells of the run table, its traces and its verification case.
+"""Each record as a row of an Arrow table: its cells of the run table, its traces, and its data for verification.
 
-The analysis needs nothing else of a record. So each record is read once, by one of several processes, and its row is
-cached (`analysis.reading.consolidated`). Cached rows and new rows have equal values.
+The analysis needs nothing else from a record. So each record is read once, in one of several processes, and its row is
+cached (`analysis.reading.consolidated`). A cached row has the same values as a new one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,8 @@ TRACES = {
     "trace_spec": pa.large_string(), "trace_environment": pa.large_string(), "trace_step_s": pa.list_(pa.float64()),
     "trace_cut": pa.int64(), "trace_own_s": pa.list_(pa.float64()), "trace_rank_peak_bytes": pa.list_(pa.int64()),
 }  # fmt: skip
-"""Documented in `analysis.results.Results.traces`."""
+"""Types of the trace columns, which hold arrays and long texts. Their contents are documented in
+`analysis.results.Results.traces`."""
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _CASE = {
@@ -31,11 +32,11 @@ _CASE = {
     "case_summed": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(),
 }  # fmt: skip
-"""Fields of `analysis.verify.VerificationCase`."""
+"""Types of the verification columns. They are the fields of `analysis.verify.VerificationCase`."""
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
-_latest_spec: list[tuple[RunSpec, str]] = []  # the latest spec with its text, at most one
+_latest_spec: list[tuple[RunSpec, str]] = []  # the latest spec with its JSON text; at most one entry
 _INVALID = Outcome(kind="invalid")
 _PLACE = (
     "study", "model", "nodes", "devices_per_node", "precision", "engine", "micro", "accumulation", "config_id",
@@ -44,7 +45,8 @@ _PLACE = (
 
 
 class RecordFile(NamedTuple):
-    """A `record.json` with its size and time of change (ctime), which show whether it has changed since."""
+    """Path of a `record.json`, with its size in bytes and time of change (ctime, in ns). Both show later whether the
+    file has changed."""
 
     path: str
     size: int = 0
@@ -52,29 +54,29 @@ class RecordFile(NamedTuple):
 
 
 class RecordRows(NamedTuple):
-    """Rows of a set of records. Traces are most of the bytes and seldom needed, so they are loaded on demand."""
+    """Rows of a set of records. Traces take most of the memory and are seldom needed, so they are loaded on demand."""
 
-    core: pa.Table  # file, cells of the run table, verification case
+    core: pa.Table  # columns of the file, the run table and verification
     traces: Callable[[], pa.Table]
 
     def whole(self) -> pa.Table:
-        """Return all columns in one table."""
+        """Return one table with all columns, traces included."""
         traces = self.traces()
         return pa.table([*self.core.columns, *traces.columns], pa.schema([*self.core.schema, *traces.schema]))
 
     def take(self, places: "pa.Array") -> "RecordRows":
-        """Return the rows at these indices."""
+        """Return the rows with these indices, in this order."""
         return RecordRows(self.core.take(places), lambda: self.traces().take(places))
 
 
 def split_table(table: pa.Table) -> RecordRows:
-    """Return the rows of a table with all columns."""
+    """Return the rows of a table that has all columns."""
     traces = table.select(list(TRACES))
     return RecordRows(table.drop_columns(list(TRACES)), lambda: traces)
 
 
 def join_rows(parts: Sequence[RecordRows]) -> RecordRows:
-    """Return the rows of several sets, one after the other."""
+    """Return the rows of all sets in `parts`, in order."""
     if len(parts) == 1:
         return parts[0]
     known = parts or [split_table(build_schema().empty_table())]
@@ -84,20 +86,21 @@ def join_rows(parts: Sequence[RecordRows]) -> RecordRows:
 
 
 def sort_places(core: pa.Table) -> "pa.Array":
-    """Return row indices sorted by study, model, layout and so on; paths are hashes and have no readable order."""
+    """Return row indices sorted by study, model, ranks and so on. Paths are hashes, so sorting by path would not help
+    readers."""
     return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
 
 
 def build_schema() -> pa.Schema:
-    """Return the columns of rows."""
+    """Return the names and types of the columns of a row."""
     cells = {name: _TYPES[column.kind] for name, column in list_all_columns().items()}
     return pa.schema(_FILE | cells | _CASE | TRACES)
 
 
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the row of a record; `known` are the columns of the run table.
+    """Return the row of a record. `known` holds the columns of the run table by name.
 
-    Raises ArithmeticError or ValueError for a record with numbers that no column can hold.
+    Raises ArithmeticError or ValueError if a number of the record does not fit its column.
     """
     spec, text = _share_spec(record.spec)
     if spec is not record.spec:
@@ -112,7 +115,7 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
 
 
 def build_cases(core: pa.Table) -> verify.VerificationCases:
-    """Return the verification cases of rows."""
+    """Return the data for verification of all rows, as arrays with one entry per row."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
     precision = core.column("precision").combine_chunks().dictionary_encode()
@@ -132,7 +135,7 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
 
 
 def _to_matrix(lists: pa.ChunkedArray, width: int) -> Any:
-    """Return lists of `width` numbers as the rows of a matrix; empty lists are left out."""
+    """Return a matrix with a row for each list of `width` numbers; empty lists are skipped."""
     return lists.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
 
 
@@ -151,7 +154,8 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the cells that change if the run is judged invalid: it then has no speed, and no new values either."""
+    """Return the cells that change if the run is judged invalid. Its times and rates are then missing, and no cell
+    gains a value."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}
@@ -160,9 +164,9 @@ def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
 
 
 def _share_spec(spec: RunSpec) -> tuple[RunSpec, str]:
-    """Return a spec and its text; the previous record's spec if the texts are equal.
+    """Return a spec and its JSON text, with the spec object of the previous record if both texts are equal.
 
-    Repeats follow each other, and `analysis.observed.remember_latest` recognises a spec by identity.
+    Repeats follow each other, and `analysis.observed.remember_latest` recognises equal specs by object identity.
     """
     if not _latest_spec or _latest_spec[0][0] is not spec:
         text = spec.model_dump_json()

@@ -1,8 +1,10 @@
-"""Contents of a results folder or archive: its records, attempts without a record, and whether anything has changed.
+"""Listing of a results folder or archive: its records, attempts without a record, and detection of later changes.
 
-Changes are detected by ctime, the file system's time of the last change, which programs cannot set. Equal times mean
-equal contents; that of a folder changes with every name in it. A file or folder that changed during the walk, or
-shortly before, may change again within the same tick of the clock, so it always counts as changed.
+Changes are detected by ctime, the file system's time of the last change, which programs cannot set. Equal ctimes mean
+equal contents. The ctime of a folder changes whenever a name in it does.
+
+A file or folder that changed during the listing, or shortly before, may change again within the same tick of the clock.
+So it always counts as changed.
 """
 
 import os
@@ -17,27 +19,27 @@ from bench.core import files
 from bench.core.store import CIRCUMSTANCE, RECORD
 
 SETTLED_NS = 2_000_000_000
-"""Age of a change that can be trusted. Some file systems have a resolution of two seconds."""
+"""Age in ns from which a time of change can be trusted. Some file systems have a resolution of two seconds."""
 UNSETTLED = 0
-"""Time that stands for a recent change; it equals that of no file."""
+"""Recorded in place of a recent time of change. No file has this time, so the file counts as changed."""
 
-_stat = os.stat  # Path.stat takes several times as long, and there are many files
+_stat = os.stat  # Path.stat takes several times as long, which matters for many files
 
 
 class FolderTree(NamedTuple):
-    """Contents of a folder or archive, by relative paths."""
+    """Contents of a folder or archive. All paths are relative to it."""
 
-    files: list[RecordFile]  # called record.json, sorted; of several hard links, the first
-    folders: dict[str, int]  # time of the last change in ns, the folder itself included
-    archives: dict[str, int]  # likewise
-    unfinished: list[str]  # attempts without a record
+    files: list[RecordFile]  # every record.json, sorted by path; of several hard links only the first
+    folders: dict[str, int]  # ctime in ns of each folder, the root ("") included
+    archives: dict[str, int]  # ctime in ns of each archive
+    unfinished: list[str]  # folders of attempts without a record
     closed: dict[str, str]  # files and folders that cannot be read, with the reason
 
 
 def walk(root: Path) -> FolderTree:
-    """List a folder with all folders and archives below it, or an archive, or a folder inside an archive.
+    """Return the contents of `root`: a folder with everything below it, an archive, or a folder inside an archive.
 
-    Symbolic links are not followed.
+    Archives below a folder are included. Symbolic links are not followed.
     """
     latest = time_ns() - SETTLED_NS
     tree = FolderTree([], {}, {}, [], {})
@@ -67,7 +69,10 @@ def walk(root: Path) -> FolderTree:
 
 
 def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int, int]]) -> bool:
-    """Return whether a folder or archive is unchanged since `tree` and `records`, tuples of `RecordFile`, were read."""
+    """Return True if nothing in a folder or archive has changed since `tree` and `records` were read.
+
+    `records` holds the path, size in bytes and time of change in ns of every record file.
+    """
     beginning, packed = f"{root}/", tuple(f"{path}/" for path in tree.archives)
     places = tree.folders | tree.archives
     try:
@@ -76,14 +81,14 @@ def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int,
         return all(_stat(beginning + path).st_ctime_ns == changed_ns for path, changed_ns in places.items()) and all(
             (now := _stat(beginning + path)).st_ctime_ns == changed_ns and now.st_size == size
             for path, size, changed_ns in records
-            if not path.startswith(packed)  # their time is that of the archive, checked above
+            if not path.startswith(packed)  # files in archives have the ctime of the archive, which is checked above
         )
     except OSError:
         return False
 
 
 def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[str]:
-    """Add the records in an archive to `tree`, and return its folders of started attempts."""
+    """Add the records in an archive to `tree`. Return the folders of attempts that were started in it."""
     beginning, list_files = (f"{path}/", files.list_packed) if path else ("", files.list_members)
     try:
         tree.archives[path] = changed_ns = _round_unsettled(_read_changed_ns(root / path), latest)
@@ -98,15 +103,15 @@ def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[s
 
 
 def _read_changed_ns(path: Path) -> int:
-    """Return the time of the last change of a file, or of the archive that contains it."""
+    """Return the ctime, in ns, of a file or of the archive that contains it."""
     return _stat(files.split_archive(path)[0] or path).st_ctime_ns
 
 
 def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield the entries of a folder with their paths; nothing if the folder was deleted."""
+    """Yield the path and entry of everything in a folder; nothing if the folder was deleted."""
     path = f"{root}/{folder}"
     try:
-        # before the entries are read, so that later changes are noticed
+        # the ctime is read before the entries, so that later changes are noticed
         tree.folders[folder] = _round_unsettled(_stat(path).st_ctime_ns, latest)
         for entry in os.scandir(path):
             place = f"{folder}/{entry.name}" if folder else entry.name
@@ -121,10 +126,10 @@ def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Ite
 
 
 def is_utf8(name: str) -> bool:
-    """Return whether a name can be encoded as UTF-8."""
+    """Return True if a file name can be encoded as UTF-8."""
     try:
         name.encode()
-    except UnicodeEncodeError:  # bytes that Python replaced by surrogates
+    except UnicodeEncodeError:  # Python represents undecodable bytes as surrogates
         return False
     return True
 

@@ -1,17 +1,20 @@
-"""Time per sample of configurations, how two of them compare, and the columns in which tables show it.
+"""Seconds per sample of configurations, comparisons between them, and the columns of the resulting tables.
 
     from analysis.scaling import best, crossover, curves
 
     curves.build_curves(results)         strong and weak scaling, at equal and at the best micro-batch
-    crossover.find_crossovers(results)   node counts where one stage overtakes another
+    crossover.find_crossovers(results)   node counts at which one engine becomes faster than another
     best.best(results)                   per question: the fastest, its ties, the Pareto front of throughput and memory
     build_curve_table(…), build_crossover_table(…), best.as_table(…) of these modules return DataFrames
 
-Everything is derived from seconds per sample over the whole window, slow steps included. That makes one formula of all
-efficiencies: E(n) = pace(n0) n0 / (pace(n) n). Only measured runs take part; failures stay as rows.
+A question is a group of configurations that do the same work on equal hardware. All results derive from the mean
+seconds per sample T(n) on n nodes, over all timed steps, slow steps included. So strong and weak scaling have the same
+formula of efficiency, compared with the smallest node count n0: E(n) = T(n0) n0 / (T(n) n). Only measured runs are
+used. Failed configurations remain in the tables as rows without values.
 
-In tables `*_low` and `*_high` are the interval of a number; `ratio_kind`, `ratio_level` and `ratio_n` describe all
-intervals of a row. Columns of the summary keep their names, and `interval_*` describes their intervals.
+In tables, `*_low` and `*_high` are the ends of the interval of a value. `ratio_kind`, `ratio_level` and `ratio_n`
+describe the intervals of all ratios of a row. Columns of the summary keep their names, and `interval_*` describes their
+intervals.
 """
 
 import functools
@@ -38,9 +41,9 @@ Result = TypeVar("Result")
 
 
 def read_once(work: Callable[[Results], Result]) -> Callable[[Results], Result]:
-    """Cache the result of `work` while its argument lives. Results are compared by identity.
+    """Return a function that computes `work(results)` once per Results object and caches it while that object lives.
 
-    The result must not reference the argument, which would then live forever.
+    The cached result must not reference the Results object, which would then never be freed.
     """
     known: dict[int, Result] = {}
 
@@ -56,7 +59,7 @@ def read_once(work: Callable[[Results], Result]) -> Callable[[Results], Result]:
 
 
 class IntervalEstimate(NamedTuple):
-    """A number with its interval; None if it is unknown, or if the number holds by definition."""
+    """A value with its interval. The interval is None if it is unknown, or if the value holds by definition."""
 
     value: float
     interval: Interval | None = None
@@ -64,31 +67,33 @@ class IntervalEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds per sample of every timed step in order, by allocation: the step time over the global batch.
+    """Seconds per sample of every timed step of a configuration, in order, by allocation.
 
-    Or seconds per step, if all compared configurations do the same work per step.
+    Each value is the step time divided by the global batch. It may be seconds per step instead, if all compared
+    configurations do the same work per step.
     """
 
     runs: Mapping[str, Sequence[float]]
 
     @functools.cached_property
     def means(self) -> dict[str, float]:
-        """Means by allocation."""
+        """The mean for each allocation, in seconds per sample."""
         return {name: float(np.mean(run)) for name, run in self.runs.items()}
 
     @functools.cached_property
     def typical(self) -> float:
-        """The geometric mean over the means of the allocations."""
+        """The geometric mean of the allocations' means, in seconds per sample."""
         return statistics.geometric_mean(self.means.values())
 
 
 Paces = Callable[[Row], Pace | None]
-"""Pace of a row of the summary; None if no run of it ended ok."""
+"""Function that returns the seconds per sample of a summary row; None if no run of the row has step times that count.
+"""
 
 
 @read_once
 def paces(results: Results) -> Paces:
-    """Return the function that looks up the pace of any row."""
+    """Return the function that looks up the seconds per sample of any row of the summary."""
     build_key, known = itemgetter(*KEY), dict[tuple[Any, ...], Pace]()
     for row in list_rows(results.summary[[*KEY, "n", "global_batch"]]):
         if row["n"] and (runs := results.runs(row)):
@@ -101,13 +106,13 @@ def paces(results: Results) -> Paces:
 
 
 def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
-    """Compare two paces; the ratio is the one's seconds per sample over the other's.
+    """Compare the seconds per sample of two configurations. The ratio is `one` divided by `other`.
 
-    If they share enough allocations, the comparison is within these, so that good nodes do not favour a configuration.
+    If both ran in enough common allocations, they are compared within these, so that good nodes favour neither of them.
     """
 
     def select(pace: Pace, names: Iterable[str]) -> Runs:
-        return [[pace.means[name]] for name in names]  # a comparison of runs needs their means only
+        return [[pace.means[name]] for name in names]  # a comparison of runs needs only the mean of each
 
     if shared := blocks(one.runs, other.runs):
         return compare(select(one, shared), select(other, shared), level, blocked=True)
@@ -117,14 +122,14 @@ def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
 
 
 def scaled(comparison: Comparison, factor: float = 1.0) -> IntervalEstimate:
-    """Return the ratio of a comparison times an exact factor."""
+    """Return the ratio of a comparison and its interval, multiplied by a factor that has no error."""
     ends = comparison.interval
     interval = ends and ends._replace(low=ends.low * factor, high=ends.high * factor)
     return IntervalEstimate(comparison.ratio * factor, interval)
 
 
 def add_interval_names(*names: str) -> tuple[str, ...]:
-    """Return column names, each followed by those of the ends of its interval."""
+    """Return the column names, each followed by the names of the lower and upper end of its interval."""
     return tuple(f"{name}{end}" for name in names for end in ("", "_low", "_high"))
 
 
@@ -142,25 +147,25 @@ _INTEGERS = ("n", "interval_n", "base_nodes", "ratio_n")
 
 
 def build_frame(rows: Sequence[Row], names: Sequence[str]) -> pd.DataFrame:
-    """Return rows as a table of the columns `names`; rows may lack columns or have others."""
+    """Return a table of the rows with the columns `names`. Missing cells are empty, and other cells are ignored."""
     cells = {name: [row.get(name) for row in rows] for name in names}
     return build_typed_frame(cells, {name: _find_column_kind(name) for name in names})
 
 
 def build_ratio_cells(name: str, comparison: Comparison | None) -> Row:
-    """Return the cells of a comparison's ratio."""
+    """Return the cells of a comparison's ratio and of its interval, with column names that begin with `name`."""
     return build_interval_cells(name, scaled(comparison) if comparison else None)
 
 
 def build_interval_cells(name: str, estimate: IntervalEstimate | None) -> Row:
-    """Return the cells of a number and of its interval."""
+    """Return the cells of a value and of its interval, with column names that begin with `name`."""
     interval = estimate and estimate.interval
     found = {f"{name}_{end}": getattr(interval, end, None) for end in ("low", "high")}
     return {name: estimate and estimate.value, **found}
 
 
 def build_basis_cells(estimate: IntervalEstimate | Comparison | None) -> Row:
-    """Return the cells that describe the intervals of a row."""
+    """Return the cells of BASIS: kind, level and number of values of the intervals of a row's ratios."""
     interval = estimate and estimate.interval
     return {name: getattr(interval, name.removeprefix("ratio_"), None) for name in BASIS}
 

@@ -1,11 +1,13 @@
 """Best configurations of a question: the fastest, its ties, and the Pareto front of throughput and memory.
 
-The table has a row per configuration of each question, the fastest first and failures last, with columns of the summary
-and these:
+The table has a row per configuration of each question, the fastest first and failures last. It has the columns of the
+summary and these:
+
 standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell.
-ratio           seconds per sample over the fastest's.
+ratio           seconds per sample, divided by those of the fastest configuration.
 pareto          front, tied, dominated, or too few repeats to tell.
-memory_ratio    seconds per sample over the fastest configuration that needs no more memory, with its memory_verdict.
+memory_ratio    seconds per sample, divided by those of the fastest configuration that needs no more memory.
+memory_verdict  the verdict on memory_ratio.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,22 +41,25 @@ from bench.core.statistics import LEVEL
 
 
 class Rival(NamedTuple):
-    """A configuration compared with the fastest."""
+    """A configuration that is compared with the fastest one of its question."""
 
     row: Row
-    comparison: Comparison  # seconds per sample, over the fastest's; intervals between repeats hold together
-    verdict: Verdict  # on the rival, corrected for all that were ranked together
+    comparison: (
+        Comparison  # seconds per sample, divided by those of the fastest; intervals between repeats hold together
+    )
+    verdict: Verdict  # on the rival, corrected for the number of configurations ranked together
 
 
 class RankedFamily:
-    """All configurations of a ranking with enough repeats: verdicts on any pairs of them hold together.
+    """Configurations with enough repeats that are ranked together. Verdicts on all pairs of them hold together.
 
-    They are compared within the allocations that all of them share, if these are enough, else by all their runs.
+    They are compared within the allocations that all of them share. If there are too few of these, they are compared by
+    all their runs.
     """
 
     def __init__(self, paces: Sequence[Pace], level: float = LEVEL) -> None:
         self._level = level
-        self._paces = tuple(paces)  # keeps the objects alive, since their ids are keys
+        self._paces = tuple(paces)  # keeps the objects alive, because their ids are keys
         self._places = {id(pace): place for place, pace in enumerate(paces)}
         by_pace = [pace.means for pace in paces]
         shared = [name for name in by_pace[0] if all(name in means for means in by_pace)] if by_pace else []
@@ -64,16 +69,16 @@ class RankedFamily:
 
     @property
     def lead(self) -> Pace | None:
-        """The configuration measured as the fastest; None for an empty family."""
+        """The seconds per sample of the configuration measured as the fastest; None for an empty family."""
         return self._paces[self._family.lead] if self._family else None
 
     @property
     def selection_bias(self) -> float:
-        """Relative amount by which the fastest's time is probably too short, because it was selected as the fastest."""
+        """Relative amount by which the fastest time is probably too short, because it was selected as the shortest."""
         return float(np.expm1(self._family.selection_bias)) if self._family else 0.0
 
     def compare(self, one: Pace, other: Pace) -> Comparison:
-        """Compare two configurations; by themselves if one is not in the family."""
+        """Compare two configurations. If one of them is not in the family, the interval holds for this pair alone."""
         places = [self._places.get(id(pace)) for pace in (one, other)]
         if self._family is None or places[0] is None or places[1] is None:
             return compare_paces(one, other)
@@ -86,14 +91,14 @@ class RankedFamily:
         return Comparison(float(np.exp(value)), interval, p_value, superiority(ours, theirs), "run", runs)
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """Return the verdict on a comparison of the family."""
+        """Return the verdict on a comparison of two configurations of the family."""
         if not comparison.decides or comparison.interval is None:
             return TOO_FEW
         return judge_interval(comparison.interval)
 
 
 class Ranking(NamedTuple):
-    """Configurations by seconds per sample, the fastest first."""
+    """Configurations sorted by seconds per sample, the fastest first."""
 
     fastest: Row
     rivals: tuple[Rival, ...]
@@ -105,33 +110,36 @@ class Ranking(NamedTuple):
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that repeats do not find slower.
+        """The rivals that are not detectably slower than the fastest.
 
-        If all have enough repeats, no rival that is truly as fast is called slower in 95 of 100 rankings. The number of
-        the fastest itself has a selection bias.
+        Suppose that all configurations have enough repeats. Then in 95 of 100 rankings no rival that is truly as fast
+        is called slower. The time of the fastest itself has a selection bias.
         """
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
 
 def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
-    """Rank the rows with a number; None if there are none."""
+    """Rank the rows that have step times; None if there are none."""
     timed = [(row, known) for row in rows if (known := pace(row))]
     if not timed:
         return None
     family = RankedFamily([known for _, known in timed if enough(known.runs)])
     fastest = min(timed, key=lambda one: one[1].typical)
     found = _rank_after(next((one for one in timed if one[1] is family.lead), fastest), timed, family)
-    if found.rivals and found.rivals[0].comparison.ratio < 1:  # a rival with too few repeats for the family is faster
+    if (
+        found.rivals and found.rivals[0].comparison.ratio < 1
+    ):  # true if a rival with too few repeats for the family is faster
         found = _rank_after(fastest, timed, family)
     return found
 
 
 def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float = LEVEL) -> Comparison:
-    """Compare the fastest of several configurations, which comes first, with the fastest of others.
+    """Compare the fastest configuration of `ours` with the fastest of `theirs`. The fastest comes first in each of
+    them.
 
-    The interval allows for the selection of both from the same data. The gap of the truly fastest is the minimum over
-    `ours` of the maximum over `theirs` of all gaps. It lies between the same minimax of the lower and of the upper ends
-    of intervals that hold together.
+    The interval allows for the selection of both from the same data. The log ratio of the truly fastest two is the
+    minimum over `ours` of the maximum over `theirs` of the log ratios of all pairs. So it lies between the same minimax
+    of the lower and of the upper ends of intervals that hold together.
     """
     plain = compare_paces(ours[0], theirs[0], level)
     if len(ours) == len(theirs) == 1 or not plain.decides:
@@ -169,8 +177,12 @@ COLUMNS = (
 )
 
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
-"""Front: no configuration that needs no more memory was measured as faster. Tied: one was, but not detectably.
-Dominated: detectably. The last: one was, and there are too few repeats for a verdict."""
+"""Place of a configuration in the comparison of throughput and memory.
+
+Front: no configuration that needs at most as much memory was measured as faster. Dominated: such a configuration is
+detectably faster. Tied: it was measured as faster, but not detectably. "Too few repeats to tell": it was measured as
+faster, but there are too few repeats for a verdict.
+"""
 
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
 
@@ -179,12 +191,12 @@ _RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", EQUAL: EQUAL, TOO_FEW
 
 
 class ParetoPoint(NamedTuple):
-    """A configuration, compared by throughput and memory."""
+    """A configuration in the comparison of throughput and memory."""
 
     row: Row
-    leaner: Row | None  # the fastest that needs no more memory; None for the leanest of all
-    comparison: Comparison | None  # seconds per sample, over the leaner's
-    verdict: Verdict | None  # corrected for the number of configurations; on the front, the gain by more memory
+    leaner: Row | None  # the fastest configuration that needs no more memory; None if `row` needs least
+    comparison: Comparison | None  # seconds per sample of `row`, divided by those of `leaner`
+    verdict: Verdict | None  # corrected for the number of configurations; on the front, on the gain from more memory
 
     @property
     def place(self) -> Place:
@@ -194,19 +206,19 @@ class ParetoPoint(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The answer to one question, in rows of the summary."""
+    """The fastest configuration of one question, its rivals and its Pareto front, as rows of the summary."""
 
     question: Question
     fastest: Row | None  # lowest seconds per sample as measured; None if nothing was measured
-    rivals: tuple[Rival, ...]  # all other rows with a number, the fastest first
-    pareto_points: tuple[ParetoPoint, ...]  # all rows with known memory, the leanest first
-    failed: tuple[Row, ...]
-    busy: tuple[Row, ...] = ()  # rows whose runs were all disturbed, which are not ranked
-    selection_bias: float = 0.0  # relative, of the fastest's time
+    rivals: tuple[Rival, ...]  # all other rows with step times, the fastest first
+    pareto_points: tuple[ParetoPoint, ...]  # all rows with known memory, the least memory first
+    failed: tuple[Row, ...]  # rows without a run that ended ok
+    busy: tuple[Row, ...] = ()  # rows whose runs were all disturbed by background load or a pause; not ranked
+    selection_bias: float = 0.0  # relative amount by which the fastest time is probably too short
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that repeats do not find slower than the fastest, in order of time."""
+        """The rivals that are not detectably slower than the fastest, the fastest of them first."""
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
     @property
@@ -216,15 +228,15 @@ class Best(NamedTuple):
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """The Pareto front of throughput against peak allocated bytes, the leanest first."""
+        """The Pareto front of throughput and peak allocated bytes, the configuration with the least memory first."""
         return tuple(pareto_point.row for pareto_point in self.pareto_points if pareto_point.place == "front")
 
 
 @read_once
 def best(results: Results) -> tuple[Best, ...]:
-    """Return one answer per question, in the order of `group_by_question`.
+    """Return the best configurations of each question, in the order of `group_by_question`.
 
-    Only measured evidence has a fastest: a rehearsal does not communicate, so it cannot rank.
+    Only measured runs are ranked. A rehearsal does not communicate, so its times cannot rank configurations.
     """
     pace, found = paces(results), []
     for question, group in group_by_question(results.summary):
@@ -240,18 +252,20 @@ def best(results: Results) -> tuple[Best, ...]:
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:
-    """Return a row per configuration of each question."""
+    """Return a table with a row per configuration of each question."""
     return build_frame([cells for best in found for cells in _cells(best)], COLUMNS)
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Compare each configuration with the fastest that needs no more memory, which alone can dominate it."""
+    """Compare each configuration with the fastest one that needs no more memory. Only that one can dominate it."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []
-    for row in sorted(sized, key=lambda row: row["peak_allocated_bytes"]):  # stable: at equal memory the fastest first
+    for row in sorted(
+        sized, key=lambda row: row["peak_allocated_bytes"]
+    ):  # stable sort: at equal memory the fastest is first
         own_pace = pace(row)
-        assert own_pace is not None  # it was ranked
+        assert own_pace is not None  # every ranked row has step times
         comparison = ranking.family.compare(own_pace, front[1]) if front else None
         verdict = ranking.family.verdict(comparison) if comparison else None
         points.append(ParetoPoint(row, front and front[0], comparison, verdict))

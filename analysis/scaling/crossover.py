@@ -1,8 +1,8 @@
-"""Crossovers: node counts between which one engine overtakes another. Only measured node counts are compared.
+"""Crossovers: node counts between which one engine becomes faster than another. Only measured node counts are compared.
 
-The table has a row per node count of each pair of curves, one and other: the configurations as `one_*` and `other_*`,
-the ratio of seconds per sample, the one's over the other's, the verdict on the one, and the crossover as a word (found)
-and as a sentence (told).
+The table has a row per node count of each pair of curves, called `one` and `other`. Columns `one_*` and `other_*`
+describe the two configurations. `ratio` is the seconds per sample of `one` divided by those of `other`, and `verdict`
+says whether `one` is faster. `found` is the outcome of the search as a word, and `told` is the outcome as a sentence.
 """
 
 import itertools
@@ -44,40 +44,44 @@ _DECIDED = ("faster", "slower")
 
 
 class NodeComparison(NamedTuple):
-    """Two engines at one node count."""
+    """Comparison of two engines at one node count."""
 
     nodes: int
-    one: Row | None  # None if it was never requested
-    other: Row | None
-    comparison: Comparison | None  # seconds per sample, the one's over the other's; None if a side has no number
-    verdict: Verdict | None  # on the one, corrected for the node counts of its crossover
+    one: Row | None  # row of the first engine; None if it was never requested
+    other: Row | None  # row of the second engine
+    comparison: Comparison | None  # seconds per sample, `one` divided by `other`; None if either has no step times
+    verdict: Verdict | None  # on `one`, corrected for the number of node counts
 
 
 class Crossover(NamedTuple):
-    """Two engines over node counts, all else equal."""
+    """Comparison of two engines over node counts, with all other settings equal."""
 
     law: Law
     batch: BatchChoice
-    names: tuple[str, str]  # of their curves
-    engines: tuple[str, str]  # their names, with options that differ from the preset
-    node_comparisons: tuple[NodeComparison, ...]  # the smallest node count first
+    names: tuple[str, str]  # names of the two curves
+    engines: tuple[str, str]  # names of the two engines, with options that differ from the preset
+    node_comparisons: tuple[NodeComparison, ...]  # smallest node count first
 
     @property
     def any_row(self) -> Row | None:
-        """A row of the summary for what all rows share; None if there is no row."""
+        """Any row of the summary that is part of the comparison, for columns that all of them share; None if there is
+        no row."""
         return next((row for at in self.node_comparisons for row in (at.one, at.other) if row), None)
 
     @property
     def between(self) -> tuple[tuple[int, int], ...]:
-        """Node counts between which the detectably faster engine becomes the detectably slower one."""
+        """Pairs of node counts: the engine that is detectably faster at the first is detectably slower at the second."""
         decided = [at for at in self.node_comparisons if at.verdict in _DECIDED]
         pairs = itertools.pairwise(decided)
         return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
 
     @property
     def found(self) -> CrossoverOutcome:
-        """The outcome. "None seen" needs verdicts for the same engine at the smallest and largest compared node count,
-        and none for the other engine between them."""
+        """Outcome of the search for a crossover. It is "between" if there is a crossover.
+
+        For "none seen", one engine must be detectably faster at the smallest and at the largest compared node count,
+        and the other engine at none. In all other cases the outcome is "cannot be told".
+        """
         if self.between:
             return "between"
         compared = [at.verdict for at in self.node_comparisons if at.verdict]
@@ -86,7 +90,7 @@ class Crossover(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The outcome in words, e.g. "zero3 overtakes zero2 between 2 and 4 nodes"."""
+        """The outcome as a sentence, such as "zero3 overtakes zero2 between 2 and 4 nodes"."""
         one, other = self.engines
         if self.found == "between":
             verdicts_by_nodes = {at.nodes: at.verdict for at in self.node_comparisons}
@@ -105,7 +109,7 @@ class Crossover(NamedTuple):
 
 
 def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
-    """Return the crossover of each pair of engines on every pair of curves that differ only in the engine."""
+    """Return the crossovers of each pair of engines. Two curves are compared if they differ only in the engine."""
     pace = paces(results)
     by_engine = group_by(list_tracks(results), lambda track: str(track.any_row["engine"]))
     return [
@@ -118,7 +122,7 @@ def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero
 
 
 def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
-    """Return a row per node count of each pair of curves."""
+    """Return a table with a row per node count of each pair of curves."""
     return build_frame(
         [_build_cells(crossover, at) for crossover in found for at in crossover.node_comparisons], COLUMNS
     )
@@ -138,10 +142,10 @@ def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
 
 
 def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: Paces) -> list[Verdict]:
-    """Return the verdicts on all node counts together.
+    """Return the verdicts for all node counts. They hold together.
 
-    If the micro-batch was chosen from the same data, they rest on intervals that allow for that selection, at the level
-    that all node counts together need (Bonferroni's inequality).
+    If the micro-batch was selected from the same data, verdicts are based on intervals that allow for the selection.
+    Their level is corrected for the number of node counts (Bonferroni's inequality).
     """
     if one.batch == "equal micro-batch":
         return verdicts([at.comparison for at in compared if at.comparison])
@@ -154,13 +158,13 @@ def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: 
 
 
 def _list_paces(track: Track, nodes: int, pace: Paces) -> list[Pace]:
-    """Return the known paces of all micro-batches of a track at a node count, the fastest first."""
+    """Return the seconds per sample of all micro-batches of a track at a node count, the fastest first."""
     ranking = ranked(track.by_nodes.get(nodes, ()), pace)
     return [found for row in ranking.rows if (found := pace(row))] if ranking else []
 
 
 def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
-    """Return the row of a track at a node count: the fastest or, if all failed, that of the smallest micro-batch."""
+    """Return the row at a node count: the fastest or, if all failed, the one with the smallest micro-batch."""
     rows = by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)
     return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)

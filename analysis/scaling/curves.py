@@ -1,17 +1,21 @@
 """Scaling curves: speed-up, efficiency and serial fraction over node counts, at equal and at the best micro-batch.
 
-A curve joins rows of the summary that differ only in nodes and batch, with one property of the batch fixed. Machines
-and environment classes never mix. The class contains the devices per node but not the nodes, so it is the same for more
-nodes of one kind.
+A curve joins rows of the summary that differ only in nodes and batch. The global batch (strong scaling) or the
+accumulation (weak scaling) is the same for all of them. Machines and environment classes never mix. An environment
+class contains the number of devices per node but not of nodes, so a curve over nodes of one kind has one class.
 
-The table of curves has a row per node count, with columns of the summary and these:
-law, batch, curve  what is fixed, at which micro-batch, and the name of the curve.
-micros             requested micro-batches at that node count, whatever their outcome.
-tied_micros        micro-batches that repeats do not find slower than that of the row.
-base_nodes         the smallest measured node count; its base_step_s in seconds, with its own interval.
-speedup            samples per second over the base's; of a weak curve the scaled speed-up.
-efficiency         speed-up over nodes / base_nodes: 1 is ideal.
-serial_fraction    Karp and Flatt's; of strong curves only, not at the base.
+The table of curves has a row per node count, with the columns of the summary and these:
+
+law                strong or weak.
+batch              equal micro-batch, or the best micro-batch at each node count.
+curve              name of the curve.
+micros             micro-batches requested at this node count, including failed ones.
+tied_micros        micro-batches that are not detectably slower than that of the row.
+base_nodes         smallest measured node count (the base).
+base_step_s        seconds per step at the base, with its own interval.
+speedup            samples per second, divided by those at the base; the scaled speed-up for a weak curve.
+efficiency         speed-up divided by nodes / base_nodes: 1 is ideal.
+serial_fraction    serial fraction by Karp and Flatt; for strong curves only, and not at the base.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,13 +50,13 @@ from bench.core.formatting import format_count
 from bench.core.spec import Batch, RunSpec, canonical
 
 Law = Literal["strong", "weak"]
-"""Strong: every node count has the same global batch. Weak: every device makes as many micro-steps per step, which is
-equal work at equal micro-batch."""
+"""Quantity that is equal at all node counts. Strong: the global batch. Weak: the micro-steps per step of each device,
+which is equal work per device at equal micro-batch."""
 BatchChoice = Literal["equal micro-batch", "best micro-batch"]
-"""The effect of nodes on one setting, or with the micro-batch tuned for each node count."""
+"""Micro-batch of a curve: the same at all node counts, or the fastest at each node count."""
 
 LAWS: Mapping[Law, str] = {"strong": "global_batch", "weak": "accumulation"}
-"""The column of the summary that each law fixes."""
+"""The column of the summary that is equal at all node counts, for each law."""
 
 _CURVE = ("law", "batch", "curve")
 _NUMBERS = add_interval_names("base_step_s", "speedup", "efficiency", "serial_fraction")
@@ -65,11 +69,14 @@ COLUMNS = (
 
 
 class Track(NamedTuple):
-    """Rows of one curve by node count, the smallest first; at equal micro-batch one row each."""
+    """Rows of the summary that one scaling curve joins, by node count, the smallest first.
+
+    At equal micro-batch there is one row per node count. At the best micro-batch there is one for each micro-batch.
+    """
 
     law: Law
     batch: BatchChoice
-    spec: RunSpec  # of any of its rows
+    spec: RunSpec  # spec of any of the rows
     by_nodes: Mapping[int, Sequence[Row]]
 
     @property
@@ -78,13 +85,13 @@ class Track(NamedTuple):
 
     @property
     def environment_id(self) -> str | None:
-        """The environment class; None if all rows failed before theirs was known."""
+        """The environment class; None if all rows failed before it was known."""
         known = (row["environment_id"] for rows in self.by_nodes.values() for row in rows)
         return next((name for name in known if name), None)
 
     @property
     def fixed_work(self) -> int:
-        """The global batch of a strong track, the accumulation of a weak track."""
+        """The global batch of a strong track, or the accumulation (micro-steps per step) of a weak track."""
         return int(self.any_row[LAWS[self.law]])
 
     @property
@@ -93,7 +100,7 @@ class Track(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Engine, micro-batch and work, e.g. "zero2, micro 4, 256 samples per step"."""
+        """Engine, micro-batch and work of the track, such as "zero2, micro 4, 256 samples per step"."""
         if self.law == "strong":
             work = f"{self.fixed_work} samples per step"
         elif self.micro is None:
@@ -108,15 +115,15 @@ class Track(NamedTuple):
 def list_tracks(results: Results) -> tuple[Track, ...]:
     """Return every track of at least two node counts, in the order of the summary.
 
-    A best micro-batch exists only if a node count was tried with two micro-batches, and one micro-batch at two node
-    counts. Otherwise the global batch leaves each node count a single micro-batch.
+    A track of the best micro-batch needs a node count with two micro-batches, and a micro-batch at two node counts.
+    Otherwise the global batch leaves only one micro-batch for each node count.
     """
     found = (_list_tracks_of_law(results, rows, law) for rows in list_families(results) for law in LAWS)
     return tuple(track for of_law in found for track in of_law)
 
 
 def list_families(results: Results) -> list[list[Row]]:
-    """Return the measured rows in groups that are equal in everything but nodes and batch."""
+    """Return the measured rows in groups that are equal in everything except nodes and batch."""
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
     family_keys = {
         row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured
@@ -131,7 +138,7 @@ def list_families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Return whether two tracks differ only in the engine (`analysis.questions.differ_in_engine`)."""
+    """Return True if two tracks differ only in the engine (`analysis.questions.differ_in_engine`)."""
     same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])
@@ -163,18 +170,18 @@ def _drop_nodes_and_batch(spec: RunSpec) -> RunSpec:
 
 
 class CurvePoint(NamedTuple):
-    """One node count of a curve: a row of the summary compared with the base's.
+    """One node count of a curve, compared with the curve's smallest measured node count (the base).
 
-    Numbers are None if there is no measurement; the row then has the outcome. At the base itself speed-up and
-    efficiency are 1 by definition, without an interval.
+    Estimates are None if there is no measurement, and the row then states the outcome. At the base itself, speed-up and
+    efficiency are 1 by definition and have no interval.
     """
 
     row: Row
-    speedup: IntervalEstimate | None  # samples per second over the base's
-    efficiency: IntervalEstimate | None  # speed-up over the nodes' ratio to the base's
-    serial_fraction: IntervalEstimate | None  # Karp and Flatt's, of a strong curve beyond its base
-    micros: tuple[int, ...]  # requested micro-batches at this node count, whatever their outcome
-    tied: tuple[Row, ...] = ()  # other micro-batches that repeats do not find slower, the fastest first
+    speedup: IntervalEstimate | None  # samples per second, divided by those at the base
+    efficiency: IntervalEstimate | None  # speed-up, divided by the ratio of node counts
+    serial_fraction: IntervalEstimate | None  # by Karp and Flatt; only for a strong curve beyond its base
+    micros: tuple[int, ...]  # requested micro-batches at this node count, including failed ones
+    tied: tuple[Row, ...] = ()  # rows of other micro-batches that are not detectably slower, the fastest first
 
     @property
     def nodes(self) -> int:
@@ -182,22 +189,23 @@ class CurvePoint(NamedTuple):
 
 
 class ScalingCurve(NamedTuple):
-    """Node counts that differ in nothing else, the smallest first; at least two were requested."""
+    """A scaling curve: points that differ only in nodes and batch, for at least two node counts, the smallest first."""
 
     law: Law
     batch: BatchChoice
-    name: str  # of the track; model and machine are in any row
+    name: str  # name of the track; model and machine are in every row
     points: tuple[CurvePoint, ...]
 
     @property
     def base(self) -> CurvePoint | None:
-        """The smallest measured node count; its row has `step_s` with its own interval. None if all failed."""
+        """The point of the smallest measured node count; None if all failed. Its row has `step_s` with its own
+        interval."""
         return next((point for point in self.points if point.speedup), None)
 
 
 @read_once
 def build_curves(results: Results) -> tuple[ScalingCurve, ...]:
-    """Return every curve of at least two node counts, in the order of the summary."""
+    """Return every scaling curve of at least two node counts, in the order of the summary."""
     pace = paces(results)
     return tuple(_build_curve(track, pace) for track in list_tracks(results))
 
@@ -205,8 +213,8 @@ def build_curves(results: Results) -> tuple[ScalingCurve, ...]:
 def karp_flatt(speedup: IntervalEstimate, nodes: float) -> IntervalEstimate:
     """Return the serial fraction (1/S - 1/p) / (1 - 1/p) that explains a speed-up S on p times the nodes.
 
-    Karp & Flatt, Communications of the ACM 33, 1990. It is below 0 for S > p. It decreases with S, so its interval is
-    exact.
+    Source: Karp & Flatt, Communications of the ACM 33, 1990. The fraction is negative if S > p. It decreases with S, so
+    its interval follows exactly from that of S.
     """
 
     def fraction(times: float) -> float:
@@ -218,12 +226,14 @@ def karp_flatt(speedup: IntervalEstimate, nodes: float) -> IntervalEstimate:
 
 
 def build_curve_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
-    """Return a row per node count of each curve."""
+    """Return a table with a row per node count of each curve."""
     return build_frame([_build_point_cells(curve, point) for curve in found for point in curve.points], COLUMNS)
 
 
 def _build_curve(track: Track, pace: Paces) -> ScalingCurve:
-    base: tuple[int, Sequence[Pace]] | None = None  # node count and paces
+    base: tuple[int, Sequence[Pace]] | None = (
+        None  # node count of the base, and seconds per sample of its micro-batches
+    )
     points = []
     for nodes, rows in track.by_nodes.items():
         ranking, micros = ranked(rows, pace), tuple(sorted({row["micro"] for row in rows}))

@@ -1,7 +1,7 @@
 """Uncertainty of measured times. Every interval states its kind, level and n.
 
-intervals      intervals of the autocorrelated steps of runs, and of independent repeats.
+intervals      confidence intervals from the autocorrelated steps of runs, or from independent repeats.
 compare        ratio of two configurations' times, verdicts on many such pairs, and their statistical power.
-family         many configurations or pairs judged together, so that all verdicts hold at once.
-change_points  changes over time: of the level of a series, and drift over the control points of one allocation.
+family         multiple comparisons: many configurations or pairs are judged so that all verdicts hold together.
+change_points  changes over time: level changes of a series, and drift of a configuration repeated in an allocation.
 """

@@ -1,14 +1,15 @@
-"""Changes over time: where the level of a series changed, and drift over the control points of one allocation.
+"""Changes over time: places where the level of a series changes, and drift of a configuration that is repeated within
+an allocation.
 
-Change points. A series has one value per place, such as a commit: the logarithm of a time. Each stretch of a series is
-tested for its likeliest single change, and for its likeliest pair of changes, after the second of which the level
-returns (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change splits the stretch, and its
-parts are tested in turn. The score of a change is the p-value of Student's t, multiplied by the number of places where
-the change could be.
+Change points. A series has one value per place, such as a commit: the logarithm of a time. Each segment of a series is
+tested for its most likely single change. It is also tested for its most likely pair of changes, where the level returns
+after the second change (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change splits the
+segment, and the new segments are tested in turn. The score of a change is minus the logarithm of the p-value of
+Student's t, after multiplying that p-value by the number of possible positions of the change.
 
-The critical score comes from permutations of the places, the same for all series. So the error rate holds for any noise
-with exchangeable places, however heavy its tails, for all series together, and although a bad day affects all of them
-(Westfall & Young, Resampling-Based Multiple Testing, 1993). It does not hold for autocorrelated places; see
+The critical score comes from permutations of the places, the same permutations for all series. So the error rate holds
+for all series together, for any noise with exchangeable places, and for heavy tails. It also holds if a bad day affects
+all series (Westfall & Young, Resampling-Based Multiple Testing, 1993). It does not hold for autocorrelated places; see
 `tests/benchmarks/histories.py`.
 """
 
@@ -25,34 +26,39 @@ from analysis.stats.intervals import Interval
 from bench.core.statistics import LEVEL, Array, quantile
 
 LEAST_PLACES = 8
-"""Length of a series from which on a change can be detected. Of seven places, one order in 18 resembles a change."""
+"""Smallest length of a series in which a change can be detected. With seven places, one of 18 random orders looks like
+a change."""
 SIDE = 2
-"""Places on each side of a change. A single outlying place is no change, because the next may be as before."""
+"""Smallest number of places on each side of a change. A single outlier is no change, because the next place may return
+to the old level."""
 DRAWS = 1999
 LEAST_CONTROLS = 4
-"""Control points from which on drift has an interval: their line leaves two degrees of freedom for the run effect."""
+"""Smallest number of control points for which drift has an interval. A line through four points leaves two degrees of
+freedom for estimating the difference between runs."""
 
-_EQUAL = 1e-24  # sum of squares of logarithms that are equal to the last digit
+_EQUAL = 1e-24  # sum of squares below which all logarithms count as equal (rounding errors)
 
 
 class Drift(NamedTuple):
-    """Relative change of the control point's mean step time: 0.02 is 2 % slower at the end than at the beginning."""
+    """Relative change of the step time of a configuration that is repeated within an allocation (its control points). A
+    `change` of 0.02 means 2 % slower at the end than at the beginning."""
 
     change: float
-    interval: Interval | None  # of the change, between runs; None below LEAST_CONTROLS, which tell no run effect
+    interval: Interval | None  # of the change; None below LEAST_CONTROLS control points
 
     @property
     def detected(self) -> bool:
-        """Return whether the change exceeds the usual difference between runs. Comparisons of distant runs then have
-        this much additional doubt."""
+        """Return True if the change exceeds the usual difference between runs. Comparisons of runs that are far apart
+        in time are then uncertain by this amount."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
 def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
-    """Return the drift over control points, runs of one configuration in their order; None for fewer than two.
+    """Return the drift over control points, which are runs of one configuration in time order. None for fewer than two.
 
-    Drift is the least-squares line through the logarithms of their times. The residuals are the effect of a run. Two or
-    three runs cannot separate that effect from drift, so their change has no interval.
+    The drift is the slope of the least-squares line through the logarithms of their mean step times. The residuals
+    estimate the difference between runs. Two or three runs cannot separate that difference from drift, so their change
+    has no interval.
     """
     if len(controls) < 2:
         return None
@@ -70,30 +76,32 @@ def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
 
 
 class LevelChange(NamedTuple):
-    """A change of a series' level, between two of its places."""
+    """A change of the level of a series, between two of its places. Places are indices of the series."""
 
-    before: int  # the last place of the old level …
-    after: int  # … and the first of the new, at the likeliest position
-    within: tuple[int, int]  # the two places between which the change surely happened
-    size: float  # relative: 0.05 is 5 % more
-    interval: Interval  # of the size, for any position within these places, from the scatter around all levels
+    before: int  # last place of the old level, at the most likely position of the change
+    after: int  # first place of the new level, at that position
+    within: tuple[int, int]  # the two places between which the change happened, at the confidence level
+    size: float  # relative change: 0.05 is 5 % more time
+    interval: Interval  # of the size, for every position in `within`; the variance is that around all levels
 
 
 class _Stretch(NamedTuple):
-    """Places of a series that may have one level."""
+    """A segment of a series that may have a single level. `series` is the index of the series; `places` are indices of
+    its known places."""
 
     series: int
     places: NDArray[np.intp]
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
-    """Return the changes of each series, in order. `series` hold NaN at places without a value.
+    """Return the changes of each series, in order of place. Each series has shape (places,), with NaN at places without
+    a value.
 
-    Where no level changes, at least one change is reported in at most 1 - `level` of such sets of series.
+    If no level changes, the probability that any change is reported in the whole set of series is at most 1 - `level`.
     """
     values = [np.asarray(one, float) for one in series]
     known = [np.flatnonzero(np.isfinite(one)) for one in values]
-    cuts: list[set[int]] = [set() for _ in values]  # positions among the known places where a new level begins
+    cuts: list[set[int]] = [set() for _ in values]  # per series, indices of known places where a new level begins
     waiting = [_Stretch(place, np.arange(one.size)) for place, one in enumerate(known)]
     rng = np.random.default_rng(0)
     while waiting := [one for one in waiting if one.places.size >= LEAST_PLACES]:
@@ -116,9 +124,9 @@ def _select_changed(
     keys: Array,
     level: float,
 ) -> list[tuple[_Stretch, list[int]]]:
-    """Return the stretches in which the level changes, and where in them a new level begins.
+    """Return the segments in which a change is detected, each with the positions where a new level begins.
 
-    `keys` of shape (draws, places) define the permutations: they are sorted, so all series share the order of places.
+    `keys` has shape (draws, places). Sorting each row gives a permutation of the places, which all series share.
     """
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
@@ -128,9 +136,10 @@ def _select_changed(
         total = float(logs @ logs)
         if total <= _EQUAL:
             continue
-        orders = np.vstack([logs, logs[np.argsort(keys[:, places], axis=1)]])  # the data, then its permutations
+        # row 0 is the data, the other rows are its permutations
+        orders = np.vstack([logs, logs[np.argsort(keys[:, places], axis=1)]])
         candidates = []
-        singles, pairs = n - 2 * SIDE + 1, math.comb(n - 3 * SIDE + 2, 2)  # possible positions
+        singles, pairs = n - 2 * SIDE + 1, math.comb(n - 3 * SIDE + 2, 2)  # number of possible positions of each kind
         for (explained, borders), positions in ((_search_single(orders), singles), (_search_pair(orders), pairs)):
             scores = _compute_scores(explained, total, n, positions)
             candidates.append((float(scores[0]), borders[0].tolist()))
@@ -139,15 +148,16 @@ def _select_changed(
     return [
         (stretch, borders)
         for score, borders, stretch in found
-        # the tolerance counts permutations that equal the data, whose sums differ in the last digits
+        # the tolerance also counts permutations that equal the data, because their sums are rounded differently
         if (1 + np.count_nonzero(highest >= score * (1 - 1e-9))) / (1 + len(keys)) <= 1 - level
     ]
 
 
 def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return the sum of squares that the likeliest change of each row explains, and where the new level begins.
+    """Return the sum of squares that the most likely single change of each row explains, and the index where its new
+    level begins.
 
-    `orders` has shape (rows, places), the borders (rows, 1).
+    `orders` has shape (rows, places). The sums have shape (rows,), the indices (rows, 1).
     """
     n = orders.shape[1]
     at = np.arange(SIDE, n - SIDE + 1)
@@ -156,12 +166,16 @@ def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return the same for the likeliest two changes between which the level differs; the borders are (rows, 2)."""
+    """Return the sum of squares that the most likely pair of changes of each row explains, and the indices of both
+    changes.
+
+    The level between the changes differs from the common level outside them. `orders` has shape (rows, places), the
+    sums have shape (rows,), and the indices (rows, 2).
+    """
     n, sums, rows = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0))), np.arange(len(orders))
     explained, borders = np.zeros(rows.size), np.zeros((rows.size, 2), np.intp)
-    for length in range(
-        SIDE, n - 2 * SIDE + 1
-    ):  # one distance at a time: all pairs of all rows would not fit in memory
+    # one distance between the changes at a time, because all pairs of all rows would not fit in memory
+    for length in range(SIDE, n - 2 * SIDE + 1):
         apart = np.abs(sums[:, SIDE + length : n - SIDE + 1] - sums[:, SIDE : n - SIDE - length + 1])
         first = apart.argmax(axis=1)
         most = apart[rows, first] ** 2 * (n / (length * (n - length)))
@@ -171,16 +185,17 @@ def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
-    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for the number of positions."""
+    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for the number of positions. Shape
+    (rows,)."""
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
-    with np.errstate(divide="ignore"):  # a p-value that underflows gives an infinite score
+    with np.errstate(divide="ignore"):  # a p-value that underflows to 0 gives an infinite score
         scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * positions)), 0.0)
     return scores
 
 
 class _Border(NamedTuple):
-    """The possible positions of a new level, and the logarithm of the change with its ends."""
+    """First and last possible position of a new level, and the log ratio of the two levels with its interval."""
 
     first: int
     last: int
@@ -190,14 +205,16 @@ class _Border(NamedTuple):
 
 
 def _describe(logs: Array, places: NDArray[np.intp], starts: Sequence[int], level: float) -> list[LevelChange]:
-    """Return the changes of a series where a new level begins at `starts`.
+    """Return the changes of a series, given the positions `starts` where a new level begins.
 
-    Each start moves to its likeliest position between its neighbours. A change whose interval contains zero is dropped.
+    Each position is first moved to the most likely one between its neighbours. A change whose interval contains zero is
+    dropped.
     """
     settled = _settle(logs, starts)
     borders = _measure_borders(logs, settled, level)
     while borders:
-        distances = [max(one.low, -one.high) for one in borders]  # of the interval from zero
+        # distance of each interval from zero; negative if it contains zero
+        distances = [max(one.low, -one.high) for one in borders]
         if min(distances) > 0:
             break
         settled.pop(int(np.argmin(distances)))
@@ -229,10 +246,10 @@ def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, i
 
 
 def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
-    """Return each change with its possible positions and sizes.
+    """Return the interval of each change's position and size.
 
-    A position is possible if its residual sum of squares exceeds that of the likeliest by less than the squared
-    quantile of Student's t times the variance.
+    A position is possible if its residual sum of squares exceeds that of the most likely position by less than a limit.
+    The limit is the variance times the squared quantile of Student's t.
     """
     if not starts:
         return []

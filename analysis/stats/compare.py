@@ -1,6 +1,6 @@
-"""Ratio of two configurations' times, verdicts on many such pairs, and the number of repeats that a verdict needs.
+"""Ratio of two configurations' times, verdicts on many such ratios, and the number of repeats that a verdict needs.
 
-The time of a run is the mean of its steps, slow steps included, because that is what a user pays.
+The time of a run is the mean of its step times, slow steps included, because users pay for slow steps too.
 """
 
 import math
@@ -23,29 +23,29 @@ from analysis.stats.intervals import Interval
 from bench.core.statistics import LEAST, LEVEL, Array, mean_bounds, quantile, student
 
 Runs = Sequence[Sequence[float]]
-"""Seconds of the steps, in their order, of each run of one configuration."""
+"""Step times in seconds, in order, of each run of one configuration."""
 Unit = Literal["run", "step"]
 Verdict = Literal["faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell"]
 
 INTEREST = 0.03
-"""The smallest relevant difference of times. A smaller difference is shown by a test of its own: an undetected
-difference may still be larger."""
+"""The smallest relevant relative difference of times, 3 %. A separate test shows that a difference is smaller, since an
+undetected difference may still be larger."""
 LEAST_RUNS = 3
-"""Runs of each side that a verdict needs."""
+"""Smallest number of runs on each side for a verdict."""
 EQUAL: Final = "equal within 3 %"
 TOO_FEW: Final = "too few repeats to tell"
-"""The verdict on fewer runs, which do not show how much other runs of the same configurations would differ."""
+"""The verdict if a side has too few runs. The difference between runs of one configuration is then unknown."""
 NOT_DETECTED: Final = "no detectable difference"
 TIES: Final[tuple[Verdict, ...]] = (EQUAL, NOT_DETECTED)
-"""Verdicts that leave open which of the two is faster."""
+"""Verdicts that do not decide which of two configurations is faster."""
 POWER = 0.8
-"""Probability of detecting a difference of the reported size: the usual convention."""
+"""Probability of detecting a difference of the reported size; 80 % is the usual convention."""
 MOST = 1000
-"""Largest number of additional repeats that is recommended."""
+"""Largest number of additional repeats that is reported as needed."""
 
 
 class Ratio(NamedTuple):
-    """Time of one side over that of the other, with interval and p-value; without an interval the p-value is 1."""
+    """Time of one side divided by that of the other. Without an interval the p-value is 1."""
 
     value: float
     interval: Interval | None
@@ -53,17 +53,18 @@ class Ratio(NamedTuple):
 
 
 def ratio_of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Ratio:
-    """Return the ratio of the geometric means of the runs' times, for at least two runs on each side.
+    """Return the ratio of the geometric means of the runs' times. Each side needs at least two runs.
 
-    Student's test on the logarithms: Welch's test, or that of the differences if `blocked`, which means that the runs
-    at one index share an allocation. A rank test detects nothing with three runs a side (p ≥ 0.1), and nothing among
-    ten pairs with five. `tests/benchmarks/coverage.py` counts the false alarms of both tests for noise that is not
-    normal.
+    The test is Student's on the logarithms of the times. It is Welch's test or, if `blocked`, the paired test: run i of
+    both sides then shares an allocation.
+
+    A rank test would detect nothing with three runs per side (p ≥ 0.1), and nothing among ten pairs with five runs.
+    `tests/benchmarks/coverage.py` counts the false alarms of both tests for noise that is not normal.
     """
     ours, theirs = (np.log([statistics.fmean(run) for run in runs]) for runs in (one, other))
     gap, n = float(np.mean(ours) - np.mean(theirs)), len(one) + len(other)
     value, sides = float(np.exp(gap)), [ours - theirs] if blocked else [ours, theirs]
-    if not any(np.ptp(logs) for logs in sides):  # equal repeats have no scatter to test with
+    if not any(np.ptp(logs) for logs in sides):  # identical repeats have zero variance, so no test is possible
         return Ratio(value, Interval(value, value, "between repeats", level, n), float(value == 1))
     shares = [float(logs.var(ddof=1)) / logs.size for logs in sides]
     degrees_of_freedom = satterthwaite(shares, [logs.size - 1 for logs in sides])
@@ -74,7 +75,7 @@ def ratio_of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool
 
 
 class _Side(NamedTuple):
-    """Logarithm of a mean step time, with the ends of its interval, and its degrees of freedom."""
+    """Logarithm of a mean step time, the ends of its interval, and its degrees of freedom."""
 
     log: float
     low: float
@@ -83,11 +84,12 @@ class _Side(NamedTuple):
 
 
 def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Ratio:
-    """Return the ratio of the means of two series of steps, which predicts more steps of the same runs.
+    """Return the ratio of the mean step times of two series of steps. Its interval predicts further steps of the same
+    runs only.
 
-    The interval joins those of the two sides as independent estimates, each end separately (MOVER: Donner & Zou,
-    Statistical Methods in Medical Research 21, 2012). The p-value is the level at which that interval ends at 1. There
-    is no interval for fewer than six steps, nor if the interval of a side's mean reaches zero.
+    The interval combines those of the two sides as independent estimates, each end separately (MOVER: Donner & Zou,
+    Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the level at which an end of that interval
+    is 1. There is no interval if a side has fewer than six steps, or if the interval of its mean reaches zero.
     """
     n = len(one) + len(other)
     value = float(np.mean(one) / np.mean(other))
@@ -97,7 +99,7 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
         return Ratio(value, None, 1.0)
     ours, theirs = known
     log_ratio = ours.log - theirs.log
-    # MOVER: each end combines the distances of the opposite ends of both sides
+    # MOVER: each end of the ratio combines the distances to opposite ends of the two sides
     below = np.hypot(ours.log - ours.low, theirs.high - theirs.log)
     above = np.hypot(ours.high - ours.log, theirs.log - theirs.low)
     low, high = (float(np.exp(end)) for end in (log_ratio - below, log_ratio + above))
@@ -105,7 +107,7 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
     margin = below if log_ratio > 0 else above
     if log_ratio == 0 or margin == 0:
         p_value = float(log_ratio == 0)
-    else:  # the margin is a quantile times the standard error
+    else:  # the standard error is the margin divided by its quantile
         t = abs(log_ratio) * student(degrees_of_freedom, level) / margin
         p_value = float(2 * scipy.special.stdtr(degrees_of_freedom, -t))
     return Ratio(value, Interval(low, high, "within the runs", level, n), p_value)
@@ -120,47 +122,50 @@ def _build_side(steps: Array, level: float) -> _Side | None:
 
 
 class Comparison(NamedTuple):
-    """How the time of one configuration compares with that of another.
+    """Comparison of the times of two configurations, `one` and `other`.
 
-    With the unit "run" it also holds for other runs. With "step" it holds for more steps of the same runs only, and
-    includes the effect of their nodes.
+    If `unit` is "run", the result also holds for further runs. If it is "step", the result holds only for further steps
+    of the same runs, and includes the effect of their nodes.
     """
 
-    ratio: float  # of times, one over other: below 1 the one is faster
+    ratio: float  # time of `one` divided by time of `other`; below 1, `one` is faster
     interval: Interval | None  # of the ratio
-    p_value: float  # of the ratio, for this pair alone
-    superiority: float  # probability that a unit of the one is faster than a unit of the other; a tie counts half
+    p_value: float  # that the ratio is 1, for this pair alone
+    superiority: float  # probability that a run (or step) of `one` is faster than one of `other`; ties count half
     unit: Unit
-    runs: tuple[int, int]  # behind the comparison, of the one and of the other
-    noises: tuple[Noise, ...] = ()  # of both sides' runs, or of their differences within allocations; empty for steps
+    runs: tuple[int, int]  # number of compared runs of `one` and of `other`
+    noises: tuple[
+        Noise, ...
+    ] = ()  # of the runs of each side, or of their differences within allocations; empty for steps
 
     @property
     def decides(self) -> bool:
-        """Return whether there are enough runs for a verdict."""
+        """Return True if there are enough runs for a verdict."""
         return self.unit == "run"
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's effect size: -1 if every unit of the one is slower, 1 if every unit is faster."""
+        """Cliff's effect size. It is -1 if every run (or step) of `one` is slower than every one of `other`, and 1 if
+        all are faster."""
         return 2 * self.superiority - 1
 
 
 def enough(runs: Collection[object]) -> bool:
-    """Return whether these are enough runs for a verdict."""
+    """Return True if the number of runs is enough for a verdict."""
     return len(runs) >= LEAST_RUNS
 
 
 def blocks(one: Collection[str], other: Collection[str]) -> list[str]:
-    """Return the allocations that two configurations share; empty if too few to compare within each."""
+    """Return the allocations that two configurations share; empty if they are too few to compare within them."""
     shared = [name for name in one if name in other]
     return shared if enough(shared) else []
 
 
 def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Comparison:
-    """Compare two configurations, each with at least one run of at least one step.
+    """Compare two configurations. Each has at least one run of at least one step.
 
-    The unit is a run if both sides have enough runs, else a step, with all runs of a side joined. With `blocked`, the
-    first runs of both sides share an allocation, and so on, so that good nodes favour neither side.
+    Runs are compared if both sides have enough of them. Otherwise steps are compared, those of all runs of a side
+    joined. With `blocked`, run i of both sides shares an allocation, so that good nodes favour neither side.
     """
     runs = len(one), len(other)
     if enough(one) and enough(other):
@@ -176,22 +181,23 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
 
 
 def superiority(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the share of all pairs in which the one has the lower value, ties counting half.
+    """Return the fraction of pairs (a value of `one`, a value of `other`) in which `one` is lower. Ties count half.
 
-    This is the Mann-Whitney statistic U over the number of pairs.
+    This is the Mann-Whitney statistic U divided by the number of pairs.
     """
     ours = np.sort(one)
-    pairs = np.searchsorted(ours, other, "left") + np.searchsorted(ours, other, "right")  # each counts twice
+    pairs = np.searchsorted(ours, other, "left") + np.searchsorted(ours, other, "right")  # each pair counts twice
     return float(pairs.sum()) / (2 * len(one) * len(other))
 
 
 def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
-    """Return the verdict on each comparison of pairs that were chosen before they were measured.
+    """Return the verdict on each comparison. The compared pairs must have been chosen before they were measured.
 
     The probability that any verdict of the set is wrong is at most 1 - `level` (`analysis.stats.family`). The interval
-    of a comparison holds for its pair alone, so it may exclude 1 without a detectable difference. An undetected
-    difference may still be shown to be below INTEREST. Comparisons of steps have a ratio and an interval, but no
-    verdict.
+    of a comparison holds for its pair alone. So it may exclude 1 although no difference is detected in the set.
+
+    An undetected difference may still be shown to be below INTEREST. Comparisons of steps have a ratio and an interval,
+    but no verdict.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p_value for one in known]
@@ -208,9 +214,10 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
 
 
 def judge_interval(interval: Interval) -> Verdict:
-    """Return the verdict from the interval of a ratio that holds together with those of all other pairs.
+    """Return the verdict from the interval of a ratio. The interval must hold together with those of all other pairs.
 
-    Two sides differ if the interval excludes 1; they are equal if it lies within INTEREST.
+    Two sides differ if the interval excludes 1. They are equal if it lies between 1 / (1 + INTEREST) and
+    1 + INTEREST.
     """
     if interval.low > 1:
         return "slower"
@@ -220,7 +227,7 @@ def judge_interval(interval: Interval) -> Verdict:
 
 
 def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[bool]:
-    """Return for each comparison whether its sides are shown to differ by less than INTEREST."""
+    """Return for each comparison True if its two sides are shown to differ by less than INTEREST."""
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) for one in known]
     p_values = iter(compute_equivalence(gaps, [one.noises for one in known], math.log1p(INTEREST)))
@@ -228,9 +235,9 @@ def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[b
 
 
 def exceed(comparisons: Sequence[Comparison], limit: float, level: float = LEVEL) -> list[bool]:
-    """Return for each comparison whether its ratio is shown to be above 1 + `limit`.
+    """Return for each comparison True if its ratio is shown to be above 1 + `limit`.
 
-    If no true ratio is, the probability that any comparison is reported is at most 1 - `level`.
+    If no true ratio is above that, the probability of any True is at most 1 - `level`.
     """
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) - math.log1p(limit) for one in known]
@@ -240,9 +247,9 @@ def exceed(comparisons: Sequence[Comparison], limit: float, level: float = LEVEL
 
 
 def find_smallest_slowdown(comparison: Comparison, among: int, level: float = LEVEL) -> float | None:
-    """Return the smallest slowdown, 0.03 for 3 %, that one of `among` comparisons detects with probability POWER.
+    """Return the smallest slowdown (0.03 for 3 %) that is detected with probability POWER in this comparison.
 
-    None if too few repeats show the noise.
+    The verdict is corrected for `among` comparisons. None if there are too few repeats to estimate the noise.
     """
     if not comparison.decides:
         return None
@@ -250,9 +257,9 @@ def find_smallest_slowdown(comparison: Comparison, among: int, level: float = LE
 
 
 def count_missing_repeats(comparison: Comparison, limit: float, among: int, level: float = LEVEL) -> int:
-    """Return how many more repeats of each side would detect a slowdown of `limit`, at most MOST.
+    """Return the number of additional repeats per side that would detect a slowdown of `limit`; at most MOST.
 
-    If the noise is unknown, return how many more repeats are needed to estimate it.
+    If there are too few repeats to estimate the noise, return the number of additional repeats for that estimate.
     """
     least = min(comparison.runs)
     if not comparison.decides:
@@ -268,7 +275,8 @@ def count_missing_repeats(comparison: Comparison, limit: float, among: int, leve
 def _compute_detectable(noises: Sequence[Noise], among: int, level: float) -> float:
     """Return the logarithm of the ratio that is detected with probability POWER.
 
-    The p-value is corrected as for the smallest of `among` (Bonferroni's bound, the first step of Holm's procedure).
+    The p-value is corrected as the smallest of `among` p-values (Bonferroni's bound, the first step of Holm's
+    procedure).
     """
     error = math.sqrt(sum(one.variance / one.n for one in noises))
     degrees_of_freedom = sum(one.degrees_of_freedom for one in noises)

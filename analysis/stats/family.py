@@ -1,17 +1,18 @@
-"""Many configurations or pairs judged together, so that all verdicts hold at once.
+"""Multiple comparisons: many configurations or pairs are judged so that all verdicts hold together.
 
-Each configuration has too few repeats to estimate its own scatter. So three tests on the logarithms of the times must
-agree before a difference counts:
+Each configuration has too few repeats to estimate its own variance well. So a difference is reported only if three
+tests on the logarithms of the times agree:
 
-pooled    assumes that all repeats of the family scatter alike: one variance with many degrees of freedom (Tukey, 1953;
-          Kramer, Biometrics 12, 1956, for the best configuration; Student with Holm's correction for fixed pairs)
-moderate  shrinks the variance of each configuration towards the others, by as much as the variances resemble each other
-          (Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004), so that noisy ones stay noisy
-own       uses only the repeats of the pair, uncorrected: Welch's test, or the test of differences within allocations
+pooled    Assumes one variance for all repeats of the family, with many degrees of freedom. For the best configuration
+          it is the Tukey-Kramer test (Tukey, 1953; Kramer, Biometrics 12, 1956). For pairs chosen beforehand it is
+          Student's test with Holm's correction.
+moderate  Shrinks the variance of each configuration towards the common variance (Smyth, Statistical Applications in
+          Genetics and Molecular Biology 3, 2004). The shrinkage is strong if the variances resemble each other.
+own       Uses only the repeats of the pair, without correction: Welch's test, or the paired test within allocations.
 
-`tests/benchmarks/verdicts.py` shows why. The pooled test alone finds false differences with heavy tails or unequal
-noise, the moderate test alone with nodes of two kinds. No test detects repeats that resemble each other, such as a
-configuration that always ran on the same bad node.
+`tests/benchmarks/verdicts.py` shows why all three are needed. The pooled test alone reports false differences with
+heavy tails or unequal variances. The moderate test alone reports them if nodes are of two kinds. No test recognises
+dependent repeats, such as those of a configuration that always ran on the same bad node.
 """
 
 import functools
@@ -24,19 +25,21 @@ from numpy.typing import NDArray
 
 from bench.core.statistics import LEVEL, Array, student
 
-# values drawn per quantile: enough for two digits, in memory that a laptop has and below a second
+# numbers of simulated values per quantile: precise to two digits, within a second and a laptop's memory
 _LEAST_DRAWS, _MOST_DRAWS, _VALUES = 4000, 20_000, 500_000
 _TABULATED_DEGREES = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 100, np.inf)
-"""Degrees of freedom for which critical values are drawn: few, so that the caches serve many families."""
+"""Degrees of freedom for which critical values are simulated. They are few, so that cached values serve many families.
+"""
 _BIAS_DRAWS = 1000
 _CAUTION = 0.5
-"""Standard errors that are added to the estimated spread of the variances. Few variances otherwise suggest equal
-scatter too easily."""
-_LEAST_SHARE = 1e-6  # of the pooled variance: a floor for repeats that are equal to the last digit
+"""Number of standard errors that are added to the estimated spread of the variances. Otherwise a few variances suggest
+too easily that all are equal."""
+_LEAST_SHARE = 1e-6  # smallest variance as a fraction of the pooled one, because the variance of identical repeats is 0
 
 
 class Noise(NamedTuple):
-    """Variance of the logarithms of `n` repeats, or of `n` differences between two groups within allocations."""
+    """Variance of the logarithms of `n` repeats' times, or of `n` differences of two such logarithms within an
+    allocation."""
 
     variance: float
     n: int
@@ -47,24 +50,25 @@ class Noise(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Logarithm of the ratio of two times, and its margin of error on either side."""
+    """Logarithm of the ratio of two times, and its margin of error in each direction."""
 
     value: float
     margin: float
 
 
 class Prior(NamedTuple):
-    """Common distribution of a family's variances; infinite degrees of freedom if all variances are equal."""
+    """Common distribution from which the variances of a family are drawn. Its degrees of freedom are infinite if all
+    variances are equal."""
 
     variance: float
     degrees_of_freedom: float
 
 
 class Family:
-    """Configurations that are compared with each other, in whichever pairs the data suggest.
+    """Configurations that are compared with each other, in any pairs, also pairs selected after seeing the data.
 
     All intervals of a family hold together at `level`. `logs` are the logarithms of the times of each configuration,
-    one per allocation. With `blocked`, the first values of all configurations share an allocation, and so on.
+    one per allocation. With `blocked`, value i of all configurations is from the same allocation.
     """
 
     def __init__(self, logs: Sequence[Array], level: float = LEVEL, *, blocked: bool = False) -> None:
@@ -85,19 +89,20 @@ class Family:
 
     @property
     def lead(self) -> int:
-        """The index of the configuration that was measured as the fastest."""
+        """The index of the configuration with the lowest mean."""
         return int(self.means.argmin())
 
     @functools.cached_property
     def selection_bias(self) -> float:
-        """How much too fast the fastest configuration seems, as a logarithm: it was selected for its low mean.
+        """Estimated amount by which the fastest configuration's mean is too low because it was selected as the lowest.
+        It is a logarithm.
 
-        Simulated from the means, each shrunk towards the others by the part of their spread that noise explains (the
-        James-Stein estimator), plus the pooled noise.
+        It is simulated from the means plus pooled noise. Before that, each mean is shrunk towards the others by the
+        part of their spread that noise explains (the James-Stein estimator).
         """
         errors = np.sqrt(self._pooled / self._counts)
         scatter = float(self.means.var(ddof=1)) if self.means.size > 1 else 0.0
-        # the James-Stein factor: the part of the spread of means that noise does not explain
+        # James-Stein factor: the part of the variance of means that noise does not explain
         kept = max(1 - float((errors**2).mean()) / scatter, 0.0) if scatter else 0.0
         centres = self.means.mean() + np.sqrt(kept) * (self.means - self.means.mean())
         noise = errors * np.random.default_rng(0).standard_normal((_BIAS_DRAWS, errors.size))
@@ -105,16 +110,17 @@ class Family:
         return max(-float(np.take_along_axis(noise, lead, axis=1).mean()), 0.0)
 
     def gap(self, one: int, other: int) -> Gap:
-        """Return the gap between two configurations, with a margin that holds for all pairs together."""
+        """Return the log ratio of the times of two configurations, with a margin of error that holds for all pairs
+        together."""
         shares = 1 / self._counts[[one, other]]
-        # Tukey and Kramer: the studentized range is of differences over √2 standard errors
+        # Tukey-Kramer: the standard error of a difference is √2 times the one in the studentized range
         pooled = self._range * np.sqrt(self._pooled * shares.sum() / 2)
         moderate = self._critical * np.sqrt((self._moderate[[one, other]] * shares).sum())
         own = self._compute_own_margin(one, other)
         return Gap(float(self.means[one] - self.means[other]), float(max(pooled, moderate, own)))
 
     def _compute_own_margin(self, one: int, other: int) -> float:
-        """Return the margin from the repeats of this pair alone."""
+        """Return the margin of error from the repeats of this pair alone."""
         sides = [self._noises[one], self._noises[other]]
         if self._blocked:
             sides = [_compute_noise(self._logs[one] - self._logs[other])]
@@ -124,13 +130,16 @@ class Family:
 
 
 def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Sequence[float]) -> list[float]:
-    """Return p-values of pairs that were chosen beforehand, corrected for their number.
+    """Return the p-values of pairs that were chosen before the measurement, corrected for the number of pairs.
 
-    `gaps` are the logarithms of the ratios. `noises` are those of both sides or, for a pair within allocations, that of
-    its differences. `own` are the p-values of each pair alone.
+    `gaps` are the logarithms of the ratios. `noises` holds the noise of both sides or, for a pair compared within
+    allocations, the noise of its differences. `own` holds the p-value of each pair alone.
     """
     pooled, moderate = np.ones(len(gaps)), np.ones(len(gaps))
-    for kind in (1, 2):  # differences and single sides scatter differently, so they are not pooled
+    for kind in (
+        1,
+        2,
+    ):  # variances of differences (1 noise) and of single sides (2) are not comparable, so they are not pooled
         places = [place for place, sides in enumerate(noises) if len(sides) == kind]
         members = [one for place in places for one in noises[place]]
         if not members:
@@ -148,10 +157,12 @@ def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], o
 
 
 def compute_equivalence(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], margin: float) -> list[float]:
-    """Return p-values of the hypothesis that the true gap of a pair is at least `margin`, corrected for their number.
+    """Return p-values of the hypothesis that the true log ratio of a pair is at least `margin`, corrected for the
+    number of pairs.
 
-    A small p-value shows that two sides differ by less. Two one-sided tests (Schuirmann, Journal of Pharmacokinetics
-    and Biopharmaceutics 15, 1987), each done in the three ways of this module, for pairs that were chosen beforehand.
+    A small p-value shows that the two sides differ by less than `margin`. The method is two one-sided tests
+    (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), each done with the three tests of this
+    module. Pairs must have been chosen before the measurement.
     """
     left = [margin - abs(gap) for gap in gaps]
     own = [compute_pair_p_value(one, sides) for one, sides in zip(left, noises, strict=True)]
@@ -160,13 +171,14 @@ def compute_equivalence(gaps: Sequence[float], noises: Sequence[Sequence[Noise]]
 
 
 def compute_pair_p_value(gap: float, sides: Sequence[Noise]) -> float:
-    """Return the p-value of a gap from the repeats of this pair alone."""
+    """Return the p-value of a log ratio from the repeats of this pair alone."""
     shares = [one.variance / one.n for one in sides]
     return compute_p_value(gap, shares, satterthwaite(shares, [one.degrees_of_freedom for one in sides]))
 
 
 def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value of a gap by Student's t; `shares` are the variances of the means."""
+    """Return the two-sided p-value of a log ratio by Student's t. `shares` are the variances of the means of both
+    sides."""
     error = float(np.sqrt(sum(shares)))
     if error == 0:
         return float(gap == 0)
@@ -174,15 +186,18 @@ def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: flo
 
 
 def satterthwaite(shares: Sequence[float], degrees_of_freedom: Sequence[float]) -> float:
-    """Return the degrees of freedom of a sum of estimated variances (Satterthwaite, Biometrics Bulletin 2, 1946), as in
-    Welch's test."""
+    """Return the degrees of freedom of a sum of estimated variances, as in Welch's test (Satterthwaite, Biometrics
+    Bulletin 2, 1946)."""
     spare = sum(share**2 / degrees for share, degrees in zip(shares, degrees_of_freedom, strict=True))
     return sum(shares) ** 2 / spare if spare else np.inf
 
 
 def holm(p_values: Sequence[float] | Array) -> list[float]:
-    """Return p-values corrected for their number m: the k-th smallest times m - k + 1, made monotone (Holm,
-    Scandinavian Journal of Statistics 6, 1979). scipy does not have this correction."""
+    """Return p-values corrected for their number m (Holm, Scandinavian Journal of Statistics 6, 1979).
+
+    The k-th smallest is multiplied by m - k + 1, and the results are made monotone. scipy does not have this
+    correction.
+    """
     raw = np.asarray(p_values, float)
     order = np.argsort(raw, kind="stable")
     found = np.empty_like(raw)
@@ -191,7 +206,8 @@ def holm(p_values: Sequence[float] | Array) -> list[float]:
 
 
 def estimate_prior(noises: Sequence[Noise]) -> Prior:
-    """Return the common distribution of the variances, estimated from their logarithms (Smyth, 2004, section 6.2)."""
+    """Return the common distribution of the variances, estimated from the variances' logarithms (Smyth, 2004, section
+    6.2)."""
     pooled, halves = _pool(noises), np.array([one.degrees_of_freedom for one in noises]) / 2
     if len(noises) < 2 or pooled == 0:
         return Prior(pooled, np.inf)
@@ -214,8 +230,8 @@ def _compute_noise(logs: Array) -> Noise:
 
 
 def _compute_block_noises(logs: Array) -> list[Noise]:
-    """Return the scatter of each configuration around the mean of its allocation; `logs` is (configurations,
-    blocks)."""
+    """Return the variance of each configuration around the mean of each allocation. `logs` has shape (configurations,
+    allocations)."""
     count = len(logs)
     spread = (logs - logs.mean(axis=0)).var(axis=1, ddof=1) * count / max(count - 1, 1)
     return [Noise(float(one), logs.shape[1]) for one in spread]
@@ -226,7 +242,7 @@ def _pool(noises: Sequence[Noise]) -> float:
 
 
 def _moderate(noise: Noise, known: Prior) -> tuple[float, float]:
-    """Return the variance shrunk towards the prior, and its degrees of freedom."""
+    """Return a variance shrunk towards the common distribution `known`, and its degrees of freedom."""
     if not np.isfinite(known.degrees_of_freedom):
         return known.variance, np.inf
     total = known.degrees_of_freedom + noise.degrees_of_freedom
@@ -236,7 +252,8 @@ def _moderate(noise: Noise, known: Prior) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=512)
 def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
-    """Return the quantile of the studentized range of `count` values. Simulated, since scipy's takes up to a second."""
+    """Return the quantile at `level` of the studentized range of `count` values. It is simulated, since scipy takes up
+    to a second."""
     rng = np.random.default_rng(0)
     ranges = np.concatenate([np.ptp(rng.standard_normal((rows, count)), axis=1) for rows in _list_batches(count)])
     scale = np.sqrt(rng.chisquare(degrees_of_freedom, ranges.size) / degrees_of_freedom)
@@ -245,10 +262,10 @@ def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) -> float:
-    """Return the critical value for the gap to the fastest configuration, in moderate standard errors.
+    """Return the critical value for the log ratio to the fastest configuration, in moderate standard errors.
 
-    Under the null hypothesis that all configurations are alike, the largest gap stays below it with probability
-    `level`. Simulated from a fixed seed. `counts` are the repeats of each configuration.
+    If all configurations are truly equal, the largest log ratio stays below this value with probability `level`. It is
+    simulated from a fixed seed. `counts` holds the number of repeats of each configuration.
     """
     rng, repeats = np.random.default_rng(0), np.array(counts)
     largest = [_draw_gaps(rng, repeats, degrees_of_freedom, rows).max(axis=1) for rows in _list_batches(repeats.size)]
@@ -256,13 +273,15 @@ def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) 
 
 
 def _list_batches(count: int) -> list[int]:
-    """Return the numbers of families of `count` configurations to draw at a time, so that memory stays bounded."""
+    """Return the sizes of the batches in which families of `count` configurations are simulated. They bound the memory
+    used."""
     draws, most = min(max(_VALUES // count, _LEAST_DRAWS), _MOST_DRAWS), max(_VALUES // count, 1)
     return [min(most, draws - done) for done in range(0, draws, most)]
 
 
 def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_freedom: float, rows: int) -> Array:
-    """Return gaps to the fastest configuration in moderate standard errors, shape (families, configurations)."""
+    """Return simulated log ratios to the fastest configuration, in moderate standard errors. Shape (families,
+    configurations)."""
     shape = (rows, repeats.size)
     finite = np.isfinite(degrees_of_freedom)
     true = degrees_of_freedom / rng.chisquare(degrees_of_freedom, shape) if finite else np.ones(shape)
@@ -278,9 +297,9 @@ def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return the x where the trigamma function equals `value`; infinite for zero.
+    """Return the x at which the trigamma function equals `value`; infinite if `value` is zero.
 
-    Newton's method on the reciprocal of the function (Smyth, 2004, appendix).
+    The method is Newton's on the reciprocal of the function (Smyth, 2004, appendix).
     """
     if value < 1e-6:
         return np.inf

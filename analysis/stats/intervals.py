@@ -1,7 +1,6 @@
-"""Intervals of a median, a mean or a rate: of the steps of runs, and of independent repeats.
+"""Intervals of a median, a mean or a rate, from the steps of runs or from independent repeats.
 
-The intervals of many runs are computed together, because numpy's overhead per call is then shared by all windows of one
-length.
+The intervals of many runs are computed together. All windows of one length then share numpy's overhead per call.
 """
 
 import statistics
@@ -24,14 +23,14 @@ from bench.core.statistics import (
 
 Kind = Literal["within the run", "within the runs", "between repeats", "range of repeats"]
 Steps = tuple[float, ...]
-"""Seconds of each step of a window, in order."""
+"""Step times of a window, in seconds and in order."""
 
 
 class Interval(NamedTuple):
-    """Range that holds a value with probability `level`.
+    """Range that contains the true value with probability `level`.
 
-    An interval within a run predicts more steps of that run; only an interval between repeats predicts another run.
-    `n` is the number of steps or repeats behind the interval, of both sides where two are compared.
+    An interval within a run predicts further steps of that run. Only an interval between repeats predicts another run.
+    `n` is the number of steps or repeats that the interval was computed from, the sum of both sides for a comparison.
     """
 
     low: float
@@ -42,45 +41,48 @@ class Interval(NamedTuple):
 
 
 class StepIntervals(NamedTuple):
-    """Intervals and properties of the steps in one window."""
+    """Intervals and properties of the steps in one window of timed steps."""
 
-    median: Interval | None  # None: too few steps to bound the median
-    mean: Interval | None
-    few: bool  # worth fewer than `FEW` independent steps
-    changed: bool  # the first and last third differ by more than `CHANGE`, and their intervals are disjoint
-    quantiles: tuple[float, ...]  # at SHARES
-    stall_s: float  # total excess over the median of the longest steps, a share `STALL_SHARE` of all steps
+    median: Interval | None  # of the median step time; None for too few steps
+    mean: Interval | None  # of the mean step time
+    few: bool  # True if the effective number of independent steps is below `FEW`
+    changed: bool  # first and last third differ by more than `CHANGE`, with disjoint intervals
+    quantiles: tuple[float, ...]  # of the step times, in seconds, at the probabilities SHARES
+    stall_s: float  # excess over the median, summed over the longest steps (fraction `STALL_SHARE`)
 
 
 FEW = 20
-"""Effective sample size below which the interval of a median covers less than 95 %. Measured coverage over the
-processes of `tests/benchmarks/coverage.py`: 77 % at 6 to 10, 89 % at 10 to 15, 93 to 94 % from 15 on. For the strongest
-autocorrelation it is 89 % at 15 to 20. Coverage of the mean depends more on how rare slow steps are."""
+"""Effective number of independent steps below which the nominal 95 % interval of a median covers less than 95 %.
+
+Measured coverage over the processes of `tests/benchmarks/coverage.py` is 77 % at 6 to 10 steps, 89 % at 10 to 15, and
+93 to 94 % from 15 on. For the strongest autocorrelation it is 89 % at 15 to 20. Coverage of the mean depends more on
+how rare slow steps are.
+"""
 
 WIDE = 0.02
-"""Relative width of an interval above which the note `wide` is raised."""
+"""Relative width of an interval above which the run gets the note `wide`."""
 
 SHARES = (0.95, 0.99)
-"""Quantiles that are computed for every window."""
+"""Probabilities of the step-time quantiles that are computed for every window."""
 
 STALL_SHARE = 0.01
-"""Share of a window's steps, at least one step, that is searched for a stall."""
+"""Fraction of a window's steps that may form a stall. These are the longest steps, at least one of them."""
 
 CHANGE = 0.02
-"""Relative difference between the means of the first and last third of a window that is negligible."""
+"""Relative difference between the mean step times of the first and last third of a window that is still negligible."""
 
 _latest: dict[Steps, StepIntervals] = {}
 
 
 def describe_window(step_s: Steps) -> StepIntervals:
-    """Return the intervals of a run's steps. Free for windows of the last call of `prepare_windows`."""
+    """Return the intervals of a run's steps. They are cached for the windows of the last call of `prepare_windows`."""
     if step_s not in _latest:
         prepare_windows([step_s])
     return _latest[step_s]
 
 
 def prepare_windows(windows: Iterable[Steps]) -> None:
-    """Compute the intervals of many windows that `describe_window` will be called for next."""
+    """Compute the intervals of many windows at once, and cache them for calls of `describe_window`."""
     by_length: dict[int, list[Steps]] = {}
     for step_s in dict.fromkeys(windows):
         by_length.setdefault(len(step_s), []).append(step_s)
@@ -91,14 +93,14 @@ def prepare_windows(windows: Iterable[Steps]) -> None:
 
 
 def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
-    """Yield the intervals of windows of one length, shape (runs, steps)."""
+    """Yield the intervals of windows of equal length. `steps` has shape (runs, steps)."""
     runs, n = steps.shape
     medians: list[Interval | None] = [None] * runs
     means, few, changed = medians, np.zeros(runs, bool), np.zeros(runs, bool)
     if n >= LEAST:
         medians, means = (list(_build_intervals(bounds(steps), n)) for bounds in (median_bounds, mean_bounds))
         few = effective_size(steps) < FEW
-    if n >= 3 * LEAST:  # each third needs an interval of its own
+    if n >= 3 * LEAST:  # each third needs its own interval
         changed = _find_changed(steps)
     ordered = np.sort(steps, axis=-1)
     quantiles = map(tuple, np.quantile(ordered, SHARES, axis=-1).T.tolist())
@@ -108,7 +110,8 @@ def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
 
 
 def _find_changed(steps: Array) -> NDArray[np.bool_]:
-    """Return which windows of shape (runs, steps) changed between their first and last third."""
+    """Return for each window True if its step time changed between the first and the last third. `steps` has shape
+    (runs, steps)."""
     third = steps.shape[1] // 3
     parts = steps[:, :third], steps[:, -third:]
     (first, last), (one, other) = (part.mean(axis=1) for part in parts), map(mean_bounds, parts)
@@ -124,7 +127,8 @@ def _build_intervals(bounds: SeriesBounds, n: int) -> Iterator[Interval | None]:
 
 
 def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -> Interval | None:
-    """Return the interval of a rate over the window, such as tokens per second, from that of its mean step time.
+    """Return the interval of a rate over the window, such as tokens per second, from the interval of its mean step
+    time.
 
     A rate is a fixed amount per step divided by the mean step time. None if the interval of the mean is unknown or
     reaches zero.
@@ -138,8 +142,8 @@ def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -
 def repeats_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Return the rank-based interval of the median of independent repeats (Hoefler & Belli, SC'15, section 3.1.3).
 
-    Too few repeats have no interval of that level. Then return their range, whose level is 1 - 2^(1 - n); None for
-    fewer than two repeats.
+    Too few repeats have no interval at `level`; their range is returned, which covers the median with probability 1 -
+    2^(1 - n). None for fewer than two repeats.
     """
     n = len(values)
     if n < 2:
