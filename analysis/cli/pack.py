@@ -96,8 +96,8 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
     A record of a plug-in that is invalid without that plug-in's names is omitted, with a warning.
     """
     found = list(records)
-    # The suffix makes pseudonyms of two archives differ. It is a hash of values that the archive publishes anyway, so it
-    # does not help to test a guessed name.
+    # The suffix makes pseudonyms of two archives differ. It is a hash of values that the archive publishes anyway, so
+    # it does not help to test a guessed name.
     published = [(one.circumstance.started_at, one.observations and one.observations.steps) for one in found]
     suffix = hashlib.sha256(repr(published).encode()).hexdigest()[:6]
     numbers: dict[str, dict[str, str]] = {}
@@ -122,7 +122,8 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
 
 
 def _copy(value: Any, rename: _Rename) -> Any:
-    """Copy numbers, booleans, and strings that zeroscale defines. A list with any other string is omitted as a whole."""
+    """Copy numbers, booleans, and strings that zeroscale defines. A list with any other string is omitted as a
+    whole."""
     if isinstance(value, Mapping):
         inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
         return {key: item for key, item in inner.items() if item is not _OUT}

@@ -343,7 +343,8 @@ def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int
 
 
 def _break_lines(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Return the rows of panels on a printed page. Each group begins a new row, and a wide panel has a row for itself."""
+    """Return the rows of panels on a printed page. Each group begins a new row, and a wide panel has a row for
+    itself."""
     # At most three panels side by side are readable in print. More than twelve panels are an overview, four in a row.
     fitting = {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 12 else 4)
     columns = min(fitting, max(Counter(panel.group for panel in panels).values(), default=1))

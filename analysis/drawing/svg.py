@@ -44,7 +44,8 @@ def save(figure: Figure, form: str, salt: str) -> bytes:
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as one or two SVG elements of a page: for a wide screen, and for a phone if the panel fits there."""
+    """Return a panel as one or two SVG elements of a page: for a wide screen, and for a phone if the panel fits
+    there."""
     spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
     narrow = panel.narrow if panel.wide else panel.space
     spaces += [(PANEL_IN, narrow)] if narrow else []

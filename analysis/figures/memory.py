@@ -14,7 +14,8 @@ _NOTE = "Peak over steady steps, on the rank with most."
 
 
 def picture(results: Results) -> Picture:
-    """Return the peak allocated memory per rank, in the largest binary unit in which the largest value is at least 1."""
+    """Return the peak allocated memory per rank, in the largest binary unit in which the largest value is at least
+    1."""
     peaks = results.summary["peak_allocated_bytes"].dropna()
     power = find_unit_power(float(peaks.max()) if len(peaks) else 0.0)
     label = f"peak allocated, {UNITS[power]}"

@@ -39,7 +39,8 @@ class RankSpread(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return a panel of times and a panel of memory. For each configuration, the run whose ranks differ most is shown."""
+    """Return a panel of times and a panel of memory. For each configuration, the run whose ranks differ most is
+    shown."""
     most, number = _select_most_spread(results.table)
     shown = []
     for record in map(results.record, most):
