@@ -1,4 +1,4 @@
-"""The verbs that read records: one small file each, loaded when the verb is called."""
+"""Verbs of the command line that read records. Each verb is a small module, imported when the verb is called."""
 
 import argparse
 import contextlib
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 
 def add_paths(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for the folders to read."""
+    """Add the argument that names the results folders to read."""
     help_text = f"results folders, or zip archives of them; default: {RESULTS}"
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=help_text)
 
 
 def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None] | None = None) -> "Results":
-    """Return every record at or below `paths`; other files are named on standard error.
+    """Return every record at or below `paths`. Files that are not records are named on standard error.
 
-    A terminal shows the progress, on the line of `show` if the verb has one. UserError if there is no record.
+    On a terminal, progress is shown: on the progress line `show` of the verb if it has one. UserError if no record is
+    found.
     """
     from analysis import results
 
-    # A verb with a progress line of its own goes on using it while records are read.
+    # If the verb already shows a progress line, reading reports its progress on that line.
     with contextlib.nullcontext(show) if show else terminal.progress(quiet=False) as follow:
         found = results.read(
             paths, lambda read, files: follow(terminal.Progress(f"reading {read:,} of {files:,} records", read / files))
@@ -39,13 +40,13 @@ def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None
 
 
 def report_missing(paths: Sequence[Path]) -> UserError:
-    """Return the error for folders without a record."""
+    """Return the UserError for folders that contain no record."""
     return UserError(" ".join(map(str, paths)), "no record below", "give a results folder, or measure first")
 
 
 @contextlib.contextmanager
 def reporting_unwritable(out: Path) -> Iterator[None]:
-    """Turn a failure to write below `out` into a UserError."""
+    """Turn an OSError of writing below `out` into a UserError."""
     try:
         yield
     except OSError as error:

@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 with any verdicts; files that are no records are named on standard error."""
+    """Return exit code 0, whatever the verdicts are. Files that are not records are named on standard error."""
     from analysis.claims import verdicts
 
     entries = verdicts.judge(read_records(args.paths))
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(entries: "Sequence[Entry]") -> None:
-    """Print the rule, then each claim with a line per property."""
+    """Print the rule for testing a claim, then each claim with one line per property."""
     from analysis.claims.verdicts import HEAD, TEXT, cells
 
     print(_wrap(TEXT))
@@ -53,6 +53,6 @@ def _print(entries: "Sequence[Entry]") -> None:
 
 
 def _wrap(text: str, label: str = "") -> str:
-    """Return a labelled text as wide as the terminal; on one line in a file, so that it can be searched."""
+    """Return a text after its label: wrapped to the width of a terminal, or on one line in a file, for searching."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))

@@ -47,8 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
-    """Add the options that `ab` has as well."""
-    # argparse formats help texts, so a percent sign is doubled
+    """Add the options that `compare` shares with `ab`."""
+    # argparse applies % formatting to help texts, so a percent sign is written twice
     limit = f"exit code 1 if B takes more time or memory by this; default: {gate or 'none'}".replace("%", "%%")
     default = gate and percentage(gate)
     parser.add_argument("--gate", type=percentage, metavar="PERCENT", default=default, help=limit)
@@ -61,7 +61,7 @@ def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> 
 
 
 def percentage(text: str) -> float:
-    """Return 0.03 for `3%`. UserError for any other text."""
+    """Return a percentage as a share: 0.03 for the text `3%`. UserError for any other form."""
     number = text.removesuffix("%").strip()
     if text.endswith("%") and number.replace(".", "", 1).isdecimal():
         return float(number) / 100
@@ -69,7 +69,7 @@ def percentage(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 1 if the gate fails, 3 if it is inconclusive."""
+    """Return the exit code: 1 if the gate fails, 3 if it is inconclusive, else 0."""
     from analysis.compare import EXIT_CODES, output
     from analysis.compare.phrases import format_headline
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(args: argparse.Namespace) -> "SetComparison":
-    """Return the comparison of the two sets of results."""
+    """Return the comparison of result sets A and B."""
     from analysis.compare import compare
 
     return compare(read_records([args.a]), read_records([args.b]), _question(args))
@@ -110,7 +110,7 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
 
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:
-    """Return the quantities that may change. UserError for a name that is no quantity."""
+    """Return the fields that may differ between A and B (`--across`). UserError for an unknown field."""
     from analysis.compare.judging import FIXED, is_quantity
 
     names = frozenset(name.strip() for name in args.allow.split(",")) if args.allow else frozenset()

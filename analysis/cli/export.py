@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when all records, or the trials of all folders, are written."""
+    """Return exit code 0 once all records, or the trials of all search folders, are written."""
     from analysis import export
 
     exported = [] if args.to == "optuna" else export.list_exported_runs(read_records(args.paths))

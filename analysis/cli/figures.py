@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when the figures are written; print the path of each file."""
+    """Return exit code 0 once the figures are written. Print the path of each file."""
     from analysis.drawing import compose
     from analysis.drawing.svg import FORMATS, save
     from analysis.figures import build_pictures, list_figures

@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, with or without changes; files that are no records are named on standard error."""
+    """Return exit code 0, whether or not changes are found. Files that are not records are named on standard error."""
     from analysis.history import build_history
     from analysis.history.output import PAGE, render_page, render_tables, to_text
 
@@ -49,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sort_by_ancestry(commits: Sequence[str]) -> list[str]:
-    """Return the commits that git finds in this folder, ancestors first; none without a repository."""
-    # Commits come from records: only hexadecimal ones are passed to git, so that none is read as an option.
+    """Return the commits of the git repository in the current folder, ancestors first. Empty without a repository."""
+    # Commits come from records, which may be forged. Only hexadecimal names are passed to git, so that git cannot read
+    # a name as an option.
     wanted = [one for one in dict.fromkeys(commits) if one and all(sign in "0123456789abcdef" for sign in one)]
     command = ["git", "rev-list", "--topo-order", "--reverse", "--ignore-missing", *wanted]
     try:

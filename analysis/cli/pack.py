@@ -39,7 +39,7 @@ from bench.core.store import RECORD, to_json, write_atomically
 _log = logging.getLogger(__name__)
 
 _OUT = object()
-"""The value of a field that is left out."""
+"""Marks the value of a field that is not copied into the archive."""
 _PACKAGES = (
     "torch", "cuda", "hip", "nccl", "rccl", "driver", "deepspeed", "transformers", "tokenizers", "datasets", "numpy",
     "pyarrow", "hydra-core", "triton", "python", "zeroscale",
@@ -51,7 +51,7 @@ _MORE_WORDS = (
     "quiet", "recv", "reduce", "rendezvous", "scatter", "send", "slurm", "sockets", "start", "tokens",
     "tokens_padding", "update",
 )  # fmt: skip
-"""Keys and values that zeroscale writes into records, and that are in no schema and no file of conf/."""
+"""Keys and values that zeroscale writes into records but that appear in no schema and in no file of conf/."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when the archive is written."""
+    """Return exit code 0 once the archive is written."""
     from analysis import reading, results
 
     if args.whole and [path.is_dir() for path in args.paths] != [True]:
@@ -83,18 +83,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 _Rename = Callable[[str, Any], str]
-"""Returns the pseudonym of a value by its kind, the same throughout the archive."""
+"""Function that returns the pseudonym for a kind of name and a value. Equal values get equal pseudonyms within an
+archive."""
 _Rule = Callable[[Any, _Rename], Any]
-"""Returns the copied part of a field's value, which is not None."""
+"""Function that returns the copy of a field's value, or the part of it that may be published. The value is never None.
+"""
 
 
 def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
-    """Return the files of the archive by path.
+    """Return the contents of the archive's files by path.
 
-    A record that is invalid without the names of its plug-in is left out, with a warning.
+    A record of a plug-in that is invalid without that plug-in's names is omitted, with a warning.
     """
     found = list(records)
-    # Pseudonyms of two archives must differ. The hash has only published values, so it cannot confirm a guessed name.
+    # The suffix makes pseudonyms of two archives differ. It is a hash of values that the archive publishes anyway, so
+    # it does not help to test a guessed name.
     published = [(one.circumstance.started_at, one.observations and one.observations.steps) for one in found]
     suffix = hashlib.sha256(repr(published).encode()).hexdigest()[:6]
     numbers: dict[str, dict[str, str]] = {}
@@ -119,7 +122,8 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
 
 
 def _copy(value: Any, rename: _Rename) -> Any:
-    """Copy numbers, truth values and zeroscale's own words. A list with any other text is left out as a whole."""
+    """Copy numbers, booleans, and strings that zeroscale defines. A list with any other string is omitted as a
+    whole."""
     if isinstance(value, Mapping):
         inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
         return {key: item for key, item in inner.items() if item is not _OUT}
@@ -130,23 +134,23 @@ def _copy(value: Any, rename: _Rename) -> Any:
 
 
 def _copy_versions(value: Any, rename: _Rename) -> Any:
-    """Copy plain version numbers of known packages."""
+    """Copy the versions of known packages. A version that is not a plain version number becomes None."""
     texts = {package: value[package] for package in _PACKAGES if package in value}
     return {package: text if _VERSION.fullmatch(text or "") else None for package, text in texts.items()}
 
 
 def _copy_form(pattern: str) -> _Rule:
-    """Return the rule that copies a text only in a form without room for a name."""
+    """Return a rule that copies a string only if it matches `pattern`, which leaves no room for a name."""
     return lambda value, rename: value if re.fullmatch(pattern, value) else _OUT
 
 
 def _name(kind: str) -> _Rule:
-    """Return the rule that copies a word of zeroscale, and replaces any other by a pseudonym."""
+    """Return a rule that copies a string defined by zeroscale, and replaces any other string by a pseudonym."""
     return lambda value, rename: value if value in list_own_words() else rename(kind, value)
 
 
 def _mark(value: Any, rename: _Rename) -> Any:
-    """Replace a text, so that its presence is known."""
+    """Replace a text by a fixed text, which shows only that there was a text."""
     return "left out by zeroscale pack"
 
 
@@ -191,24 +195,27 @@ KEPT: Mapping[str, _Rule] = {
     "observations.drill": _mark,
     "observations.data": lambda data, rename: {"content": rename("content", data)},
 }
-"""Every copied field, with its rule. A rule applies to all fields below; a later rule overrides an earlier one.
-In addition, `config_id` is computed again, and the job gets a pseudonym."""
+"""Every copied field of a record, with its rule. A rule applies to all fields below its field. A later rule overrides
+an earlier one.
+
+In addition, `config_id` is recomputed, and the scheduler's job gets a pseudonym.
+"""
 
 
 def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
-    """Return a record with only the fields of `KEPT`."""
+    """Return a copy of the record with only the fields of `KEPT`."""
     plain: Any = record.model_dump(mode="json", by_alias=True)
     packed: Any = {"schema_version": record.schema_version}
     for path, rule in KEPT.items():
         *parents, field = path.split(".")
-        # A part that the record has not (null) has no fields to copy.
+        # A section that is null in the record has no fields to copy.
         source = functools.reduce(lambda inner, parent: inner.get(parent) or {}, parents, plain)
         if field in source:
             target = functools.reduce(lambda inner, parent: inner.setdefault(parent, {}), parents, packed)
             target[field] = None if source[field] is None else rule(source[field], rename)
             if target[field] is _OUT:
                 del target[field]
-    # A model, engine or data set that lost a field is no longer the named one.
+    # Without one of its fields, a model, engine or data set is no longer the one that its name stands for.
     for part in ("model", "engine", "data"):
         given, kept = plain["spec"][part], packed["spec"][part]
         if any(
@@ -222,7 +229,10 @@ def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
 
 
 def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
-    """Return the job of a run under a pseudonym. If it ran on a foreign host, the job names its own hosts."""
+    """Return the id and hosts of the scheduler's job around a run, as pseudonyms. None without a job.
+
+    The hosts are listed only if the run used a host outside its job's allocation.
+    """
     from analysis.columns import list_columns
     from analysis.observed import find_job
 
@@ -236,8 +246,8 @@ def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
 
 @functools.cache
 def list_own_words() -> frozenset[str]:
-    """Return the words that come with zeroscale: fields and choices of its records and plug-ins, and the texts of those
-    files of conf/ that name no site."""
+    """Return all strings that zeroscale defines: fields and choices of its records and plug-ins, and texts in the files
+    of conf/ that do not describe a site."""
     documents: list[Any] = [_MORE_WORDS, RunRecord.model_json_schema()]
     kinds: tuple[tuple[plugins.Kind[Any], str], ...] = (
         (plugins.ENGINE, "Options"), (plugins.FAMILY, "Shape"), (plugins.DATA, "Options"),

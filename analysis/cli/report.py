@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when the report is written."""
+    """Return exit code 0 once the report is written."""
     from bench.core import processes, terminal
 
     # Without garbage collection the imports of matplotlib and pandas take a quarter less time.

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _FOLDED = {"options": 30, "flags": 12, "reason": 30}
-"""Columns whose texts may be folded, and the width that they need at least."""
+"""Columns whose texts may be wrapped, each with its least width in characters."""
 _OMITTED_FIRST = (
     "options", "compute_s", "sample_s", "precision", "decoder_length", "encoder_length", "evidence", "mfu",
     "tokens_trained", "model", "config_id", "cost_per_million_tokens", "peak_allocated_bytes",
 )  # fmt: skip
-"""Columns that a narrow table leaves out: those with a single value first, then in this order."""
+"""Columns that a narrow table omits, in this order. Columns with the same value in all rows are omitted before the
+others."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0; files that are no records are named on standard error."""
+    """Return exit code 0. Files that are not records are named on standard error."""
     from analysis import formats
     from analysis.metrics import cost
 
@@ -60,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
-    """Print a table with one line per run if it is `wide` or in a file with `chosen` columns, else as wide as fits."""
+    """Print a table.
+
+    There is no limit of width, and one line per run, if `wide` is set or if chosen columns are written to a file.
+    Otherwise the table is fitted to the width of the terminal.
+    """
     from analysis.columns import list_all_columns
     from analysis.formats import find_width, format_cell, render_text_table
     from analysis.table import list_rows
@@ -78,7 +83,8 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
 
 
 def _list_main_columns(frame: "DataFrame") -> list[str]:
-    """Return the main columns that have a value in some row; some of them only if rows differ."""
+    """Return the main columns that have a value in at least one row. Some main columns are listed only if rows
+    differ."""
     from analysis.columns import SHOWN, SHOWN_WHERE_DIFFERENT
 
     is_shown = dict((frame.notna() & (frame.astype("string") != "")).any())
@@ -88,10 +94,10 @@ def _list_main_columns(frame: "DataFrame") -> list[str]:
 
 
 def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", width: int) -> list[str]:
-    """Return the columns to leave out, so that the others fit `width`."""
+    """Return the columns to omit so that the remaining columns fit `width` characters."""
     widths = {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
     needed = {name: min(number, max(_FOLDED.get(name, number), len(name))) for name, number in widths.items()}
-    # A column with one value says nothing about the differences of rows.
+    # A column with the same value in all rows does not help to tell rows apart.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
     omitted: list[str] = []
     for name in sorted(_OMITTED_FIRST, key=lambda name: name in several):

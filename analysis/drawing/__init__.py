@@ -1,4 +1,5 @@
-"""Figures as values: panels that matplotlib draws one by one for the report's page, or together for print.
+"""Building blocks of figures. A figure is a list of panels; matplotlib draws them one by one for the report's page, or
+together for print.
 
 Figures are built without pyplot, so they keep no global state and need no display.
 """
@@ -23,10 +24,11 @@ from matplotlib.text import Text
 from analysis.summary import Row, is_disturbed
 
 INK = "#1b1b1d"
-"""Colour of everything that is not data. The report's page replaces it by its own text colour."""
+"""Colour of text, axes and grid. The report's page replaces it by its own text colour."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F")
-"""Palette of Okabe and Ito, which colour-blind readers can tell apart; without its yellow, too faint on paper."""
+"""The palette of Okabe and Ito, made for colour-blind readers. Its yellow is omitted because it is too faint on paper.
+"""
 
 MARKERS = "osD^vPX"
 LINES: Any = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
@@ -44,16 +46,16 @@ STYLE: Any = {
     "text.parse_math": False,  # a dollar in an option's value is a dollar
     "svg.fonttype": "none", "pdf.fonttype": 42, "figure.facecolor": "white", "savefig.facecolor": "white",
 }  # fmt: skip
-"""Settings of matplotlib. Text stays text in SVG and PDF, so that it can be searched and edited."""
+"""Settings of matplotlib. Text in SVG and PDF is stored as text, so that it can be searched and edited."""
 
 styled = matplotlib.rc_context(STYLE)
-"""Decorator for functions that draw or save a figure: it looks the same under any settings of the caller."""
+"""Decorator for functions that draw or save a figure. It makes them independent of the caller's matplotlib settings."""
 
 WIDTH_IN = 7.2  # text width of a two-column page
 WHOLE, MOST = 20, 12
-"""Panels of a printed figure: up to WHOLE fit a page; if there are more, MOST of them are drawn."""
+"""Limits on the panels of a printed figure. Up to WHOLE panels are all drawn. Of more panels, MOST are drawn."""
 
-# Measured in DejaVu Sans: inches of a letter in titles and notes, of a line, and of the entries of a legend.
+# Sizes in inches, measured in DejaVu Sans: letters of titles and notes, lines of text, and entries of a legend.
 _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
 _REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # largest and smallest font size; inches of a letter of the largest
@@ -62,13 +64,17 @@ _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
     "fsdp_no_reshard",
 )  # fmt: skip
-"""Engines in the order in which they choose a look: frequent ones keep theirs, whatever stands next to them."""
+"""Engines in the order in which colours are assigned. Engines that occur often come first, so that they have the same
+colour in all figures."""
 BUSY = "busy"
 _ENDED = {"oom": "OOM", "host_oom": "host OOM"}
 
 
 class Look(NamedTuple):
-    """Colour and marker of an engine. Series of one engine differ in line style and in the filling of their markers."""
+    """Colour and marker of an engine: `place` is an index into COLOURS and MARKERS.
+
+    Series of the same engine have different `variant` numbers, which select line style and filling of the markers.
+    """
 
     place: int
     variant: int = 0
@@ -87,13 +93,13 @@ class Look(NamedTuple):
         return {"color": self.colour, "linestyle": LINES[self.variant % len(LINES)]}
 
     def style_marks(self, *, hollow: bool = False) -> dict[str, Any]:
-        """Return matplotlib's style of markers without lines."""
+        """Return the style of markers, as arguments of matplotlib's plot, without a line between them."""
         fill = "none" if hollow else (self.colour, 0.35) if self.variant % 2 else self.colour
         return {"color": self.colour, "marker": self.marker, "linestyle": "none", "markerfacecolor": fill}
 
 
 class Key(NamedTuple):
-    """An entry of a legend. On the page it hides the series `label`."""
+    """An entry of a figure's legend. On the page, clicking it hides the series with the same `label`."""
 
     label: str
     style: Mapping[str, Any]
@@ -104,7 +110,7 @@ class Key(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Height of a panel's axes and its margins, in inches."""
+    """Height of a panel's axes, and the margins around them, in inches."""
 
     height: float = 1.6
     left: float = 0.62
@@ -117,14 +123,14 @@ PLAIN = Space()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A pair of axes.
+    """One pair of axes of a figure, with its title.
 
-    title   its words; a line may break between two of them
-    draw    function that draws into empty axes of their final size
-    group   in print, panels of one group share lines, so that neighbours can be compared
-    weight  numbers in it; if there are too many panels in print, those with the fewest are omitted
-    wide    whether it takes the whole width of a page
-    narrow  space of a wide panel on a phone; None if it does not fit there
+    title   words of the title; a line may break between two of them
+    draw    function that draws into empty axes, which already have their final size
+    group   panels of the same group are printed in the same rows, so that neighbours can be compared
+    weight  count of numbers in the panel; if there are too many panels to print, those with the fewest are omitted
+    wide    whether the panel takes the whole width of a page
+    narrow  height and margins of a wide panel on a phone; None if it does not fit there
     """
 
     title: Sequence[str]
@@ -138,7 +144,8 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure, empty without a panel. `note` explains how to read it."""
+    """A figure: panels, entries of the legend, and a `note` that explains how to read it. A figure without panels is
+    not shown."""
 
     panels: Sequence[Panel] = ()
     keys: Sequence[Key] = ()
@@ -146,14 +153,16 @@ class Picture:
 
 
 class Marks(NamedTuple):
-    """Data behind an element of a drawing: its series, and for each point the row of a summary or a text."""
+    """Data of a drawn element: the name of its series, and for each of its points a row of the summary or a text for
+    the tooltip."""
 
     series: str
     tips: Sequence[Row | str]
 
 
 class Drawing(Figure):
-    """A figure with the data behind its elements, by their gid."""
+    """A matplotlib figure that also holds the data of its drawn elements. Keys of `marks` are the elements' SVG group
+    ids (gid)."""
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__(figsize=(width, height))
@@ -161,7 +170,7 @@ class Drawing(Figure):
 
 
 def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> None:
-    """Attach data to an artist, so that the report's page can hide its series and describe its points."""
+    """Attach data to a drawn element, so that the report's page can hide its series and show tooltips of its points."""
     figure = artist.get_figure(root=True)
     if isinstance(figure, Drawing):
         gid = f"m{len(figure.marks)}"
@@ -170,13 +179,16 @@ def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> No
 
 
 def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each engine of a page: its usual one, or one with a free colour if that colour is taken."""
+    """Return the look of each engine of a page.
+
+    An engine gets its usual colour, or a free colour if another engine of the page has that colour.
+    """
     taken: dict[str, Look] = {}
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
         # crc32, since hash() of a text differs from process to process, and equal records must give equal files.
         usual = _ENGINES.index(engine) if engine in _ENGINES else zlib.crc32(engine.encode()) % len(COLOURS) ** 2
         looks = [Look(place) for place in (usual, *range(len(COLOURS) ** 2))]
-        # A free colour comes first, since colours are told apart more easily than markers.
+        # First a colour that no other engine has, since colours are distinguished more easily than markers.
         used, pairs = {one.colour for one in taken.values()}, {(one.colour, one.marker) for one in taken.values()}
         free = (one for one in looks if one.colour not in used)
         other = (one for one in looks if (one.colour, one.marker) not in pairs)
@@ -185,7 +197,8 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
 
 
 def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of every series by its name, which begins with its engine. `engines`: all engines of the page."""
+    """Return the look of every series by its label, whose first word is the engine. `engines` lists all engines of the
+    page."""
     looks, turns = choose_looks(engines), Counter[str]()
     found = {}
     for label in sorted(set(labels)):
@@ -196,17 +209,17 @@ def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Loo
 
 
 def get_room_in(axes: Axes) -> float:
-    """Return the width of axes in inches."""
+    """Return the width of the axes in inches."""
     return float(axes.bbox.width / axes.get_figure(root=True).dpi)  # type: ignore[union-attr]
 
 
 def shorten_text(text: str, letters: float) -> str:
-    """Return a text cut to this number of letters."""
+    """Return a text of at most `letters` letters; a cut is marked by an ellipsis."""
     return text if len(text) <= letters else f"{text[: max(int(letters) - 1, 1)]}…"
 
 
 def format_reason(row: Row | None) -> str:
-    """Write in a word or two why there is no number."""
+    """Return in one or two words why a configuration has no number, such as OOM or busy."""
     if row is None:
         return "not run"
     ended = str(row["outcome"])
@@ -216,23 +229,23 @@ def format_reason(row: Row | None) -> str:
 
 
 def write_reason(axes: Axes, x: float, y: float, row: Row | None, room_in: float = math.inf) -> Text:
-    """Draw the reason for a missing number, in a font that fits the given width."""
+    """Draw the reason why a configuration has no number, in a font size that fits `room_in` inches."""
     text = format_reason(row)
-    # The smallest size is still readable in print; below it a long reason overlaps its neighbours.
+    # The smallest font size is still readable in print. A reason too long even for that size overlaps its neighbours.
     size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
     style: Any = {"alpha": 0.6} if row is None or text == BUSY else {"fontweight": "bold"}
     return axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
 
 
 def measure_names(names: Sequence[str]) -> float:
-    """Return the height in inches that names below an axis need, in a panel as narrow as a phone."""
+    """Return the height in inches of labels below the x axis of a panel that is as narrow as a phone."""
     if len(names) > _MOST_NAMES:
         return 0.22
     return 0.25 + 0.03 * min(max(map(len, names)), _NAME) if _is_aslant(names) else 0.22
 
 
 def draw_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Draw names below an axis, at an angle if they would overlap otherwise; none if they are too many."""
+    """Draw labels below the x axis: at an angle if they would overlap, and none if there are too many."""
     if len(names) > _MOST_NAMES:
         places, names = [], []
     axes.set_xticks(places, [shorten_text(name, _NAME) for name in names])
@@ -245,7 +258,7 @@ def _is_aslant(names: Sequence[str]) -> bool:
 
 
 def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], colour: str) -> Line2D:
-    """Draw arrows at the end of an axis, for points beyond it."""
+    """Draw arrows at the end of an axis for points that lie outside the range of the axis."""
     (arrows,) = axes.plot(
         *zip(*points, strict=True), marker=marker, color=colour, linestyle="none", markersize=4, clip_on=False, zorder=4
     )
@@ -254,8 +267,8 @@ def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], 
 
 @styled
 def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
-    """Return one panel of this width, without its title."""
-    # Half a letter of room above the axes, for the upper half of the highest tick's label.
+    """Return a drawing of one panel with this width, without its title."""
+    # The extra 0.08 inches above the axes hold the upper half of the highest tick's label.
     height = 0.08 + space.height + space.below
     drawing = Drawing(width_in, height)
     axes = drawing.add_axes(
@@ -269,7 +282,8 @@ def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
 
 @styled
 def compose(picture: Picture) -> Figure:
-    """Return a figure for print: a legend, the panels, and a note. A page has room for a limited number of panels."""
+    """Return the whole figure for print: legend, panels and note. If there are too many panels for a page, some are
+    omitted."""
     panels = _select_panels(picture.panels)
     lines = _break_lines(panels)
     columns = max((len(line) for line in lines), default=1)
@@ -304,7 +318,11 @@ def compose(picture: Picture) -> Figure:
 
 
 def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
-    """Return the panels of a page in their order: all, or the MOST of greatest weight, spread over the groups."""
+    """Return the panels that are printed, in their order.
+
+    If there are more than WHOLE panels, these are the MOST panels with the greatest weight, spread evenly over the
+    groups.
+    """
     if len(panels) <= WHOLE:
         return list(panels)
     order = sorted(range(len(panels)), key=lambda place: -panels[place].weight)
@@ -312,8 +330,10 @@ def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int]:
-    """Return at most `most` places in ascending order, spread evenly over groups. `ranked`: places with their groups,
-    the preferred places of a group first."""
+    """Return at most `most` indices in ascending order, spread evenly over groups.
+
+    `ranked` lists pairs of index and group, with the preferred indices of each group first.
+    """
     turns: Counter[Hashable] = Counter()
     numbered = []
     for place, group in ranked:
@@ -323,8 +343,9 @@ def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int
 
 
 def _break_lines(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Return panels line by line. Groups begin a new line, and a wide panel has a line of its own."""
-    # Up to three panels side by side are readable in print; twelve and more are an overview, four a line.
+    """Return the rows of panels on a printed page. Each group begins a new row, and a wide panel has a row for
+    itself."""
+    # At most three panels side by side are readable in print. More than twelve panels are an overview, four in a row.
     fitting = {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 12 else 4)
     columns = min(fitting, max(Counter(panel.group for panel in panels).values(), default=1))
     lines: list[list[Panel]] = []
@@ -346,7 +367,7 @@ def _wrap_title(panel: Panel, width_in: float) -> list[str]:
 
 
 def _measure_keys(keys: Sequence[Key], width: float) -> tuple[list[Key], int]:
-    """Return the entries of a legend, their labels cut to fit, and the number of entries in a line."""
+    """Return the legend's entries with labels cut to fit, and the number of entries per line."""
     room = int((width - _KEY_IN) / _KEY_LETTER_IN)
     fitting = [key._replace(label=shorten_text(key.label, room)) for key in keys]
     # If the entries do not fit one line, every column gets the width of the widest entry.

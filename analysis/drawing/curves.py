@@ -1,4 +1,4 @@
-"""Curves: a column of the summary against micro-batch or nodes, with a panel per group of rows."""
+"""Figures of curves: a column of the summary against micro-batch or node count, with one panel per group of rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ from analysis.scaling.curves import CurvePoint, Law, ScalingCurve, build_curves
 from analysis.summary import Row
 
 MAX_CURVES = 14
-"""Curves of a figure: more could not be told apart."""
+"""Most curves in a figure. More curves could not be told apart."""
 
 _ABOVE, _FURTHEST = 1.08, 1.5  # end of the y axis over the highest point, without and with room for intervals
 _MOST_NAMES = 3  # panels without a number that a note names
@@ -53,9 +53,10 @@ _PREDICTED = (0, (3, 2))
 
 
 class PlottedQuantity(NamedTuple):
-    """The quantity that a figure draws: a column of the summary divided by `unit`.
+    """The quantity that a figure shows: a column of the summary, divided by `unit`.
 
-    `interval`: it has columns *_low and *_high. `predicted`: a column predicted_* is drawn next to it.
+    If `interval` is set, the columns *_low and *_high of the summary are drawn as bars. If `predicted` is set, the
+    column predicted_* is drawn as a second curve.
     """
 
     column: str
@@ -70,7 +71,8 @@ class PlottedQuantity(NamedTuple):
 
 
 class ChartPoint(NamedTuple):
-    """A number of a row of the summary, in the unit of the axis, at its place along x."""
+    """A point of a curve: a value and its interval in the unit of the y axis. `place` is the index of its tick on the x
+    axis."""
 
     place: int
     value: float
@@ -79,10 +81,10 @@ class ChartPoint(NamedTuple):
 
 
 class ChartCurve(NamedTuple):
-    """A series. Points of a segment are joined by a line.
+    """A curve. Points within a segment are joined by a line.
 
-    `gaps`: places without a number, listed only for a series of which some run failed. A predicted curve has the label
-    of the measured one; it is hollow and dashed.
+    `gaps` are ticks of the x axis without a number, listed only if a run of the curve failed. A predicted curve has the
+    same label as the measured curve; its markers are hollow and its lines dashed.
     """
 
     label: str
@@ -96,7 +98,7 @@ class ChartCurve(NamedTuple):
 
 
 class ChartPanel(NamedTuple):
-    """Curves over the same places along x. Panels of one model share a scale."""
+    """A panel: curves over the same ticks (`places`) of the x axis. All panels of a model have the same y axis."""
 
     title: Sequence[str]
     model: str
@@ -109,21 +111,21 @@ class ChartPanel(NamedTuple):
 
     @property
     def incomplete(self) -> list[ChartCurve]:
-        """The curves with gaps; each has a line in the strip below zero."""
+        """The curves with gaps. Each has a line of text below y = 0."""
         return [curve for curve in self.curves if curve.gaps]
 
 
 def build_picture(
     results: Results, groups: Sequence[QuestionGroup], quantity: PlottedQuantity, note: str = ""
 ) -> Picture:
-    """Return the figure of a quantity with a panel per group.
+    """Return the figure of a quantity, with one panel per group.
 
-    A group without a number is named in the note and not drawn, unless no group has one.
+    A group without any number is named in the note and not drawn. If no group has a number, all groups are drawn.
     """
     every = build_panels(groups, quantity)
     panels = [panel for panel in every if panel.points] or every
     empty = [panel for panel in every if panel not in panels]
-    # Of too many curves those with the fewest numbers are left out.
+    # If there are too many curves, those with the fewest numbers are omitted.
     points: Counter[str] = Counter()
     for curve in (curve for panel in panels for curve in panel.curves if not curve.predicted):
         points[curve.label] += len(curve.points)
@@ -131,7 +133,7 @@ def build_picture(
     fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
     looks = assign_looks(labels, results.table["engine"])
     panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
-    # Panels with a single place write names of series below the axis, for which all panels leave the same room.
+    # Panels with a single tick write the names of curves below the axis. All panels leave the same room for them.
     named = [[curve.label for curve in panel.curves] for panel in panels if len(panel.places) == 1]
     below = max([0.42, *(0.2 + measure_names(names) for names in named)])
     drawn = []
@@ -151,7 +153,7 @@ def build_picture(
 
 
 def build_panels(groups: Sequence[QuestionGroup], quantity: PlottedQuantity) -> list[ChartPanel]:
-    """Return the panels of groups in their order, with all curves."""
+    """Return one panel per group, in the order of a figure, with all curves."""
     ordered = sort_groups(groups)
     questions = [group.question for group in ordered]
     return [_build_panel(group, describe_question(group.question, questions), quantity) for group in ordered]
@@ -172,9 +174,10 @@ def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQu
 
 
 def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:
-    """Return a curve with a point for every number; two neighbours are joined if each place has exactly one point.
+    """Return a curve with a point for every number.
 
-    If some run of the series failed, all places without a number are gaps.
+    Two neighbouring ticks are joined by a line if each has exactly one point. If a run of the curve failed, all ticks
+    without a number are gaps.
     """
     segments: list[tuple[ChartPoint, ...]] = []
     gaps: list[tuple[int, Row | None]] = []
@@ -185,7 +188,7 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
             low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
             ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
             here.append(ChartPoint(place, row[quantity.column] / quantity.unit, ends, row))
-        # Several points at one place are configurations that differ otherwise, so no line would be right.
+        # Several points at one tick are configurations that differ in other settings, so no line can join them.
         if before == 1 and len(here) == 1:
             segments[-1] = (*segments[-1], *here)
         else:
@@ -196,9 +199,9 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
 
 
 def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> float:
-    """Return the upper end of an axis that begins at zero; 0 without a number.
+    """Return the upper end of a y axis that begins at zero; 0 if there is no number.
 
-    It lies above the highest point, but a very wide interval is cut, since it would squeeze all others.
+    It lies above the highest point. Very wide intervals are cut off, because they would squeeze all curves.
     """
     points = [point for panel in panels for point in panel.points]
     highest = max([quantity.ideal or 0.0, *(point.value for point in points)])
@@ -216,7 +219,7 @@ def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
 
 
 def _describe_empty(panels: Sequence[ChartPanel]) -> str:
-    """Name the panels without a number, and the reasons."""
+    """Return a sentence that names the panels without a number, with the reasons."""
     if not panels:
         return ""
     reasons = [
@@ -230,8 +233,10 @@ def _describe_empty(panels: Sequence[ChartPanel]) -> str:
 def _draw_panel(
     axes: Axes, panel: ChartPanel, quantity: PlottedQuantity, looks: Mapping[str, Look], scale: tuple[float, int]
 ) -> None:
-    """Draw curves above zero, and below it a line per curve with gaps. `scale`: the end of the y axis, and the number
-    of such lines."""
+    """Draw the curves above y = 0, and below it one line of text per curve with gaps.
+
+    `scale` is the upper end of the y axis, and the number of such lines.
+    """
     top, lines = scale[0] or 1.0, scale[1]
     line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
     axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, top)
@@ -246,7 +251,7 @@ def _draw_panel(
     several = len(panel.places) > 1
     axes.set_xlabel(quantity.across_label if several else f"{quantity.across_label} {panel.places[0]}")
     labels = list(dict.fromkeys(curve.label for curve in panel.curves))
-    # With a single place along x, curves stand side by side, each above its name.
+    # With a single tick, curves are placed side by side, each above its name.
     asides = {label: 0.0 if several else (place + 0.5) / len(labels) - 0.5 for place, label in enumerate(labels)}
     if several:
         axes.set_xticks(range(len(panel.places)), panel.places)
@@ -259,14 +264,14 @@ def _draw_panel(
 
 
 def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: float, *, hollow: bool) -> None:
-    """Draw one series: a point for every number, and a line along each segment."""
+    """Draw one curve: a marker for every number, and a line along each segment."""
     bars = [(point.place + aside, *point.ends) for point in curve.points if point.ends]
     if bars:
         widths = [_BAR if point.row["n"] > 1 else _THIN_BAR for point in curve.points if point.ends]
         mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=widths), curve.label)
         if beyond := [(x, top) for x, _, high in bars if high > top]:
             mark(draw_beyond(axes, "^", beyond, look.colour), curve.label)
-    # Points with and without an interval differ in their filling, so they are separate artists.
+    # Points without an interval are hollow, so they are drawn separately.
     for known in (True, False):
         some = [point for point in curve.points if (point.ends is not None) == known]
         if some:
@@ -281,9 +286,9 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
 
 
 def _draw_gaps(axes: Axes, curve: ChartCurve, look: Look, y: float, places: int) -> None:
-    """Draw a line of the strip: the curve's marker, and the reason at each place without a number."""
+    """Draw one line of text below y = 0: the curve's marker, and at each tick without a number the reason."""
     style = look.style_marks() | {"markersize": 3.5, "clip_on": False}
-    # left of the axis, where a tick's label would be
+    # The marker stands left of the axis, where a tick's label would be.
     (sign,) = axes.plot(-0.035, y, transform=axes.get_yaxis_transform(), **style)
     mark(sign, curve.label)
     for place, row in curve.gaps:
@@ -299,8 +304,10 @@ _EFFICIENCY_NOTE = (
 
 
 def build_efficiency(results: Results, law: Law) -> Picture:
-    """Return the efficiency of every curve of a scaling law, with a panel per equal work; nothing if no curve has two
-    numbers."""
+    """Return the figure of efficiency for strong or weak scaling, with one panel per equal work.
+
+    The figure is empty if no curve has two numbers.
+    """
     curves = [curve for curve in build_curves(results) if curve.law == law]
     if all(sum(point.efficiency is not None for point in curve.points) < 2 for curve in curves):
         return Picture()
@@ -318,11 +325,14 @@ def build_efficiency(results: Results, law: Law) -> Picture:
 
 
 def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
-    """Return a point as a row of a summary. At the base, its interval is that of its own throughput."""
+    """Return a point of a scaling curve as a row of the summary.
+
+    At the smallest node count, the efficiency is 1 by definition, and its interval is that of its own throughput.
+    """
     found, row = point.efficiency, point.row
     low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)
     if point is curve.base and row["tokens_per_s_low"] is not None:
         low, high = (row[f"tokens_per_s_{end}"] / row["tokens_per_s"] for end in ("low", "high"))
     cells = {"efficiency": found.value if found else None, "efficiency_low": low, "efficiency_high": high}
-    # Strong scaling accumulates less on more nodes, which must not split the curve into several series.
+    # In strong scaling, accumulation falls as nodes are added. It is set to 1 so that the curve is not split by it.
     return {**row, **cells, "accumulation": 1}

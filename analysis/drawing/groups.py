@@ -1,4 +1,4 @@
-"""Groups of rows of the summary, one per panel of a figure, in the order of the panels."""
+"""Groups of summary rows for figures: one group per panel, in the order of the panels."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -21,13 +21,14 @@ from analysis.summary import Row
 from analysis.table import list_rows
 
 _COMMON_FLAGS = ("short", "unverified")
-"""Flags of most runs of a quick study. Figures leave them to the tables, so that the rarer ones stand out."""
+"""Flags that most runs of a quick study carry. Figures omit them, so that rarer flags stand out; tables list them."""
 
 
 class QuestionGroup(NamedTuple):
-    """Rows of a summary that belong to one panel, and the question that they share.
+    """Rows of the summary that belong to one panel, and the question that they share.
 
-    For rows on several node counts its `nodes` are None. Its `held` names in words what else is equal.
+    If the rows have several node counts, `nodes` of the question is None. `held` of the question describes further
+    settings that are equal in all rows.
     """
 
     question: Question
@@ -35,18 +36,19 @@ class QuestionGroup(NamedTuple):
 
 
 def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return the rows that compete with each other: a group per question."""
+    """Return one group per question: the rows whose configurations compete with each other."""
     return [_build_fixed_group(question, rows, "accumulation") for question, rows in group_rows(summary)]
 
 
 def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return the rows of one micro-batch on any node count, grouped by equal work.
+    """Return groups of rows with equal micro-batch and equal work, on any number of nodes.
 
-    Equal is the work of a step (strong scaling) or of a device (weak scaling), whichever needs fewer groups.
+    Either the work of a step is equal (strong scaling) or the work of a device (weak scaling), whichever gives fewer
+    groups.
     """
     groups, any_nodes = [], (({**question, "nodes": None}, rows) for question, rows in group_rows(summary))
     for question, rows in _regroup(any_nodes, "micro"):
-        # One of both laws describes the study: the one under which its rows form fewer curves.
+        # A study scales either strongly or weakly: the law that gives fewer groups is taken to be the study's.
         by_device, by_step = (_regroup([(question, rows)], part) for part in ("accumulation", "global_batch"))
         same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
         groups += [_build_fixed_group(*one, part, f"micro {question['micro']}") for one in same]
@@ -54,13 +56,13 @@ def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
 
 
 def build_question(row: Row) -> Question:
-    """Return the question that a row of the run table or summary answers."""
+    """Return the question to which a row of the run table or summary belongs."""
     known = add_lengths(row)
     return {part: known[part] for part in QUESTION}
 
 
 def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
-    """Return for runs, by their places in the run table, the names of question and configuration."""
+    """Return question and configuration of some runs, as texts. `places` are row indices of the run table."""
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
@@ -72,17 +74,17 @@ def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, st
 
 
 def list_rare_flags(row: Row) -> list[str]:
-    """Return the flags of a row that a figure shows."""
+    """Return the flags of a row without those that figures omit."""
     return [flag for flag in row["flags"].split() if flag not in _COMMON_FLAGS]
 
 
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
-    """Write how many of `number` things are not drawn, and which; empty if all are."""
+    """Return a sentence on how many of `number` things are not drawn, and which; empty if all are drawn."""
     return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
 
 
 def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:
-    """Return rows by question and `part`, which is added to the question."""
+    """Return the rows grouped by question and the column `part`. The value of `part` is added to the question."""
     found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
     for question, rows in groups:
         for row in rows:
@@ -92,7 +94,8 @@ def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> lis
 
 
 def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *named: str) -> QuestionGroup:
-    """Return a group whose title names what is equal in all rows, so that the names of curves can leave it out."""
+    """Return a group whose title contains the value of `part` if it is equal in all rows. The names of curves then omit
+    it."""
     (first, *others) = {row[part] for row in rows}
     if others:
         return QuestionGroup({**question, "held": " · ".join(named)}, rows)
@@ -103,7 +106,7 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return the words of a group's title: its question, and what is equal in it."""
+    """Return the words of a panel's title: the question, and the settings that are equal in all rows."""
     if question["nodes"] is not None:
         asks = name_question(question, all_questions)
     else:
@@ -114,8 +117,8 @@ def describe_question(question: Question, all_questions: Sequence[Question]) -> 
 
 
 def name_series(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each row's series in a panel, with short keys. The accumulation is named only where rows would
-    have the same name without it."""
+    """Return for each row the name of its curve, with short keys. The name contains the accumulation only if two rows
+    would have the same name without it."""
     short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
     long = [shorten_keys(describe_series(row)) for row in rows]
     several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}
@@ -123,12 +126,13 @@ def name_series(rows: Sequence[Row]) -> list[str]:
 
 
 def sort_groups(groups: Sequence[QuestionGroup]) -> list[QuestionGroup]:
-    """Return groups in the order of a figure's panels: by size of the model, precision, ranks and micro-batch."""
+    """Return groups in the order of a figure's panels: by parameters of the model, precision, number of ranks, and
+    micro-batch."""
     sizes: dict[str, int] = {}
     for row in (row for group in groups for row in group.rows):
         sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)
 
-    # Environment classes are hashes without an order, so they are left out of it.
+    # The environment class is a hash, so it does not influence the order.
     def place(group: QuestionGroup) -> tuple[Any, ...]:
         question = group.question
         nodes, devices = question["nodes"] or 1, question["devices_per_node"]

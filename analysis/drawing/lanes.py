@@ -1,4 +1,5 @@
-"""Timelines of a pipeline: a lane per rank with its passes and its waits for transfers, time to the right."""
+"""Timelines of a pipeline. Each rank has a row (lane) with its passes and its waits for transfers; time runs to the
+right."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,7 @@ KEYS = tuple(
     Key(kind, {"facecolor": colour}, patch=True)
     for kind, colour in ((FORWARD, COLOURS[0]), (BACKWARD, COLOURS[1]), (TRANSFER, COLOURS[6]))
 )
-"""Kinds of spans. A lane is empty while its rank waits for a pass of another rank."""
+"""Legend of the kinds of spans in a lane. A lane is empty while its rank waits for a pass of another rank."""
 
 _THICK, _BOX = 0.8, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
 _FEW = 400  # passes up to which each has an edge
@@ -26,7 +27,7 @@ _MOST_LABELS = 16
 
 
 class LaneSpan(NamedTuple):
-    """A pass or wait of a rank, in seconds from the begin of a step's passes."""
+    """A pass or a wait of a rank. Its times are seconds since the step's first pass began."""
 
     kind: str
     begin_s: float
@@ -34,19 +35,19 @@ class LaneSpan(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Timeline of one rank, or of ranks that do the same at the same time."""
+    """Timeline of one rank, or of several ranks that do the same at the same time."""
 
     label: str
     spans: tuple[LaneSpan, ...]
 
 
 def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
-    """Return the lanes of simulated passes by place in the pipeline.
+    """Return one lane per pipeline stage from simulated passes.
 
-    A wait before a pass counts as a transfer from the moment at which its input was sent.
+    If a rank waits for an input that has already been sent, the wait is drawn as a transfer.
     """
     spans: dict[int, list[LaneSpan]] = {}
-    # Passes come in the order of their begin, so the last span of a lane ends before the next one begins.
+    # `passes` are sorted by their begin, so the last span of a lane ends before the next pass of this lane begins.
     for kind, _, place, begin_s, end_s, sent_s in passes:
         lane = spans.setdefault(place, [])
         free_s = lane[-1].end_s if lane else 0.0
@@ -57,7 +58,7 @@ def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list
 
 
 def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: int) -> list[Lane]:
-    """Return the lanes of measured passes by place. Their transfers are unknown."""
+    """Return one lane per pipeline stage from measured passes. Transfers were not measured, so none are drawn."""
     return [
         Lane(_name_ranks(place * ranks_per_place, 1), tuple(LaneSpan(one.kind, one.begin_s, one.end_s) for one in here))
         for place, here in enumerate(passes)
@@ -65,7 +66,7 @@ def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: 
 
 
 def scale_to(lanes: Sequence[Lane], busy_s: float) -> list[Lane]:
-    """Return lanes rescaled in time, so that the durations of all passes add up to `busy_s`."""
+    """Return the lanes with all times multiplied by one factor, so that all passes together take `busy_s` seconds."""
     factor = busy_s / compute_busy(lanes)
     return [
         lane._replace(spans=tuple(LaneSpan(kind, factor * begin, factor * end) for kind, begin, end in lane.spans))
@@ -79,7 +80,7 @@ def compute_busy(lanes: Sequence[Lane]) -> float:
 
 
 def compute_idle(lanes: Sequence[Lane]) -> float:
-    """Return the share of time without a pass, mean over lanes."""
+    """Return the share of the timeline in which a lane has no pass, averaged over lanes."""
     end_s = max(lane.spans[-1].end_s for lane in lanes)
     return 1 - compute_busy(lanes) / (end_s * len(lanes))
 
@@ -89,7 +90,7 @@ def _name_ranks(first: int, number: int) -> str:
 
 
 def draw_lanes(axes: Axes, lanes: Sequence[Lane], size: float) -> None:
-    """Draw lanes from top to bottom. `size`: seconds of a unit of the time axis."""
+    """Draw lanes from top to bottom. `size` is the unit of the time axis in seconds."""
     edge = 0.4 if sum(len(lane.spans) for lane in lanes) <= _FEW else 0.0
     for row, lane in enumerate(lanes):
         for key in KEYS:

@@ -1,4 +1,5 @@
-"""Figures as files, and as SVG elements of a page, in its font and colours and with attributes for its script."""
+"""Figures as files, and as SVG elements of a page. The elements use the page's font and colours and carry attributes
+for its script."""
 
 import functools
 import html
@@ -16,7 +17,7 @@ from analysis.summary import Row
 
 FORMATS = ("pdf", "png", "svg")
 PANEL_IN, HALF_IN, WIDE_IN = 3.6, 5.4, 9.6
-"""Widths of a panel: on a phone, of half a page, and of a whole page."""
+"""Width of a panel in inches: on a phone, on half a page, and on a whole page."""
 
 _PNG_DPI = 200
 _KEY, _KEY_IN = "key", (0.34, 0.16)
@@ -28,22 +29,23 @@ _POINT = re.compile("<(use|text) (?!data-)")
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 Describe = Callable[[Row | str], str]
-"""Returns the HTML attributes of a point for its row of the summary or its text."""
+"""Function that returns the HTML attributes of a point, given its row of the summary or its text."""
 
 
 def save(figure: Figure, form: str, salt: str) -> bytes:
-    """Return a figure as a file. Equal figures give equal bytes."""
+    """Return the bytes of a figure as a file of the format `form`. Equal figures give equal bytes."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=_UNDATED[form])
-    # A browser without DejaVu Sans takes another font without serifs.
+    # Fallback for browsers without DejaVu Sans.
     return buffer.getvalue().replace(b"'DejaVu Sans'", b"'DejaVu Sans', sans-serif")
 
 
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as SVG elements of a page: one, or one for a wide screen and one for a phone if it fits there."""
+    """Return a panel as one or two SVG elements of a page: for a wide screen, and for a phone if the panel fits
+    there."""
     spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
     narrow = panel.narrow if panel.wide else panel.space
     spaces += [(PANEL_IN, narrow)] if narrow else []
@@ -54,7 +56,7 @@ def render_panel(
 
 
 def render_key(key: Key, figure: str) -> str:
-    """Return the sign of a legend's entry as an SVG element of a page."""
+    """Return the symbol of a legend's entry as an SVG element of a page."""
     style = tuple(sorted(key.style.items(), key=lambda item: item[0]))
     return _draw_key(style, patch=key.patch).replace(_KEY, f"{figure}-{_KEY}")
 
@@ -70,17 +72,18 @@ def _draw_key(style: tuple[tuple[str, Any], ...], *, patch: bool) -> str:
 
 
 def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
-    """Return a drawing as an SVG element of a page, without prologue and with unique ids.
+    """Return a drawing as an SVG element of a page, without XML prologue and with unique ids.
 
-    Its parts get the attributes of their series and points. `alt`: its label for screen readers.
+    Its elements carry attributes with the name of their series and the data of their points. `alt` is the label for
+    screen readers.
     """
     text = save(drawing, "svg", name).decode()
-    # A page must stay below a megabyte: metadata, fonts (the page sets them), default styles and digits are dropped.
+    # A page must stay below a megabyte. Metadata, fonts (set by the page), default styles and needless digits are cut.
     text = _SPARE.sub("", text[text.index("<svg") :])
     text = re.sub(r"\s*font-family: [^;\"]*;?", "", text)
     text = _FLAT.sub("", text)
     text = _TAG.sub(lambda tag: _DIGITS.sub(r"\1", tag[0]), " ".join(text.split()))
-    # Colours become variables of the page's style, which has values for light and for dark.
+    # Colours become CSS variables, which the page defines for light and for dark mode.
     for place, colour in enumerate(COLOURS):
         text = text.replace(colour.lower(), f"var(--c{place})")
     text = text.replace(INK, "currentColor")
@@ -93,7 +96,7 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
             # a function, since a replacement text would interpret backslashes
             parts[place + 1] = _POINT.sub(lambda found, more=attributes: found[0] + more, parts[place + 1], count=1)
     text = re.sub(r'<g id="[^"]*">', "<g>", "".join(parts)).replace("xlink:href", "href")
-    # Several drawings share a page, so ids and references to them get the drawing's name in front.
+    # Several drawings share a page, so the drawing's name is put in front of ids and references.
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     while _EMPTY.search(text):

@@ -1,4 +1,4 @@
-"""The report's figures, one per file; `bench.core.plugins.FigurePlugin` documents the contents of such a file."""
+"""The report's figures, one module each. `bench.core.plugins.FigurePlugin` documents what such a module defines."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from bench.core import plugins
 
 
 class FigureFile(NamedTuple):
-    """A figure: its file's name, title and alternative text, and its module."""
+    """A figure: name of its module, title, alternative text, and the module."""
 
     name: str
     title: str
@@ -17,19 +17,19 @@ class FigureFile(NamedTuple):
     module: Any
 
     def build(self, results: Results) -> Picture:
-        """Return the figure of a set of runs, without a panel if it has nothing to show."""
+        """Return the figure of a set of runs. It has no panels if there is nothing to show."""
         picture: Picture = self.module.picture(results)
         return picture
 
 
 def list_figures() -> list[FigureFile]:
-    """Return all figures by PLACE and name."""
+    """Return all figures, sorted by their PLACE and then by name."""
     modules = [(name, plugins.load(plugins.FIGURE, name)) for name in plugins.list_names(plugins.FIGURE)]
     modules.sort(key=lambda named: (named[1].PLACE, named[0]))
     return [FigureFile(name, module.TITLE, module.ALT, module) for name, module in modules]
 
 
 def build_pictures(results: Results) -> Iterator[tuple[FigureFile, Picture]]:
-    """Yield all figures that have something to show."""
+    """Yield the figures that have at least one panel for these results."""
     built = ((figure, figure.build(results)) for figure in list_figures())
     yield from ((figure, picture) for figure, picture in built if picture.panels)

@@ -1,4 +1,4 @@
-"""The answers at a glance: the fastest configuration of each question, and the extra time of the other engines."""
+"""Figure of the answers: per question, the fastest configuration, and how much longer the other engines take."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ ALT = "By question, the extra time per sample of each engine's fastest configura
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6
-"""Questions of the figure, and engines of each: more could not be read at a glance."""
+"""Most questions in the figure, and most engines per question. More would not be readable at a glance."""
 
 _LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # ends of the axis: the right one is between the first two
 _ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
@@ -40,11 +40,11 @@ _LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5
 
 
 class AnswerMark(NamedTuple):
-    """A configuration of a panel.
+    """A configuration in a panel.
 
-    `extra`: the share by which it takes longer per sample than the fastest; None if its runs were made on a busy
-    machine. `ends`: the interval of `extra`; None with fewer than three runs on a side, when the difference is only
-    indicative. `words` say the same.
+    `extra` is its time per sample over that of the fastest, minus 1; None if its runs were made on a busy machine.
+    `ends` is the interval of `extra`. It is None if a side has fewer than three runs; then the difference is only
+    indicative. `words` state the same as text.
     """
 
     label: str
@@ -63,7 +63,7 @@ class AnswerPanel(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return a panel per question with rivals, all with the same axis."""
+    """Return one panel per question with at least two configurations. All panels have the same x axis."""
     panels, omitted = build_panels(best(results))
     if not panels:
         return Picture()
@@ -92,9 +92,9 @@ def picture(results: Results) -> Picture:
 
 
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
-    """Return panels of the questions that have rivals, at most MOST_PANELS, and the number of other such questions."""
+    """Return the panels of at most MOST_PANELS questions that have rivals, and the number of omitted questions."""
     decided = [one for one in found if one.fastest and one.rivals]
-    # Sorting by the number of rivals alone keeps the order of questions among equals.
+    # The sort is stable: questions with equally many rivals keep their order.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
     questions = [one.question for one in decided]
     panels = [_build_panel(decided[place], name_question(questions[place], questions)) for place in sorted(chosen)]
@@ -102,8 +102,10 @@ def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
 
 
 def find_limits(marks: Sequence[AnswerMark]) -> tuple[float, float]:
-    """Return the ends of the axis: beyond all marks and intervals, except those so far out that they would squeeze the
-    others."""
+    """Return the ends of the x axis.
+
+    The axis contains all configurations and intervals, except those so far out that they would squeeze the others.
+    """
     furthest = max(one.extra or 0.0 for one in marks)
     ends = [end for one in marks if one.ends for end in one.ends]
     high = min(_FURTHEST, max(_LEAST, 1.08 * furthest, min(max(ends, default=0.0), 1.5 * furthest)))
@@ -115,7 +117,7 @@ def _build_panel(found: Best, title: str) -> AnswerPanel:
     pairs: list[tuple[Row, Rival | None]] = [(found.fastest, None), *((rival.row, rival) for rival in found.rivals)]
     pairs += [(row, None) for row in found.busy]
     values = {name: {row[name] for row, _ in pairs} for name in ("accumulation", "micro", "engine")}
-    # What all rows share stands in the title, which leaves room for what tells them apart.
+    # Settings that are equal in all rows stand in the title, so that labels have room for the differences.
     held = {name: min(known) for name, known in values.items() if len(known) == 1}
     firsts: dict[str, AnswerMark] = {}
     for row, rival in pairs:
@@ -146,7 +148,8 @@ def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
 def _draw_panel(
     axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: Mapping[str, Look], shared: set[str]
 ) -> None:
-    """Draw a row per mark, with its label and words next to it, or above it if the left margin has no room."""
+    """Draw one row per configuration. Its label and words stand next to it, or above it if the left margin is too
+    narrow."""
     room = get_room_in(axes)
     stacked = room * axes.get_position().x0 / axes.get_position().width < 1
     axes.set_xlim(*limits)
@@ -185,7 +188,7 @@ def _draw_mark(axes: Axes, one: AnswerMark, y: float, limits: tuple[float, float
         axes.hlines(y, max(one.ends[0], low), min(one.ends[1], high), color=look.colour, linewidth=2.4, alpha=0.55)
         if one.ends[1] > high >= one.extra:
             draw_beyond(axes, ">", [(high, y)], look.colour)
-    # Too slow for the axis: an arrow, so that it does not look like a mark at its end.
+    # A configuration beyond the axis gets an arrow, so that it does not look like a value at the end of the axis.
     if one.extra > high:
         mark(draw_beyond(axes, ">", [(high, y)], look.colour), one.engine, [one.row])
         return

@@ -1,4 +1,4 @@
-"""The best configuration of every model and node count, coloured by its efficiency."""
+"""Figure of the best configuration of every model and node count, coloured by its scaling efficiency."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,19 +33,22 @@ _LETTERS_PER_IN = 19
 
 
 class BestCell(NamedTuple):
-    """The best configuration of a model on some nodes. `efficiency` is None without a number."""
+    """The best configuration of a model on some number of nodes. `efficiency` is None if there is no number."""
 
     found: Best
     efficiency: IntervalEstimate | None
 
 
 Line = tuple[Question, Mapping[int, BestCell]]
-"""A question without its nodes, and its cells by nodes."""
+"""A row of the figure: a question without its node count, and its cells by node count."""
 
 
 def picture(results: Results) -> Picture:
-    """Return a line of cells per model (and precision, machine … if these differ), a column per node count; nothing for
-    runs on a single node count."""
+    """Return a figure with one row per model and one column per node count. It is empty if no question has two node
+    counts.
+
+    Rows are also divided by precision, machine and so on, if these differ.
+    """
     if all(len({row["nodes"] for row in group.rows}) < 2 for group in groups.group_by_micro(results.summary)):
         return Picture()
     lines = _list_lines(results)
@@ -57,7 +60,7 @@ def picture(results: Results) -> Picture:
 
 
 def _list_lines(results: Results) -> list[Line]:
-    """Return the best configurations by question without its nodes. Efficiencies refer to the fewest nodes."""
+    """Return the rows of the figure. Efficiencies refer to the smallest node count of a row."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
     for found in best(results):
         shared = {**found.question, "nodes": None}
@@ -65,7 +68,7 @@ def _list_lines(results: Results) -> list[Line]:
     known = paces(results)
     lines: list[Line] = []
     for shared, answers in groups.values():
-        # The base of a line is its smallest node count with a number, which need not be one node.
+        # Efficiencies of a row refer to its smallest node count with a number, which need not be one node.
         ordered = sorted(answers, key=lambda one: int(one.question["nodes"]))
         base = next((one for one in ordered if one.fastest), None)
         cells = {int(one.question["nodes"]): BestCell(one, _compute_efficiency(one, base, known)) for one in ordered}
@@ -74,7 +77,7 @@ def _list_lines(results: Results) -> list[Line]:
 
 
 def _compute_efficiency(one: Best, base: Best | None, known: Paces) -> IntervalEstimate | None:
-    """Return the seconds per sample and device of the base over those of `one`."""
+    """Return the efficiency of `one`: seconds per sample and device of the base, divided by those of `one`."""
     if base is None or base.fastest is None or one.fastest is None:
         return None
     if one is base:
@@ -114,7 +117,7 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
         failed = cell.found.failed if cell else ()
         write_reason(axes, x, y, failed[0] if failed else None)
         return
-    # More than ideal efficiency, such as by caches, has the colour of 1.
+    # An efficiency above 1 (possible by caches) has the colour of 1.
     share = min(max(cell.efficiency.value, 0.0), 1.0)
     axes.add_patch(Rectangle(corner, 0.98, 0.94, facecolor=colormaps[_COLOURS](share), edgecolor="none"))
     style: Any = {"ha": "center", "va": "center", "color": _WHITE if share < 0.5 else _BLACK}

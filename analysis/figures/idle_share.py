@@ -1,4 +1,4 @@
-"""Idle share of a pipeline, its bubble: measured, and predicted from its schedule."""
+"""Figure of a pipeline's idle share (bubble): measured, and predicted from its schedule."""
 
 import statistics
 
@@ -27,12 +27,12 @@ _NOTE = (
 
 
 def picture(results: Results) -> Picture:
-    """Return the idle share of every pipeline, with a panel per question, micro-batch and degree of the pipeline."""
+    """Return the idle share of every pipeline, with one panel per question, micro-batch and number of stages."""
     return build_picture(results, group_rows(results), QUANTITY, _NOTE)
 
 
 def group_rows(results: Results) -> list[QuestionGroup]:
-    """Return the rows of each panel, with their measured and predicted share."""
+    """Return the rows of each panel, with measured and predicted idle share."""
     groups: dict[tuple[object, ...], QuestionGroup] = {}
     for question, rows in group_by_question(results.summary):
         for row in rows:
@@ -48,8 +48,11 @@ def group_rows(results: Results) -> list[QuestionGroup]:
 
 
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:
-    """Return a row with both shares. Its name omits pipeline degree and accumulation, which title and axis have."""
-    # A record may be of another version, whose engines and options this one cannot simulate.
+    """Return a row with measured and predicted idle share.
+
+    Its name omits the number of stages, which is in the title, and the accumulation, which is the x axis.
+    """
+    # A record of another version of zeroscale may have engines or options that this version cannot simulate.
     try:
         predicted = predict_idle_share(spec)
     except (UserError, ValueError):

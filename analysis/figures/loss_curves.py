@@ -1,4 +1,4 @@
-"""Held-out loss of training runs, against tokens seen and against the time of their steps."""
+"""Figure of the held-out loss of trainings, against tokens seen and against the time of their steps."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,15 +24,16 @@ _MOST = 12  # curves
 
 
 def picture(results: Results) -> Picture:
-    """Return the runs with the lowest losses, against tokens and against time; nothing if no run trained to its end.
+    """Return the trainings with the lowest final losses, against tokens and against time. Empty if no training reached
+    its end.
 
-    Runs that differ only in their seed share a look.
+    Trainings that differ only in their seed are drawn alike.
     """
     if "validation_loss" not in results.table:
         return Picture()
     losses = results.table["validation_loss"].reset_index(drop=True).dropna().sort_values(kind="stable")
     records = [results.record(int(place)) for place in losses.index[:_MOST]]
-    # Without their seeds, repeats of a training have one key and so one look.
+    # The seed is removed from the spec, so that repeats with other seeds have the same key and are drawn alike.
     specs = [record.spec.model_copy(update={"seed": 0}) for record in records]
     keys = list(map(config_id, specs))
     by_key = dict(zip(keys, specs, strict=True))

@@ -1,4 +1,5 @@
-"""Memory against micro-batch: the peak of live tensor bytes over steady steps, on the rank with most."""
+"""Figure of memory against micro-batch: the peak of live tensor bytes in the timed window, on the rank with the highest
+peak."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
@@ -13,7 +14,8 @@ _NOTE = "Peak over steady steps, on the rank with most."
 
 
 def picture(results: Results) -> Picture:
-    """Return the peak allocated memory per rank in the largest binary unit that it fills."""
+    """Return the peak allocated memory per rank, in the largest binary unit in which the largest value is at least
+    1."""
     peaks = results.summary["peak_allocated_bytes"].dropna()
     power = find_unit_power(float(peaks.max()) if len(peaks) else 0.0)
     label = f"peak allocated, {UNITS[power]}"

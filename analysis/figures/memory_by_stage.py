@@ -1,4 +1,4 @@
-"""Memory by engine: measured, and predicted by formulas, among them ZeRO's arithmetic."""
+"""Figure of memory by engine: measured, and predicted by formulas, including ZeRO's own."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ _STATES = "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
 
 
 class ConfigurationBytes(NamedTuple):
-    """Bytes of one configuration on its largest rank; None if unknown."""
+    """Bytes of one configuration on the rank with most memory. None if unknown."""
 
     measured: int | None  # at the peak
     resting: int | None  # measured between steps
@@ -62,7 +62,7 @@ class ConfigurationBytes(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return the memory of the largest rank with a panel per question, in the largest binary unit that it fills."""
+    """Return memory on the rank with most memory, with one panel per question, in the largest fitting binary unit."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
     sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]
@@ -73,7 +73,7 @@ def picture(results: Results) -> Picture:
     for group, known in zip(ordered, sizes, strict=True):
         model = group.question["model"]
         alike = [other for question, other in zip(questions, sizes, strict=True) if question["model"] == model]
-        # Panels of one model share a scale, so that their heights can be compared.
+        # All panels of a model have the same y axis, so that heights can be compared.
         top = 1.08 * _find_highest(alike) / 1024**power or 1.0
         panels.append(
             Panel(
@@ -90,8 +90,9 @@ def picture(results: Results) -> Picture:
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
-    """Return the rows of the micro-batch with most numbers, the largest of those."""
-    # Micro-batches without any number count as 0, so that a question without numbers has one as well.
+    """Return the rows of the micro-batch at which most configurations have a number. Of several, the largest
+    micro-batch is taken."""
+    # Micro-batches without any number are counted too, with 0, so that a question without numbers also gets a panel.
     numbers = Counter({row["micro"]: 0 for row in group.rows})
     numbers.update(row["micro"] for row in group.rows if row["peak_allocated_bytes"] is not None)
     micro = max(numbers, key=lambda micro: (numbers[micro], micro))

@@ -1,4 +1,4 @@
-"""Timeline of a pipeline's ranks in one step: as measured, and below as simulated from its schedule."""
+"""Figure of a pipeline's timeline in one step: as measured, and below it as simulated from the schedule."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,20 +37,21 @@ _LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane; more lanes share the height
 
 
 class LanePair(NamedTuple):
-    """Lanes of a run as measured, and as simulated; the latter empty if this version cannot simulate it."""
+    """Lanes of a run: measured, and simulated (`expected`). The simulated lanes are empty if this version cannot
+    simulate the run."""
 
     measured: list[Lane]
     expected: list[Lane]
 
 
 def picture(results: Results) -> Picture:
-    """Return two panels for the last run of each configuration, measured and simulated; of many configurations the
-    first ones."""
+    """Return two panels, measured and simulated, for the last run of each configuration. Only the first configurations
+    are shown if there are many."""
     found = _find_pairs(results, _MOST)
     names = groups.describe_runs(results, list(found))
     panels = []
     for name, pair in zip(names, found.values(), strict=True):
-        # Measured and simulated lanes share an axis: the shorter one would hide the difference otherwise.
+        # Measured and simulated lanes have the same time axis; otherwise a difference in length would not be visible.
         end_s = max(lane.spans[-1].end_s for lane in (*pair.measured, *pair.expected))
         for what, lanes in (("measured", pair.measured), ("by its schedule", pair.expected)):
             if lanes:
@@ -69,11 +70,11 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], end_s: float) -> None:
 
 
 def build_pair(record: RunRecord) -> LanePair | None:
-    """Return the lanes of a run; None if its record has no passes."""
+    """Return measured and simulated lanes of a run; None if its record has no timed passes."""
     observed, spec = record.observations, record.spec
     if observed is None or not observed.passes or not all(observed.passes):
         return None
-    # Ranks that hold the same layers do the same at the same time, so each place of the pipeline has one lane.
+    # Ranks of the same pipeline stage do the same at the same time, so each stage has one lane.
     apart = spec.world_size // spec.parallel.pipeline
     measured = build_timed_lanes(observed.passes, apart)
     try:
@@ -84,7 +85,7 @@ def build_pair(record: RunRecord) -> LanePair | None:
 
 
 def _find_pairs(results: Results, most: int) -> dict[int, LanePair]:
-    """Return the lanes of the last run of at most `most` configurations, by its place in the run table."""
+    """Return the lanes of the last run of at most `most` configurations, by row index of the run table."""
     table: pd.DataFrame = results.table.reset_index(drop=True)
     waited = table[(table["outcome"] == "ok") & table["idle_share"].notna()]
     found: dict[int, LanePair] = {}

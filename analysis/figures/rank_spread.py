@@ -1,4 +1,4 @@
-"""Spread over the ranks of a run: own time in a step, outside collectives, and memory."""
+"""Figure of differences between the ranks of a run: time in a step outside of collectives, and memory."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +30,8 @@ _RANK, _SLOW_RANK = "a rank", "a slow rank, by its number"
 
 
 class RankSpread(NamedTuple):
-    """Own seconds and peak bytes of one run by rank; each is empty unless known for all ranks."""
+    """Seconds outside of collectives, and peak bytes, of each rank of one run. Each list is empty unless all ranks are
+    known."""
 
     own_s: Sequence[float]
     peak_bytes: Sequence[int]
@@ -38,7 +39,8 @@ class RankSpread(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return a panel of times and one of memory, with the run of largest spread of every configuration."""
+    """Return a panel of times and a panel of memory. For each configuration, the run whose ranks differ most is
+    shown."""
     most, number = _select_most_spread(results.table)
     shown = []
     for record in map(results.record, most):
@@ -56,8 +58,11 @@ def picture(results: Results) -> Picture:
 
 
 def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
-    """Return the run of largest spread of every configuration, by its place in the run table, the worst first and at
-    most _MOST; and the number of configurations."""
+    """Return row indices of the run table, and the number of configurations.
+
+    Of each configuration, the run whose ranks differ most is taken. The largest difference comes first, and at most
+    _MOST runs are returned.
+    """
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
     shown = (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
     # By time first: a slow rank delays all others, while uneven memory costs nothing until one rank runs out.
@@ -100,7 +105,7 @@ def _draw_memory(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str])
 
 
 def _name_lines(axes: Axes, median: float, labels: Sequence[str], known: Sequence[bool]) -> None:
-    """Draw the name of its run above each line, and the place of the median rank."""
+    """Draw the name of each run above its line, and a mark at the median rank."""
     lines = range(len(labels))
     axes.vlines([median] * len(labels), [y - 0.22 for y in lines], [y + 0.22 for y in lines], INK, linewidth=0.6)
     axes.set_yticks([])

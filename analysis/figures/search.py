@@ -1,4 +1,4 @@
-"""A search: how it went, which fields mattered, each field alone, and time against memory and cost."""
+"""Figures of a search: its progress, the importance of fields, each field alone, and time against memory and cost."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ _Place = Callable[[SearchTrial], float]
 
 
 def picture(results: Results) -> Picture:
-    """Return the panels of each search."""
+    """Return the panels of every search."""
     panels = [panel for search in results.searches[:_MOST] for panel in _list_panels(search)]
     keys = [Key(_TRIAL, TRIAL.style_marks())]
     return Picture(panels, [*keys, *(Key(label, BEST.line) for label in (_SO_FAR, _FRONT))], _NOTE)
@@ -69,10 +69,10 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
 
 
 def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) -> list[tuple[float, float]]:
-    """Return the steps of the best objective so far, up to the last trial."""
+    """Return the best objective so far as a step function: its corner points, up to the last trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
-    # Two points per trial make a staircase: the best value holds until the next better trial ends.
+    # Two points per trial make a step function: the best value is constant until a better trial ends.
     steps = [
         point
         for trial, before, now in zip(answered, [*best[:1], *best], best, strict=False)
@@ -82,7 +82,7 @@ def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) ->
 
 
 def find_front(pairs: Pairs) -> list[tuple[float, float]]:
-    """Return the Pareto front of pairs, sorted by the first number: smaller is better in both."""
+    """Return the Pareto front of pairs, sorted by the first number. In both numbers, smaller is better."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(pairs):
         if not front or y < front[-1][1]:
@@ -91,7 +91,7 @@ def find_front(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def list_levels(column: Sequence[Any]) -> dict[str, int]:
-    """Return the place of each value along an axis: numbers by size, other values in their order."""
+    """Return the position of each value on the x axis. Numbers are sorted by size, other values keep their order."""
     numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
     others = dict.fromkeys(_format_level(value) for value in column)
     return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}

@@ -1,4 +1,4 @@
-"""Step times of runs in their order, with the cut between warm-up and window."""
+"""Figure of the step times of single runs in their order, with a line between warm-up and timed window."""
 
 import itertools
 from functools import partial
@@ -39,7 +39,7 @@ _KEYS = (
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per step against the step's number, with a panel per run."""
+    """Return seconds per step against the step's number, with one panel per run."""
     if not results.table["step_s"].notna().any():
         return Picture()
     chosen, omitted = _select_runs(results)
@@ -54,8 +54,11 @@ def picture(results: Results) -> Picture:
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:
-    """Return places in the run table, at most _MOST and in its order, and a sentence about omitted runs."""
-    # Drills and runs on foreign hosts are no measurements.
+    """Return at most _MOST row indices of the run table in ascending order, and a sentence on the number of runs shown.
+
+    Unsteady runs and the fastest run of each question are preferred.
+    """
+    # Runs with an injected fault (drills) and runs on hosts of another job are no measurements.
     timed = results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
     flagged = timed & results.table["flags"].str.contains("unsteady")
     unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
@@ -64,7 +67,7 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
         rows = [row for row in group.rows if row["n"] and row["step_s"] is not None]  # a rehearsal has no step times
         fastest += [max(rows, key=lambda row: row["tokens_per_s"] or 0.0)] if rows else []
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
-    # A dict keeps the order and drops a run that is both unsteady and the fastest.
+    # A run may be both unsteady and the fastest; the dict holds it once and keeps the order.
     shown: dict[int, None] = {}
     while len(shown) < _MOST and (place := next(wanted, None)) is not None:
         shown[place] = None
@@ -75,7 +78,7 @@ def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     assert record.observations is not None and record.observations.steps is not None  # it was timed
     step_s, cut = record.observations.steps.step_s, record.observations.steps.cut
     warm, timed = step_s[:cut], step_s[cut:]
-    # Warm-up steps can take minutes: the scale is that of the window, and triangles mark steps beyond it.
+    # Warm-up steps can take minutes, so the y axis fits the timed window. Triangles mark warm-up steps beyond it.
     top = 1.3 * max(timed)
     inside = [(x, second) for x, second in enumerate(warm) if second <= top]
     beyond = [x for x, second in enumerate(warm) if second > top]

@@ -1,4 +1,4 @@
-"""Step time against nodes, with a panel per equal work."""
+"""Figure of step time against node count, with one panel per equal work (per step or per device)."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
@@ -12,5 +12,5 @@ _QUANTITY = PlottedQuantity("step_s", "s per step, median", across="nodes", acro
 
 
 def picture(results: Results) -> Picture:
-    """Return the median seconds of an optimizer step, with intervals where known."""
+    """Return the median seconds per optimizer step, with intervals if known."""
     return build_picture(results, groups.group_by_micro(results.summary), _QUANTITY)

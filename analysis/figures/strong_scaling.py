@@ -1,4 +1,4 @@
-"""Strong scaling: efficiency against nodes at a constant global batch."""
+"""Figure of strong scaling: efficiency against node count at a constant global batch."""
 
 from analysis.drawing import Picture
 from analysis.drawing.curves import build_efficiency
@@ -10,5 +10,6 @@ PLACE = 5
 
 
 def picture(results: Results) -> Picture:
-    """Return the efficiency: seconds per sample and device at the smallest node count over those at each node count."""
+    """Return the efficiency: seconds per sample and device at the smallest node count, divided by those at each node
+    count."""
     return build_efficiency(results, "strong")

@@ -1,4 +1,4 @@
-"""Throughput against micro-batch, up to the micro-batch that runs out of memory."""
+"""Figure of throughput against micro-batch, up to the micro-batch that runs out of memory."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
@@ -12,5 +12,6 @@ _QUANTITY = PlottedQuantity("tokens_per_s", "tokens/s, padding included", thousa
 
 
 def picture(results: Results) -> Picture:
-    """Return tokens/s of all ranks, of every kind and with padding, with intervals where known."""
+    """Return tokens per second of all ranks together, with intervals if known. Encoder, decoder and padding tokens all
+    count."""
     return build_picture(results, groups.group_by_question(results.summary), _QUANTITY)

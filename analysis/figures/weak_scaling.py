@@ -1,4 +1,4 @@
-"""Weak scaling: efficiency against nodes at constant work per device."""
+"""Figure of weak scaling: efficiency against node count at constant work per device."""
 
 from analysis.drawing import Picture
 from analysis.drawing.curves import build_efficiency
@@ -10,5 +10,6 @@ PLACE = 6
 
 
 def picture(results: Results) -> Picture:
-    """Return the efficiency: seconds per sample and device at the smallest node count over those at each node count."""
+    """Return the efficiency: seconds per sample and device at the smallest node count, divided by those at each node
+    count."""
     return build_efficiency(results, "weak")

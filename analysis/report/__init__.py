@@ -1,4 +1,4 @@
-"""The report: the page `report.html`, which opens without a network, and its tables as files next to it."""
+"""The report: a page `report.html` that opens without a network, and its tables as files next to it."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -21,7 +21,8 @@ from analysis.scaling import best, crossover, curves
 from bench.core.errors import UserError
 
 Follow = Callable[[str, float | None], None]
-"""Progress callback: the current task and the share of it that is done, 0 to 1; None if unknown."""
+"""Progress callback. Its arguments are the name of the current task, and the finished share of the task (0 to 1, or
+None if unknown)."""
 
 PAGE = "report.html"
 _CLAIMED_FAMILY = "t5"  # the claims are of a study that trained models of this family only
@@ -30,10 +31,11 @@ _CLAIMED_FAMILY = "t5"  # the claims are of a study that trained models of this 
 def write_report(
     results: Results, out: Path, price: float | None = None, follow: Follow = lambda what, share: None
 ) -> Path:
-    """Write the report of a set of runs into the folder `out`, and return the page's path.
+    """Write the report of a set of runs into the folder `out`, and return the path of its page.
 
-    `price`: per device and hour, in the user's currency. Equal records give equal files. Files of an older report are
-    replaced as a whole; other files stay. UserError if there is no record, or the folder cannot be written.
+    `price` is the price per device and hour, in any currency. Equal records give equal files. The files of an older
+    report are replaced all at once; other files in the folder stay. UserError if there is no record, or if the folder
+    cannot be written.
     """
     if results.table.empty:
         raise UserError("", "no record to report", "give a results folder, e.g. results/runs/smoke")
@@ -48,14 +50,14 @@ def write_report(
 
 
 def render_files(found: ReportFindings, follow: Follow = lambda what, share: None) -> dict[str, bytes]:
-    """Return every file of the report by its path, the page last."""
+    """Return the bytes of every file of the report by its path. The page is last."""
     follow("tables", None)
-    # Verdicts on the study's claims only for models of its family, since other families could not answer them.
+    # The study trained T5 models only, so runs of other families cannot test its claims.
     models = {spec.model.name for spec in found.results.specs.values() if spec.model.family == _CLAIMED_FAMILY}
     judged = [one for one in find_findings(found.results) if one.claim.source == STUDY and one.model in models]
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = render_tables(found) | render_claim_tables(judged, section)
-    # Evidence is read from the records' files, so only for the runs that the page shows.
+    # Reading records and logs from files takes time, so only those of runs on the page are read.
     left = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }
@@ -63,7 +65,7 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
 
 
 def render_tables(found: ReportFindings) -> dict[str, bytes]:
-    """Return every table that has rows, in every format, by path."""
+    """Return the bytes of every non-empty table in CSV, Markdown and LaTeX, by path."""
     files: dict[str, bytes] = {}
     for exact, table, rows in _list_tables(found):
         if table.rows:
@@ -72,7 +74,10 @@ def render_tables(found: ReportFindings) -> dict[str, bytes]:
 
 
 def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTable, int]]:
-    """Yield the exact table, the readers' table, and how many rows the latter would have without a limit."""
+    """Yield for each table its exact form (for CSV), its form for readers, and its full number of rows.
+
+    The form for readers has at most MOST_ROWS rows.
+    """
     configurations = tables.build_configurations_table(found.list_configurations(MOST_ROWS))
     yield found.table, tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
     yield found.summary, configurations, len(found.summary)
@@ -93,7 +98,8 @@ def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
 
 
 def _replace_files(out: Path, files: dict[str, bytes]) -> None:
-    """Write all files to a temporary folder, then move them into place: a full disk leaves the older report intact."""
+    """Write all files to a temporary folder, then move them into place. If the disk is full, the older report stays
+    intact."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:
         for name, content in files.items():

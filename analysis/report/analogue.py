@@ -1,4 +1,4 @@
-"""The report's section on the study's claims: the verdict on each, and its caveats."""
+"""The report's section on claims of the study: the verdict on each claim, and its caveats."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -15,7 +15,7 @@ CSV, MARKDOWN = "claims.csv", "claims.md"
 
 
 class Analogue(NamedTuple):
-    """The section as plain values, for the page and for Markdown."""
+    """Contents of the section as plain values, which the page and the Markdown file render."""
 
     what: str
     caveats: tuple[str, ...]
@@ -30,8 +30,10 @@ HEAD = (
 
 
 def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> Analogue | None:
-    """Return the section, or None if no claim of the study could be compared. `notes`: descriptions of machines by
-    name."""
+    """Return the section, or None if no claim of the study could be compared.
+
+    `notes` maps names of machines to their descriptions.
+    """
     if not found:
         return None
     compared = [comparison for finding in found for comparison in finding.comparisons]
@@ -46,7 +48,7 @@ def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> A
 
 
 def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None) -> dict[str, bytes]:
-    """Return the section's files next to the page, by path."""
+    """Return the section's CSV and Markdown files by path. Empty if there is no section."""
     if section is None:
         return {}
     return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _render_markdown(section).encode()}
@@ -54,7 +56,7 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
 
 def _describe_models(compared: Sequence[ClaimComparison]) -> str:
     rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
-    # The last row of a model has the most runs, so its parameters were counted in a run.
+    # The last row of a model has the most ok runs, so its parameter count is the one counted in a run.
     sizes = {row["model"]: row["parameters"] for row in sorted(rows, key=lambda row: row["n"])}
     models = [
         f"{model} ({f'{format_significant(size / 1e6, 3)}M' if size else 'unknown'} parameters)"
@@ -139,5 +141,6 @@ def _render_markdown(section: Analogue) -> str:
 
 
 def _render_markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return the lines of a Markdown table. Its cells are names, numbers and our own words, so nothing is escaped."""
+    """Return the lines of a Markdown table. Cells are not escaped, since they hold only names, numbers and texts of
+    zeroscale."""
     return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]

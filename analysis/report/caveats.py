@@ -1,4 +1,4 @@
-"""Caveats of a set of runs, one sentence each, the most important first."""
+"""Caveats of a set of runs. Each is one sentence, and the most important comes first."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from bench.engines import REFERENCE
 
 
 def list_caveats(found: ReportFindings) -> list[str]:
-    """Return what a reader must know before relying on a number of the set."""
+    """Return the caveats that a reader must know before relying on numbers of these runs."""
     summary = list_rows(found.results.summary)
     references = {one for one, spec in found.results.specs.items() if is_reference(spec)}
     return [
@@ -50,7 +50,7 @@ def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
 def _list_host_caveats(results: Results) -> Iterable[str]:
     rows = [row for row in list_rows(results.summary) if row["n"] > 1 and row["evidence"] == "measured"]
     found = [list(results.find_hosts(row).values()) for row in rows]
-    # an empty set means unknown hosts
+    # An empty set of hosts means that the hosts are unknown.
     alike = sum(len(hosts) > 1 and all(hosts) and all(one == hosts[0] for one in hosts) for hosts in found)
     if alike:
         yield (
@@ -60,7 +60,7 @@ def _list_host_caveats(results: Results) -> Iterable[str]:
 
 
 def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
-    # Compared by steps are only pairs with too few runs on a side.
+    # Single steps are compared only if a side has too few runs.
     units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
     if units["step"]:
         yield (
@@ -96,7 +96,10 @@ def _worst(drifted: Sequence[ControlPointDrift]) -> str:
 
 
 def _list_outcome_caveats(summary: Sequence[Row], runs: Sequence[Row]) -> Iterable[str]:
-    """Yield the number of failures, and of verified losses; `runs` are those of all engines but the reference."""
+    """Yield sentences on the number of failures, and on the number of runs with verified losses.
+
+    `runs` are all runs except those of the reference engine.
+    """
     if failed := Counter(row["outcome"] for row in summary if not row["n"]):
         yield f"{failed.total():,} of {len(summary):,} configurations have no number: {format_outcomes(failed)}."
     others = [row for row in runs if row["outcome"] == "ok"]

@@ -1,4 +1,4 @@
-"""Contents of the page: the rows of its tables, the facets of its filters, and the evidence of single runs."""
+"""Contents of the report's page: rows of its tables, its filters, and the records and logs of single runs."""
 
 import json
 import re
@@ -22,26 +22,26 @@ from bench.core.record import RunRecord
 from bench.core.store import LOG, Unreadable
 
 MOST_ROWS, MOST_FAILURES = 1000, 200
-"""Rows of each table, and failures, on the page. The files next to the page hold everything."""
+"""Most rows per table on the page, and most failures. The files next to the page have all of them."""
 TEXT_BYTES = 300_000
-"""Bytes of records and logs on the page, which keeps it below a megabyte."""
+"""Most bytes of records and logs on the page. This limit keeps the page below a megabyte."""
 
 _LONG = 20
-"""Rows from which a table scrolls in a box of its own."""
+"""A table with more rows scrolls in its own box."""
 _LABELS = {
     "study": "Study", "model": "Model", "engine": "Engine", "nodes": "Nodes", "devices_per_node": "Devices per node",
     "micro": "Micro-batch", "activation_checkpointing": "Activation checkpointing",
     "precision": "Precision", "machine": "Machine", "outcome": "Outcome",
 }  # fmt: skip
 TAIL_LINES = 60
-"""Lines of a log that the page shows."""
+"""Last lines of a log that the page shows."""
 _TAIL_BYTES = 32 * 1024
 _SERIES = 40  # numbers of a series up to which all are written
 _SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
 
 
 class Evidence(NamedTuple):
-    """Folder, record and log of one run."""
+    """Folder, record and end of the log of one run."""
 
     folder: Path
     record: RunRecord | None  # None: its file is gone
@@ -49,7 +49,7 @@ class Evidence(NamedTuple):
 
 
 class Facet(NamedTuple):
-    """A column to filter by, with all its values and their texts."""
+    """A filter of the page: a column of the run table, its label, and all its values with their texts."""
 
     column: str
     label: str
@@ -58,9 +58,11 @@ class Facet(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A row of a table of the page, with the indices of its values among the facets.
+    """A row of a table on the page.
 
-    `opens`: the details that it opens, or empty. `disturbed`: its times decide nothing, so it is grey.
+    `facets` lists for each filter the index of the row's value, separated by commas. `opens` names the details that a
+    click on the row opens; empty for none. A row of runs on a busy machine is `disturbed`: it is shown in grey, and its
+    times are not compared.
     """
 
     facets: str
@@ -70,14 +72,17 @@ class TableRow(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Rows under a heading, which is empty if there is only one group."""
+    """Rows of a table under a heading. The heading is empty if the table has only one group."""
 
     heading: str
     rows: tuple[TableRow, ...]
 
 
 class PageTable(NamedTuple):
-    """A table of the page. `omitted`: a sentence on rows that only the files hold; `notes`: on intervals and units."""
+    """A table of the page.
+
+    `omitted` is a sentence on the rows that only the files contain. `notes` explain intervals and units.
+    """
 
     content: TextTable
     head: tuple[ColumnHeading, ...]
@@ -91,23 +96,26 @@ class PageTable(NamedTuple):
 
 
 def build_row_key(row: Row) -> tuple[Any, ...]:
-    """Return the key that identifies a row of the summary."""
+    """Return the values that identify a row of the summary."""
     return tuple(row[name] for name in KEY)
 
 
 def select_runs(rows: Sequence[Row]) -> list[int]:
-    """Return the places of the runs on the page: of too many, the first runs of each configuration, as many of each as
-    there is room for."""
+    """Return the row indices of the runs that the page shows.
+
+    If there are too many runs, the first runs of each configuration are taken, and the same number of each as far as
+    possible.
+    """
     return select_evenly([(place, build_row_key(row)) for place, row in enumerate(rows)], MOST_ROWS)
 
 
 def select_failures(rows: Sequence[Row]) -> list[int]:
-    """Return the places of the failures on the page."""
+    """Return the row indices of the failed runs that the page shows."""
     return [place for place, row in enumerate(rows) if row["outcome"] != "ok"][:MOST_FAILURES]
 
 
 def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
-    """Return the columns that have several values in these rows of the run table."""
+    """Return a filter for each column that has several values in these rows of the run table."""
     known, facets = list(rows), []
     for name, label in _LABELS.items():
         values = tuple(sorted({row[name] for row in known if row[name] is not None}))
@@ -116,7 +124,10 @@ def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
 
 
 def find_place(row: Row, page_facets: Sequence[Facet]) -> str:
-    """Return the index of a row's value in each facet, with commas; empty for no value, which no filter hides."""
+    """Return the index of the row's value in each filter, separated by commas.
+
+    The index is empty if the row has no value in that column. No filter hides such a row.
+    """
     values_by_facet = [(facet, row.get(facet.column)) for facet in page_facets]
     return ",".join("" if value is None else str(facet.values.index(value)) for facet, value in values_by_facet)
 
@@ -126,10 +137,10 @@ def build_page_table(
 ) -> PageTable:
     """Return a table as the page shows it.
 
-    `rows`: the rows of a run table or summary that `content` was made of. `all_rows`: their number without a limit.
-    `opens`: whether a row opens details.
+    `rows` are the rows of the run table or summary from which `content` was made. `all_rows` is the number of rows
+    without a limit. If `opens` is set, a click on a row opens its details.
     """
-    # The files have all columns; the page groups rows by some and leaves out others, to fit a screen.
+    # The files have all columns. To fit a screen, the page uses some columns as headings of groups and omits others.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
     headings = [place for place, heading in enumerate(content.head) if heading.place == "groups"]
     groups: dict[str, list[TableRow]] = {}
@@ -150,11 +161,11 @@ def build_page_table(
 
 
 def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequence[Evidence]) -> dict[str, list[Any]]:
-    """Return the details that the page's script shows of rows of the summary and of the run table.
+    """Return the details that the page's script shows for a row of the summary or of the run table.
 
-    `left`: the evidence of the runs. If it is too much for one page, that of failures is kept first.
+    `left` holds records and logs of `runs`. If they are too long for one page, those of failed runs are included first.
     """
-    # Failures come first, since their evidence is what a reader opens.
+    # Failures come first, since readers open the evidence of failures.
     texts, spent = {}, 0
     for place in sorted(range(len(runs)), key=lambda place: (runs[place]["outcome"] == "ok", place)):
         record = left[place].record
@@ -175,7 +186,8 @@ def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequ
 
 
 def _build_run_details(row: Row, left: Evidence, texts: tuple[str, str] | None) -> list[Any]:
-    """Return title, folder, cells, record and log; the last two are None if the page has no room for them."""
+    """Return title, folder, cells, record and log of a run. Record and log are None if the page has no room for
+    them."""
     title = f"{_format_title(row | {'variant': ''})}, repeat {row['repeat']}, attempt {row['attempt']}"
     cells = ["" if row[name] is None else format_cell(column, row[name]) for name, column in list_columns().items()]
     return [title, str(left.folder), cells, *(texts or (None, None))]
@@ -186,7 +198,7 @@ def _format_title(row: Row) -> str:
 
 
 def read_evidence(results: Results, row: int) -> Evidence:
-    """Return the evidence of a row of the run table."""
+    """Return folder, record and end of the log for a row index of the run table."""
     folder = results.get_file(row).parent
     try:
         record: RunRecord | None = results.record(row)
@@ -196,7 +208,7 @@ def read_evidence(results: Results, row: int) -> Evidence:
 
 
 def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log without control characters; empty without a log."""
+    """Return the last lines of a log, without control characters. Empty if there is no log."""
     try:
         size, content = _read_end(log)
     except OSError:
@@ -207,7 +219,7 @@ def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
 
 
 def _read_end(log: Path) -> tuple[int, bytes]:
-    """Return the size of a log and its last bytes."""
+    """Return the size of a log in bytes, and its last bytes."""
     try:
         with open(log, "rb", opener=open_regular) as file:
             size = file.seek(0, 2)
@@ -219,15 +231,18 @@ def _read_end(log: Path) -> tuple[int, bytes]:
 
 
 def format_record(record: RunRecord) -> str:
-    """Return a record as JSON for readers: each series of numbers on one line, and a long one cut."""
-    # Lists of scalars are joined to one line: a series of thousand steps would fill the page.
+    """Return a record as indented JSON. Each list of numbers is on one line, and long lists are cut."""
+    # Lists of scalars are joined to one line, since a series of a thousand steps would fill the page.
     plain = _shorten_series(record.model_dump(mode="json", by_alias=True))
     text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json with an indent
     return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)
 
 
 def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
-    """Return the evidence of a run's outcome as named texts: texts with their line breaks, other values as JSON."""
+    """Return the evidence of a run's outcome as pairs of label and text.
+
+    Strings keep their line breaks; other values are written as JSON.
+    """
     texts: list[tuple[str, str]] = []
     for label, value in record.outcome.evidence.items():
         if isinstance(value, str):

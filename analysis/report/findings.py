@@ -1,4 +1,5 @@
-"""Everything that a report shows of a set of runs, computed once for the page and the files next to it."""
+"""All results that a report shows about a set of runs. They are computed once, for the page and for the files next to
+it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ _MOST = 8  # values of one fact up to which all are written
 
 
 class ControlPointDrift(NamedTuple):
-    """Drift of a control point: a configuration that ran several times in one allocation."""
+    """Drift of a control point. A control point is a configuration that ran several times in one allocation."""
 
     allocation: str
     configuration: str
@@ -32,7 +33,7 @@ class ControlPointDrift(NamedTuple):
 
 
 class ProvenanceFact(NamedTuple):
-    """One line of the provenance: a fact, with the joined values of each environment class."""
+    """One row of the provenance table: a fact, such as a version, with its values in each environment class."""
 
     name: str
     values: tuple[str, ...]  # by class, in the order of `Provenance.classes`
@@ -41,7 +42,7 @@ class ProvenanceFact(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """The environments of a set of runs."""
+    """Environments and machines of a set of runs."""
 
     classes: tuple[str, ...]  # environment_id
     facts: tuple[ProvenanceFact, ...]
@@ -51,12 +52,12 @@ class Provenance(NamedTuple):
 
     @property
     def differences(self) -> tuple[ProvenanceFact, ...]:
-        """The differing facts that forbid to pool numbers."""
+        """Differences because of which the classes must not be pooled."""
         return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 
 class ReportFindings(NamedTuple):
-    """Findings of a set of runs. `rows`: the rows of `table` as plain values."""
+    """Everything that a report shows about a set of runs. `rows` are the rows of `table` as dicts."""
 
     results: Results
     table: pd.DataFrame
@@ -70,7 +71,7 @@ class ReportFindings(NamedTuple):
     questions: tuple[str, ...]  # of the studies, in their own words
 
     def list_configurations(self, most: int) -> list[Row]:
-        """Return the first rows of the summary, with a protocol where rows would have the same name."""
+        """Return the first `most` rows of the summary. Rows that would have the same name also get their protocol."""
         rows = list_rows(self.summary[:most])
         return tell_apart(
             rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))
@@ -78,7 +79,7 @@ class ReportFindings(NamedTuple):
 
 
 def compute_findings(results: Results, price: float | None = None) -> ReportFindings:
-    """Return the findings of a set of runs. `price`: per device and hour, in the user's currency."""
+    """Compute what a report shows about a set of runs. `price` is the price per device and hour, in any currency."""
     table, summary = results.table, results.summary
     if price is not None:
         table, summary = add_prices(table, price), add_prices(summary, price)
@@ -99,7 +100,7 @@ def compute_findings(results: Results, price: float | None = None) -> ReportFind
 
 def _read_circumstances(results: Results) -> Iterable[Circumstance]:
     """Yield the circumstance of the first run of every study, machine and environment class."""
-    # A record is a file to read: its circumstance is the same in all runs of these groups.
+    # Every record is a file to read. One record per group suffices, since all its runs have the same circumstance.
     firsts = ~results.table.duplicated(["study", "machine", "environment_id"])
     for place in firsts.to_numpy().nonzero()[0]:
         try:
@@ -109,11 +110,11 @@ def _read_circumstances(results: Results) -> Iterable[Circumstance]:
 
 
 def find_drifts(results: Results) -> list[ControlPointDrift]:
-    """Return the drift of every configuration in every allocation in which it ended ok at least twice."""
+    """Return the drift of each configuration in each allocation in which it has at least two ok runs."""
     drifts = []
     for row in list_rows(results.summary):
         together: dict[str, list[int]] = {}
-        # n counts allocations, so only with more runs can one allocation have several.
+        # n counts allocations. Only if there are more runs than allocations can an allocation have several runs.
         for place in results.list_timed(row) if row["runs"] > row["n"] else ():
             allocation = results.table["allocation"].iloc[place]
             if not pd.isna(allocation):
@@ -125,7 +126,7 @@ def find_drifts(results: Results) -> list[ControlPointDrift]:
 
 
 def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
-    """Return the provenance of a set of runs on these machines."""
+    """Return environments and machines of a set of runs. `machines` may contain duplicates."""
     by_class: dict[str, list[Environment]] = {}
     for text in results.list_environments():
         environment = Environment.model_validate_json(text)
@@ -144,7 +145,7 @@ def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[Provenance
     listed = [[{**_list_decisive_facts(one), **_list_other_facts(one)} for one in members] for members in classes]
     decisive = {name for members in classes for one in members for name in _list_decisive_facts(one)}
     names = dict.fromkeys(name for members in listed for facts in members for name in facts)
-    # Variables that no run has set are noise; versions and devices are listed even if unknown.
+    # Environment variables that no run has set are omitted. Versions and devices are listed even if unknown.
     for name in names:
         values = tuple(_join_values(facts.get(name) for facts in members) for members in listed)
         if name in decisive or set(values) != {MISSING}:
@@ -152,7 +153,7 @@ def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[Provenance
 
 
 def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[ProvenanceFact]:
-    """Yield the differing fields of the machines, except the name."""
+    """Yield the fields in which the machines differ, except the name."""
     for name in Machine.model_fields:
         values = tuple(_join_values([_format_machine_value(getattr(machine, name))]) for machine in machines)
         if name != "name" and len(set(values)) > 1:
@@ -160,7 +161,7 @@ def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[Provenanc
 
 
 def _format_machine_value(value: Any) -> Any:
-    """Return a field of a machine for readers; None if it is empty."""
+    """Return a field of a machine in a form for readers; None if it is empty."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:g}" for name, number in value.items()) or None
     return ", ".join(value) or None if isinstance(value, tuple) else value or None

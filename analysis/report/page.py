@@ -1,4 +1,4 @@
-"""The page of the report: plain values for its template, which escapes text from records."""
+"""The report's page. It passes plain values to the template, and the template escapes texts from records."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,13 +36,13 @@ from analysis.report.texts import describe_setup, format_hover
 from analysis.summary import Row
 
 FIRST = "answers"
-"""The figure directly below the answer in words."""
+"""Name of the figure that stands directly below the answer."""
 MOST_STUDIES = 3
-"""Studies that the title names."""
+"""Most studies that the title names."""
 
 
 class PagePanel(NamedTuple):
-    """A panel as elements of the page: one, or one for wide and one for narrow screens."""
+    """A panel of a figure on the page, as one or two SVG elements: for wide screens and for narrow screens."""
 
     title: str
     svgs: tuple[Markup, ...]
@@ -50,7 +50,7 @@ class PagePanel(NamedTuple):
 
 
 class PageFigure(NamedTuple):
-    """A figure as the page shows it. `keys`: label and sign of each series; `rows`: the panels of each row."""
+    """A figure on the page. `keys` are label and symbol of each legend entry. `rows` are its panels, row by row."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ class PageFigure(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Columns of the page that the figure takes, at most three."""
+        """Number of grid columns of the page that the figure takes, at most three."""
         panels = [panel for row in self.rows for panel in row]
         return 3 if any(panel.wide for panel in panels) else min(3, max(map(len, self.rows)))
 
@@ -71,15 +71,18 @@ def render_page(
     left: Mapping[int, Evidence],
     follow: Callable[[str, float | None], None] = lambda what, share: None,
 ) -> str:
-    """Return the whole report as HTML. `left`: the evidence of runs, by their place in the run table."""
+    """Return the whole report as HTML.
+
+    `left` maps row indices of the run table to record and log of the run.
+    """
     page_facets, configurations = find_facets(found.rows), found.list_configurations(MOST_ROWS)
     places = select_runs(found.rows)
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
-    # Details and tips refer to rows by their index on the page, so both are made from the same lists as the tables.
+    # Details and tooltips refer to rows by their index on the page, so they use the same lists as the tables.
     details = build_details(configurations, runs, evidence)
     tips = Tips(configurations)
     drawn, listed = [], list_figures()
-    # Figures take most of the time, so they are the steps of the progress bar.
+    # Figures take most of the time, so progress is counted in figures.
     for number, figure in enumerate(listed):
         follow(f"figures, {number} of {len(listed)}", number / len(listed))
         if (picture := figure.build(found.results)).panels:
@@ -106,23 +109,26 @@ def render_page(
 
 
 class Tips:
-    """Texts shown on hovering over the points of a page, each stored once, and the configurations that points open."""
+    """Tooltips of the points in the figures of a page. Each text is stored once.
+
+    A point may also refer to a configuration, whose details open on a click.
+    """
 
     def __init__(self, configurations: Sequence[Row] = ()) -> None:
         self.texts: dict[str, int] = {}
         self._known = {build_row_key(row): place for place, row in enumerate(configurations)}
 
     def __call__(self, tip: Row | str) -> str:
-        """Return the HTML attributes of a point."""
+        """Return the HTML attributes that give a point its tooltip and the configuration that it opens."""
         text, place = (tip, None) if isinstance(tip, str) else (format_hover(tip), self._known.get(build_row_key(tip)))
         opens = "" if place is None else f' data-c="{place}"'
         return f'data-t="{self.texts.setdefault(text, len(self.texts))}"{opens}'
 
 
 def render_figure(name: str, title: str, alt: str, picture: Picture, describe: Describe) -> PageFigure:
-    """Return a figure as the page shows it, each group of panels in rows of its own."""
+    """Return a figure for the page. Each group of panels begins a new row."""
     rows: dict[str, list[PagePanel]] = {}
-    # Two panels side by side get half the page each, and are drawn wider than three would be.
+    # Two panels in a row take half the page each. They are drawn wider than panels of a row of three.
     halved = max(Counter(panel.group for panel in picture.panels).values()) == 2
     for place, panel in enumerate(picture.panels):
         heading = " · ".join(panel.title)
@@ -134,7 +140,7 @@ def render_figure(name: str, title: str, alt: str, picture: Picture, describe: D
 
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
-    """Return the first sections: the answer, how sure it is, and the settings of the runs."""
+    """Return the values of the first sections: the answer, its certainty, and the settings of the runs."""
     studies = sorted({row["study"] for row in found.rows})
     asking = [{"flags": ""} | (one.fastest or {}) | one.question for one in found.best]
     best = tables.build_best_table(found.best, found.rows)
@@ -143,7 +149,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "studies": shorten_names(studies),
         "all_studies": studies if len(studies) > MOST_STUDIES else [],
         "questions": found.questions,
-        # of a large set, the evidence of some runs only was read
+        # In a large set, records are read for some of the runs only, so the dates of all runs are unknown.
         "measured": dict.fromkeys((days[0], days[-1])) if days and len(left) == len(found.rows) else (),
         "asked": describe_setup(found.rows),
         "protocol": describe_protocol(found.results.specs.values()),
@@ -154,14 +160,15 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
 
 
 def shorten_names(names: Sequence[str]) -> list[str]:
-    """Return names for a title: the first ones and a count of the rest."""
+    """Return the names for a title. If there are many, the last text counts the omitted names."""
     if len(names) <= MOST_STUDIES:
         return list(names)
     return [*names[: MOST_STUDIES - 1], f"{names[MOST_STUDIES - 1]} and {len(names) - MOST_STUDIES} more"]
 
 
 def _ran_once(found: ReportFindings) -> bool:
-    """Return True if no configuration has several runs: a table of runs would repeat that of configurations."""
+    """Return True if every configuration has one run. The table of runs would then repeat the table of
+    configurations."""
     return len(found.rows) == len(found.summary)
 
 
@@ -181,7 +188,8 @@ def _build_tables(
 def _build_failures(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
-    """Return the runs that did not end ok, each with the evidence of its outcome, and the files that are no records."""
+    """Return the values of the section on failures: runs that did not end ok, with evidence, and files that are not
+    records."""
     failures = []
     for place in select_failures(found.rows):
         row, record = found.rows[place], left[place].record
@@ -202,6 +210,7 @@ def _build_failures(
 
 
 def _count(column: str, known: Mapping[str, Flag], rows: Sequence[Row]) -> list[tuple[str, str, int]]:
-    """Return the names in a column, each with its meaning and the number of runs, in the order of `known`."""
+    """Return each name in a column of flags or notes, with its meaning and its number of runs, in the order of
+    `known`."""
     counts = Counter(name for row in rows for name in row[column].split())
     return [(name, flag.meaning, counts[name]) for name, flag in known.items() if counts[name]]

@@ -1,4 +1,5 @@
-"""The report's tables for readers: on the page, in Markdown and in LaTeX. The CSV files hold the exact numbers."""
+"""The report's tables for readers, on the page, in Markdown and in LaTeX. Numbers are rounded; the CSV files hold the
+exact numbers."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,7 +38,8 @@ _CONFIGURATION = (
     "cost_per_million_tokens", "flags",
 )  # fmt: skip
 _SAID_ABOVE = ("study", "model", "precision", "ranks", "machine", "run", "evidence")
-"""Columns that are shown only if their rows differ: the report names settings that do not vary once."""
+"""Columns that are shown only if their values differ. The report lists settings with a single value above the
+tables."""
 _PARTS = {"ranks": ("nodes", "devices_per_node"), "run": ("repeat", "attempt")}
 _ONLY_IN_FILES = ("step_s_p99", "step_s_max")
 _WHERE_KNOWN = ("peak_allocated_bytes", "cost_per_million_tokens")
@@ -49,19 +51,20 @@ _LABELS = {
 # Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
 _MOST_NAMED = 3
-"""Rivals of one verdict that a cell names; further ones are counted, and best.csv names all."""
+"""Most rivals with the same verdict that a cell names. It gives the number of the others; best.csv names all."""
 _VERDICTS: dict[Verdict, str] = {
     EQUAL: "equal within 3 %", NOT_DETECTED: "not told apart", "slower": "slower", TOO_FEW: "longer, indicative only",
 }  # fmt: skip
 _LUCK_WORTH_SAYING = 0.002
-"""Share of the time per sample below which a selection bias is not mentioned: the tables show three digits."""
+"""Smallest selection bias that is reported, as a share of the time per sample. Tables show three digits, so that a
+smaller bias would not be visible."""
 
 
 class ColumnHeading(NamedTuple):
-    """Heading of a column.
+    """Heading of a column. `note` adds a detail to the unit.
 
-    `note` specifies the unit further. `place`: "table" shows the column on the page, "groups" makes headings of groups
-    of rows from it, and "files" leaves it to the files, which have more room.
+    `place` decides where the column appears. "table" shows it on the page, "groups" turns its values into headings of
+    groups of rows, and "files" writes it only to the files, which have more room.
     """
 
     label: str
@@ -78,7 +81,7 @@ class ColumnHeading(NamedTuple):
 
 
 class TableCell(NamedTuple):
-    """Text of a cell, and its key for sorting. A missing value has the key None and comes last."""
+    """A cell: its text, its interval, and its sort key. A missing value has the sort key None and is sorted last."""
 
     text: str
     key: Any
@@ -93,7 +96,7 @@ _NO_NUMBER = TableCell(MISSING, None)
 
 
 class TextTable(NamedTuple):
-    """A table of texts. `note` names the kinds of its intervals."""
+    """A table whose cells are texts. `note` describes level and kind of its intervals."""
 
     name: str
     title: str
@@ -106,22 +109,22 @@ _Source = tuple[ColumnHeading, Callable[[Row], TableCell]]
 
 
 def build_runs_table(rows: Sequence[Row]) -> TextTable:
-    """Return the run table in its main columns, without those that are empty in all rows."""
+    """Return the main columns of the run table, without columns that are empty in all rows."""
     known = [name for name in _RUN if name in _MADE or any(row[name] not in (None, "") for row in rows)]
-    # Intervals of a single run's steps are those of its configuration where it ran once, so they stand there.
+    # Intervals of single runs are omitted. If a configuration has one run, its own row has the interval of that run.
     bare = [{name: one for name, one in row.items() if not name.endswith(("_low", "_high"))} for row in rows]
     return _build_text_table("runs", "Runs", [_find_source(name, rows) for name in known if _varies(name, rows)], bare)
 
 
 def build_configurations_table(rows: Sequence[Row]) -> TextTable:
-    """Return the summary: settings, n, medians with their intervals, memory and flags."""
+    """Return the table of configurations: settings, n, medians with their intervals, memory and flags."""
     empty = {name for name in _WHERE_KNOWN if all(row.get(name) is None for row in rows)}
     sources = [_find_source(name, rows) for name in _CONFIGURATION if name not in empty and _varies(name, rows)]
     return _build_text_table("configurations", "Configurations", sources, rows, _describe_intervals(rows))
 
 
 def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
-    """Return the answer to every question; `rows` are all runs."""
+    """Return one row per question, with the fastest configuration and its rivals. `rows` are the rows of all runs."""
     head = (
         _head_models([best.question["model"] for best in found]),
         ColumnHeading("question"),
@@ -141,7 +144,7 @@ def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
 
 
 def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
-    """Return speed-up, efficiency and serial fraction: a row per node count of every curve."""
+    """Return speed-up, efficiency and serial fraction, with one row per curve and node count."""
     head = (
         *_head_curves([curve.points[0].row for curve in curves]),
         *(ColumnHeading(label, number=True) for label in ("nodes", "speed-up", "efficiency")),
@@ -153,7 +156,7 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
 
 
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
-    """Return for pairs of stages which of them is faster as nodes are added."""
+    """Return one row per pair of ZeRO stages: which of them is faster as nodes are added."""
     known = [(one, row) for one in found if (row := one.any_row)]
     rows = tuple(
         tuple(map(_build_text_cell, (
@@ -172,14 +175,15 @@ def _head_curves(rows: Sequence[Row]) -> tuple[ColumnHeading, ...]:
 
 
 def _head_models(models: Sequence[str]) -> ColumnHeading:
-    """Return the heading of a column of models, by which the rows of several are grouped."""
+    """Return the heading of the column "model". If there are several models, their names become headings of groups of
+    rows."""
     return ColumnHeading("model", place="groups" if len(set(models)) > 1 else "files")
 
 
 def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
     row, model, lean = best.fastest, best.question["model"], best.front[0] if best.front else None
     numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
-    # Busy configurations ended ok, but have no time: the reader must see that they are not ranked.
+    # Configurations measured on a busy machine ended ok, but have no time. The reader must see that they have no rank.
     failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
     leanest = f"{_name_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
     return (
@@ -193,7 +197,11 @@ def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
 
 
 def _describe_rivals(best: Best) -> str:
-    """Name the rivals of the fastest by verdict, with the change of the time per sample; then the selection bias."""
+    """Return a text that lists the rivals of the fastest configuration by verdict, with the change of their time per
+    sample.
+
+    The selection bias of the fastest is added if it is large enough.
+    """
     parts = []
     for verdict, words in _VERDICTS.items():
         rivals = [rival for rival in best.rivals if rival.verdict == verdict]
@@ -209,7 +217,8 @@ def _describe_rivals(best: Best) -> str:
 
 
 def _name_choice(row: Row) -> str:
-    """Name a configuration, and how many of its repeats are excluded: its numbers are those of the survivors."""
+    """Return the name of a configuration, with the number of excluded repeats. Its numbers come from the other
+    repeats."""
     return f"{name_briefly(row)}, micro {row['micro']}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 
@@ -246,7 +255,7 @@ def _build_text_table(
 
 
 def _find_source(name: str, rows: Sequence[Row]) -> _Source:
-    """Return the heading of a column, and the function that makes its cells."""
+    """Return the heading of a column, and the function that builds its cell from a row."""
     if name in _MADE:
         return _MADE[name]
     if name == "model":
@@ -263,9 +272,12 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 
 
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
-    """Return a column of sizes in the unit of the largest, or each in its own unit if the sizes differ widely."""
+    """Return heading and cell function of a column of byte sizes.
+
+    All cells have the unit of the largest size, unless sizes differ so widely that each gets its own unit.
+    """
     sizes = [row[column.name] for row in rows if row[column.name]]
-    # One unit for the column makes rows comparable, unless the smallest size would have no digits left.
+    # A common unit makes rows comparable, unless the smallest size would be rounded to nothing.
     power = find_unit_power(max(sizes, default=0))
     same = min(sizes, default=0) >= 1024**power / 100
     heading = ColumnHeading(_LABELS[column.name], UNITS[power] if same else "", column.meaning, number=True)
@@ -291,12 +303,12 @@ def _build_value_cell(column: Column, row: Row) -> TableCell:
 
 
 def _name_outcome(row: Row) -> str:
-    """Return why a row has no time: its outcome, or that all its runs were made on a busy machine."""
+    """Return why a row has no time: the outcome of its runs, or "busy" if all runs were made on a busy machine."""
     return "busy" if row["outcome"] == "ok" and is_disturbed(row) else str(row["outcome"]).replace("_", " ")
 
 
 def _find_counted_tokens(rows: Sequence[Row]) -> str:
-    """Describe the tokens of a rate: other tools count those of the encoder only."""
+    """Return which tokens a rate counts. It has to be stated, because other tools count encoder tokens only."""
     both = {row["encoder_tokens"] is not None for row in rows}
     if both <= {True}:
         return "encoder + decoder, with padding"
@@ -309,7 +321,7 @@ def _format_row_interval_kind(row: Row) -> str:
 
 
 def _describe_intervals(rows: Sequence[Row]) -> str:
-    """Describe level and kind of the intervals of rows by n, the allocations behind each."""
+    """Return a sentence on level and kind of the intervals, by n, the number of allocations behind a number."""
     kinds: dict[int, dict[str, None]] = {}
     for row in sorted(rows, key=lambda row: row["n"]):
         if kind := _format_row_interval_kind(row):
@@ -319,7 +331,7 @@ def _describe_intervals(rows: Sequence[Row]) -> str:
 
 
 def _varies(name: str, rows: Sequence[Row]) -> bool:
-    """Return True for a column in which rows differ, or that is shown in any case."""
+    """Return True if a column is shown: rows differ in it, or it is always shown."""
     parts = _PARTS.get(name, (name,))
     return name not in _SAID_ABOVE or len({tuple(row[part] for part in parts) for row in rows}) > 1
 
@@ -351,4 +363,4 @@ _MADE: dict[str, _Source] = {
         lambda row: _build_text_cell(_format_row_interval_kind(row)),
     ),
 }
-"""Columns that combine several of the summary's."""
+"""Columns that are not columns of the summary: each combines several of them."""

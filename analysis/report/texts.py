@@ -1,4 +1,4 @@
-"""The report's texts: the varied settings, numbers with their intervals, and the words behind a point of a figure."""
+"""Texts of the report: settings of the runs, numbers with their intervals, and tooltips of points in figures."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,8 @@ _PARTS = {
 
 
 class RunSetup(NamedTuple):
-    """Settings of the configurations, each with its values, and the number of runs by outcome."""
+    """Settings of the runs with their values, divided into varied and constant ones, and the number of runs by
+    outcome."""
 
     varied: tuple[tuple[str, str], ...]
     constant: tuple[tuple[str, str], ...]
@@ -29,7 +30,7 @@ class RunSetup(NamedTuple):
 
 
 def describe_setup(rows: Sequence[Row]) -> RunSetup:
-    """Return which settings vary over the rows of a run table, and which do not."""
+    """Return the settings that vary over the rows of a run table, and the settings that are constant."""
     varied: list[tuple[str, str]] = []
     constant: list[tuple[str, str]] = []
     for name, label in _PARTS.items():
@@ -42,13 +43,13 @@ def describe_setup(rows: Sequence[Row]) -> RunSetup:
 
 
 def format_outcomes(counts: Counter[str]) -> str:
-    """Write numbers of runs by outcome, the most frequent outcome first."""
+    """Return a text with the number of runs of each outcome, the most frequent outcome first."""
     return ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in counts.most_common())
 
 
 def format_hover(row: Row) -> str:
-    """Return the words behind a point of a figure, a row of the summary, line by line."""
-    # Reasons may hold whole tracebacks, and a tip must fit a phone's screen.
+    """Return the tooltip of a point in a figure, line by line, from its row of the summary."""
+    # A reason may contain a whole traceback, but a tooltip must fit a phone's screen.
     reason = f"{row['reason'][:_REASON_LETTERS]}{'…' * (len(row['reason']) > _REASON_LETTERS)}"
     lines = [
         f"{row['model']}: {describe_choice(row)}",
@@ -81,7 +82,7 @@ def _list_numbers(row: Row) -> Iterator[str]:
 
 
 def _format_estimate(row: Row, column: str) -> tuple[str, str]:
-    """Write a number of a row, with as many digits as its interval supports, and the interval."""
+    """Return a number of a row, rounded to the digits that its interval supports, and the interval, as two texts."""
     value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
     if low is None:
         return format_significant(value), "no interval"

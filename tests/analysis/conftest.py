@@ -1,2 +1,1 @@
-"""Makes `records` importable for tests in the folders below, because pytest adds the folder of a conftest to the
-path."""
+"""Pytest adds the folder of this file to the import path, so that tests in subfolders can import `records`."""

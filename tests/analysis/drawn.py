@@ -1,4 +1,4 @@
-"""Contents of a drawn figure, read from its axes."""
+"""Helpers that read the contents of a drawn figure from its axes."""
 
 from typing import Any
 
@@ -13,44 +13,44 @@ POINT_ORDER = 3  # of markers of numbers; the strip below zero and arrows have o
 
 
 def draw(module: Any, found: Results) -> Figure:
-    """Return the figure of a module for print."""
+    """Return the printed figure of a module in `analysis.figures`."""
     return compose(module.picture(found))
 
 
 def shows(module: Any, found: Results) -> bool:
-    """Return True for a figure that has something to show."""
+    """Return True if the figure has at least one panel."""
     return bool(module.picture(found).panels)
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
-    """Return the coordinates of the points with a number."""
+    """Return x and y of all points that show a number."""
     marked = [line for line in axes.lines if line.get_zorder() == POINT_ORDER]
     return sorted(point for line in marked for point in zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
 def joins(axes: Axes) -> list[Line2D]:
-    """Return the lines between points."""
+    """Return the lines that join points."""
     return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != INK]
 
 
 def intervals(axes: Axes) -> list[tuple[float, float]]:
-    """Return the ends of the vertical bars, from left to right."""
+    """Return the lower and upper ends of the interval bars, from left to right."""
     segments = [segment for bar in axes.collections for segment in bar.get_segments()]
     return [tuple(sorted(segment[:, 1])) for segment in sorted(segments, key=lambda segment: segment[0, 0])]
 
 
 def places(axes: Axes) -> list[str]:
-    """Return the labels below the axis."""
+    """Return the tick labels of the x axis."""
     return [label.get_text() for label in axes.get_xticklabels()]
 
 
 def strip(axes: Axes) -> list[Line2D]:
-    """Return the markers of the strip below zero, from top to bottom."""
+    """Return the markers of the lines of text below y = 0, from top to bottom."""
     return [line for line in axes.lines if line.get_marker() != "None" and line.get_ydata()[0] < 0]
 
 
 def reasons(axes: Axes) -> set[tuple[str, str]]:
-    """Return the texts of the strip below zero, with their places."""
+    """Return the texts below y = 0, each with the label of its tick."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
     single = axes.get_xlabel().split()[-1]  # with a single place the axis has the names of the series
@@ -63,7 +63,7 @@ def legend(figure: Figure) -> list[str]:
 
 
 def titles(figure: Figure) -> list[str]:
-    """Return each title on one line."""
+    """Return the titles of all panels, each as one line."""
     return [axes.get_title(loc="left").replace("\n", " · ") for axes in figure.axes]
 
 

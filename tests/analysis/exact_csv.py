@@ -1,4 +1,4 @@
-"""Reader of the CSV of a run table, which shows that it holds every value exactly."""
+"""Reader of a run table in CSV. It shows that the CSV contains every value exactly."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ _NEVER_MISSING = ("reason", "flags", "notes")  # an empty cell means none, not u
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Read a run table that `zeroscale table --format csv` wrote, with exact values and types."""
+    """Read a run table written by `zeroscale table --format csv`, and restore values and types."""
     text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
     known = list_all_columns()
     cells = {}

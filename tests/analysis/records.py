@@ -1,4 +1,4 @@
-"""Small synthetic records, with numbers whose results can be computed by hand."""
+"""Small synthetic records. Results computed from their numbers can be checked by hand."""
 
 import json
 import random
@@ -57,7 +57,8 @@ def spec(engine: str | dict[str, Any] = "zero1", micro: int = 2, ranks: int = 2,
 
 
 def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -> Steps:
-    """Return steps with the window `window` after `cut` slow warm-up steps; the window lasts as long as its steps."""
+    """Return steps: `cut` slow warm-up steps, then the step times `window`. The window lasts as long as the sum of its
+    steps."""
     series = (9.9,) * cut + tuple(window)
     plain: dict[str, Any] = {
         "cut": cut,
@@ -73,20 +74,21 @@ def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -
 
 
 def scattered(low: float, middle: float, high: float) -> tuple[float, ...]:
-    """Return thirty shuffled steps of three lengths. The interval of their median is from `low` to `high`."""
+    """Return thirty shuffled step times with three different values. The interval of their median is `low` to
+    `high`."""
     window = [low, middle, high] * 10
     random.Random(0).shuffle(window)
     return tuple(window)
 
 
 def memory(ranks: int, peak: int = 10 * MIB, **more: Any) -> tuple[RankMemory, ...]:
-    """Return memory in which rank r holds r MiB more than rank 0."""
+    """Return the memory of all ranks, where rank r uses r MiB more than rank 0."""
     alike = {"init_peak_bytes": peak // 2, "peak_rss_bytes": 7 * peak, **more}
     return tuple(RankMemory(rank=r, peak_allocated_bytes=peak + r * MIB, **alike) for r in range(ranks))
 
 
 def observed(of: RunSpec, **more: Any) -> Observations:
-    """Return the observations of a run that ended ok."""
+    """Return the observations of an ok run."""
     plain: dict[str, Any] = {
         "parameters": 402,
         "engine_config": {},
@@ -103,13 +105,13 @@ def observed(of: RunSpec, **more: Any) -> Observations:
 
 
 def environment(of: RunSpec, torch: str = "2.13.0", **more: Any) -> Environment:
-    """Return a CPU environment. Its class depends on the devices per node and the version of torch."""
+    """Return a CPU environment. Its environment class depends on devices per node and on the version of torch."""
     known = EnvironmentClass(device="CPU", devices_per_node=of.devices_per_node, versions={"torch": torch})
     return Environment(environment_id=f"env{of.devices_per_node}-{torch}", classification=known, **more)
 
 
 def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any) -> RunRecord:
-    """Return a run that ended ok; with `torch` None its environment is unknown."""
+    """Return an ok run. With `torch=None`, its environment is unknown."""
     of = of or spec()
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "launcher": {}}
     around["started_at"] = "2026-11-24T09:00:00+00:00"
@@ -127,26 +129,26 @@ def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any)
 
 
 def failed(kind: OutcomeKind, of: RunSpec | None = None, reason: str = "why", **more: Any) -> RunRecord:
-    """Return a failed run without observations."""
+    """Return a failed run, which has no observations."""
     evidence = more.pop("told", {"ranks": [{"rank": 0}]})
     outcome = Outcome(kind=kind, reason=reason, evidence=evidence)
     return run(of, **more).model_copy(update={"outcome": outcome, "observations": None})
 
 
 def machine(**peaks: float) -> Machine:
-    """Return a node type with known dense peaks."""
+    """Return a machine with known dense peak rates."""
     return Machine.model_validate({"name": "known", "peak_tflops": peaks})
 
 
 def results(*records: RunRecord) -> Results:
-    """Return the results of records in memory."""
+    """Return `Results` of records that are not written to disk."""
     return judge_records(
         Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ())
     )
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return the run table of records in memory."""
+    """Return the run table of records that are not written to disk."""
     return results(*records).table
 
 
@@ -161,6 +163,6 @@ def save(folder: Path, *records: RunRecord) -> Path:
 
 
 def plain(record: RunRecord) -> dict[str, Any]:
-    """Return a record as JSON values."""
+    """Return a record as the plain values of its JSON."""
     value: dict[str, Any] = json.loads(store.to_json(record))
     return value

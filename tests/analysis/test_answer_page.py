@@ -1,4 +1,4 @@
-"""Pages of `zeroscale predict` and `zeroscale advise`: bars that add up, cost against time, the Pareto front."""
+"""Pages of `zeroscale predict` and `zeroscale advise`: stacked bars, cost against time, and the Pareto front."""
 
 import functools
 import json
@@ -42,13 +42,13 @@ Ask = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Function that returns advice without recorded runs; equal questions are answered once."""
+    """Function that returns advice computed without recorded runs. Equal questions are computed once."""
     nothing = tmp_path_factory.mktemp("runs")
     return functools.cache(lambda *words: api.advise(words, results=nothing))
 
 
 def parts(axes: Axes) -> list[tuple[float, float, str]]:
-    """Return begin, end and colour of the parts of bars."""
+    """Return begin, end and colour of each segment of the stacked bars."""
     return [(one.get_x(), one.get_x() + one.get_width(), to_hex(one.get_facecolor())) for one in axes.patches]
 
 
@@ -130,7 +130,7 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.
 
 
 def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
-    """Return the line of the error for a path of the page."""
+    """Return the error message for a page path that cannot be written."""
     capsys.readouterr()
     assert main(["predict", *ONE.split(), "--page", str(path)]) == 2
     line = capsys.readouterr().err
@@ -139,7 +139,7 @@ def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 
 def write(folder: Path, words: str) -> str:
-    """Run the verb and return its page."""
+    """Run the verb and return the HTML of its page."""
     path = folder / "pages" / "prediction.html"
     assert main(["predict", *words.split(), "--page", str(path)]) == 0
     return path.read_text()

@@ -1,4 +1,4 @@
-"""An archive of a results folder gives the same results as the folder."""
+"""An archive of a results folder gives the same results as the folder itself."""
 
 import io
 import time
@@ -33,7 +33,7 @@ def packed(folder: Path, out: Path) -> Path:
 
 
 def answers(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the output of several verbs for a set, without its path."""
+    """Return the output of several verbs for a results folder or archive, with its path removed."""
     asked = [("table", str(path), "--format", "csv"), ("claims", str(path)), ("compare", str(path), str(path))]
     return [f"{main(words)} {capsys.readouterr().out}".replace(str(path), "SET") for words in asked]
 
@@ -110,7 +110,7 @@ def test_a_later_read_opens_nothing_until_the_archive_changes(tmp_path: Path, mo
 
 
 def flipped(content: bytes) -> bytes:
-    """Corrupt the packed data; the central directory at the end stays intact."""
+    """Return an archive whose compressed data are corrupted. The central directory at its end stays intact."""
     return content[:200] + bytes(byte ^ 0xFF for byte in content[200:260]) + content[260:]
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on claims: which sets of runs test a claim of the study, and that an analogue never does."""
+"""Verdicts on claims of the papers. They show which sets of runs test a claim, and that an analogue never does."""
 
 import csv
 import io
@@ -24,14 +24,15 @@ DAY, NEXT_DAY = "2026-11-24T09:00:00+00:00", "2026-11-25T09:00:00+00:00"
 
 
 def window(seconds: float) -> Steps:
-    """Return steps of this length, enough for a window that is not short."""
+    """Return steps of `seconds` each, enough of them that the window is not flagged `short`."""
     return steps((seconds,) * max(30, math.ceil(61 / seconds)))
 
 
 def at(
     engine: str | dict[str, Any], nodes: int, seconds: float, model: tuple[str, int] = XXL, **more: Any
 ) -> list[RunRecord]:
-    """Return three independent repeats on GPUs, 1 % apart, of a model with this parameter count."""
+    """Return independent repeats on GPUs. Their step times differ by 1 %, and the model has the given parameter
+    count."""
     name, count = model
     reserved = more.pop("reserved", ON_GPU)
     repeats, batch = more.pop("repeats", 3), {"micro": more.pop("micro", 2), "global": more.pop("samples", 16)}
@@ -57,8 +58,10 @@ def at(
 
 
 def stages(two: float, three: float, nodes: tuple[int, ...] = (1, 2, 4), **more: Any) -> list[RunRecord]:
-    """Return runs of ZeRO-2 and ZeRO-3 with these seconds per step on one node, and proportionally less on more
-    nodes."""
+    """Return runs of ZeRO-2 and ZeRO-3 on several node counts.
+
+    A step takes `two` or `three` seconds on one node, and on n nodes a 1/n share of that.
+    """
     sides = (("zero2", two), ("zero3", three))
     return [record for n in nodes for engine, s in sides for record in at(engine, n, s / n, **more)]
 
@@ -112,7 +115,7 @@ def test_what_falls_short_in_one_respect_is_an_analogue_whatever_it_shows(falls_
 
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
 def test_the_study_of_the_paper_tests_its_first_claim(on_eight: float, verdict: str) -> None:
-    """A step of 256 samples takes a second on one node, and proportionally less on more nodes."""
+    """On 1, 2 and 4 nodes, a step of 256 samples takes 1.5, 1.0 and 0.5 s. The time on 8 nodes decides the claim."""
     points = [point.composed.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
     times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
     records = [
@@ -139,7 +142,7 @@ def test_two_repeats_are_an_analogue_too() -> None:
 
 
 def with_options(records: list[RunRecord], **options: Any) -> list[RunRecord]:
-    """Return the same runs with these engine options."""
+    """Return copies of the runs whose engine has these options."""
     engine = records[0].spec.engine.model_copy(update={"options": options})
     of = records[0].spec.model_copy(update={"engine": engine})
     return [one.model_copy(update={"spec": of, "config_id": config_id(of)}) for one in records]
@@ -175,7 +178,8 @@ def test_a_stage_that_runs_out_of_memory_where_the_other_runs_is_part_of_the_ver
 
 @pytest.mark.parametrize(("at_four", "verdict"), [(0.8, "contradicted"), (2.4, "reproduced")])
 def test_what_a_stage_gains_by_a_micro_batch_that_only_it_fits_counts(at_four: float, verdict: str) -> None:
-    """ZeRO-2 takes 2 s and runs out of memory at micro 4. There ZeRO-3 takes 0.8 s or 2.4 s for as many samples."""
+    """ZeRO-2 takes 2 s at micro-batch 2 and runs out of memory at 4. At 4, ZeRO-3 takes 0.8 s or 2.4 s for the same
+    number of samples."""
     records = [record for n in (1, 2) for record in stages(2.0, 2.2, nodes=(n,))]
     for n in (1, 2):
         records += at("zero3", n, at_four / n, micro=4)
@@ -184,7 +188,7 @@ def test_what_a_stage_gains_by_a_micro_batch_that_only_it_fits_counts(at_four: f
 
 
 def test_sides_that_ran_on_different_days_test_no_claim() -> None:
-    """Both are truly equal, but ZeRO-3 ran on a day when the machine was 6 % slower."""
+    """ZeRO-2 and ZeRO-3 are truly equally fast, but ZeRO-3 ran on a day when the machine was 6 % slower."""
     days = [one for n in (1, 2, 4) for one in at("zero2", n, 1.0 / n)]
     days += [one for n in (1, 2, 4) for one in at("zero3", n, 1.06 / n, started_at=NEXT_DAY)]
     entry = entries(*days)["C3"]
@@ -198,7 +202,7 @@ FAST, SLOW = ({"name": name, "inter_node_bytes_per_s": rate} for name, rate in (
 
 
 def layered(machine: dict[str, Any], sharded: float, layered_s: float) -> list[RunRecord]:
-    """Return runs of accumulation with sharded states and layer by layer, on two nodes of a machine."""
+    """Return runs of two kinds of accumulation on two nodes: with sharded states (fsdp), and layer by layer (lga)."""
     kinds = (("fsdp", "fsdp", sharded), ("lga", "pipeline", layered_s))
     return [
         record
@@ -251,7 +255,7 @@ def test_doubtful_runs_and_failed_repeats_test_no_claim_and_that_is_said(on_two_
 def test_equality_decides_nothing_and_what_is_detected_counts_below_three_per_cent(
     three: tuple[float, ...], second: str, third: str
 ) -> None:
-    """`three` are the times of ZeRO-3 over those of ZeRO-2 on 1, 2 and 4 nodes; repeats differ by 0.01 %."""
+    """`three` is the time of ZeRO-3 divided by that of ZeRO-2 on 1, 2 and 4 nodes. Repeats differ by 0.01 %."""
     of = entries(
         *(one for n, by in zip((1, 2, 4), three, strict=True) for one in stages(1.0, by, nodes=(n,), apart=0.0001))
     )

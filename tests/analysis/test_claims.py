@@ -1,4 +1,4 @@
-"""Findings about the study's claims, for sets of runs with known answers."""
+"""Findings about the study's claims, for sets of runs whose answers are known."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ Runs = RunRecord | list[RunRecord]
 
 
 def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: int = 3, **more: Any) -> list[RunRecord]:
-    """Return repeats with one rank per node and steps of `seconds`, from `jitter` less to `jitter` more."""
+    """Return repeats with one rank per node. Their step times are spread evenly around `seconds`, by `jitter` from one
+    repeat to the next."""
     around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
     of = spec(engine, ranks=1, nodes=nodes, **more)
     times = [seconds + jitter * (repeat - (repeats - 1) / 2) for repeat in range(repeats)]
@@ -28,7 +29,7 @@ def found(*records: Runs) -> list[ClaimFinding]:
 
 
 def told(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return verdict and counts by claim, for a set on one machine with one model."""
+    """Return the verdict on each claim and its counts of effects. The runs have one machine and one model."""
     of_set = found(*records)
     assert [finding.claim.id for finding in of_set] == ["C1", "C2", "C3"]
     return {finding.claim.id: (finding.verdict, dict(finding.counts)) for finding in of_set}
@@ -205,7 +206,7 @@ def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() 
 def layout(
     name: str, nodes: int, seconds: float, moved: int = 1, idle: float = 0.1, **parallel: int
 ) -> list[RunRecord]:
-    """Return three repeats of 8 samples at micro 1, with these moved bytes and idle shares."""
+    """Return three repeats at micro-batch 1 and global batch 8, with the given bytes moved and idle share."""
     known = {"ddp": "ddp", "fsdp": "fsdp", "lga": "pipeline", "modular": "pipeline", "pipeline": "pipeline"}
     of = spec(
         {"name": name, "backend": known.get(name, "deepspeed")}, micro=1, ranks=1, nodes=nodes, parallel=parallel,
@@ -224,7 +225,7 @@ def layout(
 
 
 def verdicts(*records: Runs) -> dict[str, tuple[str, list[tuple[str, str, str]]]]:
-    """Return verdict and effects of every claim with comparisons."""
+    """Return the verdict and the effects of every claim for which configurations could be compared."""
     return {
         finding.claim.id: (finding.verdict, [(*one.differ, one.effect) for one in finding.comparisons])
         for finding in found(*records)
@@ -243,7 +244,7 @@ def test_layered_accumulation_is_held_against_accumulation_with_sharded_states()
 
 
 def test_a_busy_run_tells_bytes_and_no_time() -> None:
-    """Background load changes the time of a step, but not the bytes it sends."""
+    """Background load changes step times, but not the bytes that a step sends."""
     quiet, busy = layout("zero3", 2, 4.0, moved=80), layout("lga", 2, 1.0, moved=10)
     load = (NodeLoad(node=0, others_share=0.3),)
     first = busy[0].observations

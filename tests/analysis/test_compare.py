@@ -1,4 +1,4 @@
-"""Comparison of two result sets: pairs and their results."""
+"""Comparison of two result sets: the pairs of configurations and their verdicts."""
 
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,8 @@ def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
     assert (line.status, line.runs) == ("slower", (5, 5))
     assert line.comparison and line.comparison.interval
     assert line.comparison.ratio == pytest.approx(1.1)
-    # logarithms scatter by 0.0079 on each side; Student's quantile for 8 degrees of freedom is 2.306:
-    # 2.306 × 0.0079 × √(2/5)
+    # Logarithms have a standard deviation of 0.0079 on each side. Student's quantile for 8 degrees of freedom is 2.306,
+    # so the margin is 2.306 × 0.0079 × √(2/5).
     assert line.comparison.interval[:2] == pytest.approx((1.1 * 0.98854, 1.1 * 1.01160), rel=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Pat
 
 
 def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> None:
-    """One run of A was alone in its allocation, so only the three shared allocations are compared."""
+    """A has a run in a fourth allocation without a run of B. Only the three shared allocations are compared."""
     ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
     theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
     line = only(against(tmp_path, ours, theirs))

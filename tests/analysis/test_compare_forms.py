@@ -1,4 +1,4 @@
-"""The output of a comparison, for people and for programs."""
+"""Output formats of a comparison, for readers and for programs."""
 
 import csv
 import functools
@@ -21,7 +21,10 @@ named = functools.partial(spec, model={"name": "my_tiny"})  # a name with Markdo
 
 @pytest.fixture
 def sides(tmp_path: Path) -> list[str]:
-    """Five configurations: slower, equal, out of memory in B, with another protocol, and only in A."""
+    """Paths of result sets A and B with five configurations.
+
+    In B, compared with A, they are slower, equal, out of memory, measured with another protocol, and missing.
+    """
     windows = [steps((0.1 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     slower = [steps((0.12 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     same = [run(named("ddp"), repeat=n, steps=window) for n, window in enumerate(windows)]
@@ -122,7 +125,7 @@ def test_junit_fails_where_nothing_could_be_compared(tmp_path: Path, capsys: pyt
 def test_what_nobody_can_say_is_inconclusive_in_every_form_and_in_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One run per side supports no verdict, even for equal runs."""
+    """With one run per side there is no verdict, even if the two runs are equal."""
     sides = [str(save(tmp_path / side, run())) for side in "ab"]
     for form in ("text", "md", "json", "junit"):
         code, text = told(capsys, *sides, "--gate", "3%", "--format", form)

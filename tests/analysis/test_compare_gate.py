@@ -1,4 +1,4 @@
-"""The gate between two result sets: broken, kept or inconclusive."""
+"""The gate between two result sets: it fails, passes, or is inconclusive."""
 
 import re
 from collections.abc import Sequence
@@ -42,7 +42,8 @@ def test_a_gate_breaks_kept_or_open_by_the_interval(tmp_path: Path, slower: floa
 
 
 def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> None:
-    """A true slowdown of 2 %, limit and noise of 3 %: detected in many of 300 sets, and beyond the limit in few."""
+    """The true slowdown is 2 %, the gate's limit 3 %, and the noise 3 %. Of 300 sets, many show a slowdown, and few
+    show one above the limit."""
     rng, limit, wrong, detected = np.random.default_rng(3), 0.03, [], []
     for _ in range(300):
         ours, theirs = np.exp(0.03 * rng.standard_normal((2, 20, 1)) + [[[0.0]], [[np.log(1.02)]]]).tolist()
@@ -55,7 +56,8 @@ def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> No
 
 
 def test_of_many_pairs_at_the_limit_few_sets_have_one_that_is_called_beyond_it() -> None:
-    """Each of ten pairs is exactly 3 % slower; without correction, 22 % of sets would have a pair called beyond it."""
+    """Each of ten pairs is exactly 3 % slower, as the gate allows. Without correction, 22 % of sets would contain a
+    pair judged slower than that."""
     rng, wrong = np.random.default_rng(4), []
     for _ in range(400):
         times = np.exp(0.02 * rng.standard_normal((10, 2, 5, 1)))
@@ -83,7 +85,7 @@ def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: P
 
 
 def test_slow_steps_that_no_median_sees_break_a_gate(tmp_path: Path) -> None:
-    """Four steps in ten take twice as long: the median does not change, the mean grows by 40 %."""
+    """Four steps in ten take twice as long. The median does not change, and the mean grows by 40 %."""
     stalled = [
         run(repeat=repeat, steps=steps(tuple(0.1 * by * (2 if step % 5 < 2 else 1) for step in range(30))))
         for repeat, by in enumerate(NOISE[:3])
@@ -185,7 +187,7 @@ def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
 
 
 def test_as_many_repeats_as_are_missing_see_the_slowdown_four_times_in_five() -> None:
-    """Ten pairs, one of them 3 % slower, noise 2 %."""
+    """Ten pairs with noise of 2 %, one of them 3 % slower."""
     rng, found = np.random.default_rng(1), []
     drawn = np.exp(0.02 * rng.standard_normal((20, 3)))
     three = [stats.compare([[s] for s in drawn[i]], [[s] for s in drawn[i + 10]]) for i in range(10)]
@@ -213,7 +215,7 @@ def test_as_many_repeats_as_are_missing_see_the_slowdown_four_times_in_five() ->
 def test_busy_runs_decide_nothing(
     tmp_path: Path, busy: int, status: str, runs: tuple[int, int] | None, said: str
 ) -> None:
-    """Five runs per side of the same configuration; some of B took 50 % longer, under background load."""
+    """Five runs per side of the same configuration. Some runs of B took 50 % longer, because of background load."""
     load = ({"node": 0, "others_share": 0.3},)
     theirs = [*timed(0.15, NOISE[:busy], load=load), *timed(0.1)[busy:]]
     compared = against(tmp_path, timed(0.1), theirs, gate=Gate(0.02))
@@ -223,8 +225,11 @@ def test_busy_runs_decide_nothing(
 
 
 def test_busy_rounds_of_a_paired_comparison_decide_where_they_are_kept(tmp_path: Path) -> None:
-    """Every round of `ab` took 50 % longer than the one before, under background load, and B is 10 % slower.
-    The paired rounds show it; the same runs unpaired decide nothing."""
+    """Under growing background load, every round of `ab` took 50 % longer than the round before. B is 10 % slower than
+    A in each round.
+
+    Paired by round, the runs show the slowdown. Unpaired, the same runs decide nothing.
+    """
     load = ({"node": 0, "others_share": 0.3},)
     ours, theirs = (timed(0.1 * by, [noise * 1.5**n for n, noise in enumerate(NOISE)], load=load) for by in (1.0, 1.1))
     kept = against(tmp_path, ours, theirs, gate=Gate(0.03), paired=True, keep_disturbed=True)
@@ -260,7 +265,8 @@ def test_what_took_no_part_is_in_the_verdict(tmp_path: Path) -> None:
 
 
 def test_all_looks_of_growing_rounds_together_are_wrong_in_few_of_a_hundred() -> None:
-    """Equal pairs, judged after 5, 10, 20 and 40 rounds. Without the stricter level, 12 in a hundred would differ."""
+    """Equal pairs are judged after 5, 10, 20 and 40 rounds. At the usual level, 12 % of them would be judged different
+    at one of these looks."""
     rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
     assert level == pytest.approx(0.9875)
     for _ in range(300):

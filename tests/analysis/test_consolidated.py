@@ -1,4 +1,4 @@
-"""The cache of a folder equals a fresh read, whatever changed in between."""
+"""Reading a folder with its cache gives the same results as a fresh read, whatever changed in between."""
 
 import json
 import os
@@ -23,7 +23,7 @@ kept_file = consolidated._build_cache_path
 
 @pytest.fixture(autouse=True)
 def _small_folders_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Cache folders of any size, ten seconds after their last change, and not in the user's own cache."""
+    """Cache folders of any size, as if their last change were ten seconds old, in a cache of the test's own."""
     clock = time.time_ns
     monkeypatch.setattr(consolidated, "LEAST", 1)
     monkeypatch.setattr(walk, "time_ns", lambda: clock() + 10**10)
@@ -32,7 +32,7 @@ def _small_folders_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of files that were read so far."""
+    """List of the record files read so far. It grows while the test runs."""
     paths: list[str] = []
     read = consolidated.extract
 
@@ -48,8 +48,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Return a folder with six runs (one with a wrong loss, one failed, one of an unknown place), a foreign file and an
-    attempt without a record."""
+    """A results folder with six runs, a foreign record file, and an attempt without a record.
+
+    One of the runs has a wrong loss, and one failed before its environment was known.
+    """
     wrong = run(spec("zero2"), steps=steps(loss=(99.0,) * 35))
     good = run(spec("ddp")), run(), run(repeat=1), wrong, failed("oom", spec("zero3"), torch=None)
     folder = save(tmp_path / "runs", *good, run(spec(micro=4), study="other"))
@@ -61,7 +63,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def anew(folder: Path) -> Results:
-    """Return the result of a fresh read."""
+    """Return the results of reading a folder without its cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consolidated, "LEAST", 10**9)
         patch.setattr(consolidated, "_load", lambda root: None)
@@ -121,7 +123,7 @@ def move_away(folder: Path) -> None:
 
 
 def change_in_disguise(folder: Path) -> None:
-    """Change a file but keep its name, size and modification time."""
+    """Change the content of a file, but keep its name, size and modification time."""
     path = first_record(folder)
     before, content = path.stat(), path.read_bytes()
     path.write_bytes(content.replace(b'"seed": 0', b'"seed": 7'))
@@ -143,7 +145,7 @@ def mend(folder: Path) -> None:
 
 
 def nest(folder: Path) -> None:
-    """Copy a results folder into an attempt."""
+    """Create another results folder inside an attempt's folder."""
     attempt = first_record(folder).parent
     save(attempt / f"copy{len(list(attempt.iterdir()))}", run(spec(micro=32)))
 
@@ -187,7 +189,8 @@ def test_only_what_changed_is_read_again(runs: Path, opened: list[str]) -> None:
 def test_what_has_only_just_changed_is_not_trusted(
     runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system cannot distinguish two changes within one tick of its clock."""
+    """A file system gives two changes within one tick of its clock the same time, so files that just changed are read
+    again."""
     monkeypatch.setattr(walk, "time_ns", lambda: first_record(runs).stat().st_ctime_ns)
     results.read([runs])
     opened.clear()

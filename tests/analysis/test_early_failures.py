@@ -1,4 +1,4 @@
-"""Attempts that failed before their environment was known, in all code that compares rows."""
+"""Attempts that failed before their environment was known, in all parts of the analysis that compare rows."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def test_it_may_be_set_against_any_environment_and_others_against_their_own() ->
 
 
 def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
-    """Return the outcomes that each part of the analysis sees, for runs of one engine on one and two nodes."""
+    """Return the outcomes that each part of the analysis uses, for runs of one engine on one and two nodes."""
     records = [early, *others]
     of_set = results(*records)
     return {

@@ -1,4 +1,4 @@
-"""Export of records to TensorBoard and MLflow, read back with these tools."""
+"""Export of records to TensorBoard and MLflow. The files are read back with these tools."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ TO = ("tensorboard", "mlflow")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run that ended ok and one that ran out of memory."""
+    """A results folder with an ok run and a run that ran out of memory."""
     good = run(spec("zero1", nodes=2), steps=steps((0.1, 0.2, 0.3) * 10), repeat=2)
     return save(tmp_path / "runs", good, failed("oom", spec("zero3"), reason="no <b>room</b>"))
 

@@ -16,7 +16,10 @@ WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def sweep() -> Figure:
-    """Return the figure of ddp up to out of memory, zero1 with a gap, and only ddp on 1 rank."""
+    """Return the throughput figure of three curves.
+
+    On 2 ranks, ddp runs out of memory at micro-batch 8, and zero1 lacks micro-batch 4. On 1 rank, there is only ddp.
+    """
     return draw(
         throughput,
         results(
@@ -66,7 +69,7 @@ def test_throughput_draws_intervals_and_hollow_points_without() -> None:
 
 
 def test_what_compares_has_one_scale() -> None:
-    """Panels next to each other are compared by eye."""
+    """Readers compare neighbouring panels by eye, so all panels have the same y axis."""
     records = [
         run(),
         run(spec(precision="bf16"), steps=steps((0.01,) * 30)),
@@ -125,8 +128,11 @@ def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> Non
 
 
 def over_nodes() -> Figure:
-    """Return runs of zero1 on 1, 2 and 4 nodes, out of memory on 2; zero2 on 1 and 2; another micro-batch on one
-    node."""
+    """Return the figure of step times.
+
+    zero1 ran on 1 and 4 nodes and out of memory on 2. zero2 ran on 1 and 2 nodes. zero1 also has a run at micro-batch 8
+    on one node.
+    """
     return draw(
         step_time,
         results(
@@ -179,7 +185,7 @@ def batch_of_8(engine: str, nodes: int, **more) -> RunSpec:
 
 
 def test_step_time_of_one_global_batch_is_one_curve() -> None:
-    """Strong scaling: fewer passes per step on more nodes."""
+    """Strong scaling: on more nodes, a step has fewer micro-batches per device."""
     drawn = draw(step_time, results(*(run(batch_of_8("zero1", nodes)) for nodes in (1, 2))))
     assert titles(drawn) == ["tiny · micro 2 · global batch 8"]
     assert legend(drawn) == ["zero1"]
@@ -187,7 +193,7 @@ def test_step_time_of_one_global_batch_is_one_curve() -> None:
 
 
 def test_step_time_of_equal_work_per_device_is_one_curve() -> None:
-    """Weak scaling: every device makes 2 passes per step."""
+    """Weak scaling: on any number of nodes, a step has 2 micro-batches per device."""
     of = [spec(nodes=nodes, batch={"micro": 2, "accumulation": 2}) for nodes in (1, 2)]
     drawn = draw(step_time, results(*map(run, of)))
     assert titles(drawn) == ["tiny · micro 2 · × 2 accumulated"]

@@ -1,4 +1,4 @@
-"""The bubble of a pipeline, measured and predicted: shares computed by hand, and their figure."""
+"""Idle share (bubble) of a pipeline, measured and predicted: values computed by hand, and the figure."""
 
 from typing import Any
 
@@ -17,12 +17,13 @@ from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
 WIDTH = 256
-"""A block has 12 · 256 · 256 matrix elements, the head 2 · 256. So stages with as many blocks are equal to 0.1 %."""
+"""Width of the model. A block has 12 · 256 · 256 weights and the head has 2 · 256, so stages with equally many blocks
+differ by 0.1 %."""
 ENGINES = {"1f1b": "pipeline", "gpipe": "pipeline", "interleaved": "interleaved", "breadth_first": "modular"}
 
 
 def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: int = 1, **more: Any) -> RunSpec:
-    """Return the spec of a pipeline without data parallelism, for a small GPT with equal stages."""
+    """Return the spec of a pipeline with equal stages, for a small GPT, without data parallelism."""
     shape = {"width": WIDTH, "layers": 8, "heads": 4, "inner": 4 * WIDTH, "vocab": 2, "positions": 8}
     return spec(
         {"name": ENGINES[schedule], "backend": "pipeline", "options": {"schedule": schedule}},
@@ -37,12 +38,12 @@ def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: in
 
 
 def ran(of: RunSpec, *idle_s: float) -> RunRecord:
-    """Return a run with steps of 0.1 s."""
+    """Return a run with steps of 0.1 s and the given idle seconds of each rank."""
     return run(of, idle_s=idle_s or (0.02,) * of.world_size)
 
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
-    """Return the curves of the only panel by label and whether they are predicted."""
+    """Return the curves of the only panel. The keys are label and whether the curve is predicted."""
     (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 
@@ -53,13 +54,15 @@ def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
 def test_equal_stages_are_idle_for_the_bubble_of_the_closed_form(
     ranks: int, micro_batches: int, schedule: str, stages: int, checkpointed: bool
 ) -> None:
-    """(P - 1) / (v m + P - 1) of a step, for any cost of the backward pass (arXiv 2104.04473, section 2.2)."""
+    """With P ranks, v stages per rank and m micro-batches, the idle share is (P - 1) / (v m + P - 1). It does not
+    depend on the cost of a backward pass (arXiv 2104.04473, section 2.2)."""
     of = piped(micro_batches, schedule, ranks, stages, activation_checkpointing=checkpointed)
     assert predict_idle_share(of) == pytest.approx((ranks - 1) / (stages * micro_batches + ranks - 1), abs=2e-3)
 
 
 def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_its_stages() -> None:
-    """The bubble is (P - 1) + (v - 1) (P - m) over v m of the computed time: 3 + 2 over 4."""
+    """With P ranks, v stages per rank and m micro-batches, idle time over computing time is ((P - 1) + (v - 1) (P - m))
+    / (v m) = (3 + 2) / 4."""
     assert predict_idle_share(piped(2, "breadth_first", 4, 2)) == pytest.approx(5 / 9, abs=2e-3)
 
 

@@ -1,4 +1,4 @@
-"""The figure of held-out losses, with values computed by hand."""
+"""Figure of held-out losses, compared with values computed by hand."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from bench.core.record import Evaluation, RunRecord
 
 
 def trained(last: float, lr: float, seed: int = 0) -> RunRecord:
-    """Return a training of 5 steps of 40 tokens and 2 s each."""
+    """Return a training of 5 steps, each with 40 tokens and 2 s."""
     of = spec(learning={"tokens": 200}, optimizer={"lr": lr}, seed=seed)
     assert of.tokens_per_step == 40
     taken = [

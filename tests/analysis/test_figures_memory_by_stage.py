@@ -10,7 +10,7 @@ from bench.core.spec import EngineSpec, RunSpec
 from bench.predict.memory import predict_memory as predicted
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
-"""Bytes of the 402 parameters of a run in fp32, with AdamW."""
+"""Bytes of weights, gradients and AdamW states for the 402 parameters of the model in fp32."""
 
 DIVIDED = {"reduce_bucket_size": 100, "overlap_comm": False}
 PARTITIONED = {
@@ -35,7 +35,8 @@ ORDER = {"peak": 4, "predicted": 3, "resting": 2}
 
 
 def marks(axes: Axes, kind: str) -> dict[str, float]:
-    """Return the numbers of a kind by the name below them; kinds differ in their order from back to front."""
+    """Return the values of one kind (peak, predicted, resting) by the tick label below them. Kinds are drawn at
+    different depths."""
     found = [line for line in axes.lines if line.get_zorder() == ORDER[kind] and line.get_linestyle() == "None"]
     pairs = [pair for line in found for pair in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     return {places(axes)[int(x)]: y for x, y in pairs}
@@ -46,7 +47,8 @@ def bars(axes: Axes) -> dict[str, float]:
 
 
 def stages() -> Figure:
-    """Return runs of all engines on 2 ranks, with stage 3 out of memory, and fewer at micro-batch 4."""
+    """Return the figure for ddp and ZeRO stages 0 to 3 on 2 ranks. Stage 3 is out of memory. At micro-batch 4 there is
+    only ddp."""
     small = {"memory": memory(2, peak=5 * 1024)}
     return draw(
         memory_by_stage,

@@ -9,18 +9,18 @@ WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def ticks(axes: Axes, y: int, marker: str = "|") -> list[float]:
-    """Return the places of ranks on a line."""
+    """Return x of the ranks on line `y`."""
     lines = [line for line in axes.lines if line.get_marker() == marker]
     return sorted(x for line in lines for x, at in zip(line.get_xdata(), line.get_ydata(), strict=True) if at == y)
 
 
 def names(axes: Axes) -> list[str]:
-    """Return the names of the lines."""
+    """Return the names of the lines, each of which shows one run."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 
 def numbers(axes: Axes) -> list[str]:
-    """Return the texts at ranks."""
+    """Return the numbers next to slow ranks."""
     return [text.get_text() for text in axes.texts if text.get_transform() == axes.transData]
 
 
@@ -40,7 +40,8 @@ def test_a_rank_that_the_others_wait_for_is_marked_with_its_number() -> None:
 
 
 def test_ranks_of_a_pipeline_stand_beside_the_median_of_their_part_of_the_layers() -> None:
-    """The second part of the pipeline takes five times as long and holds more: that makes none of its ranks slow."""
+    """The second pipeline stage takes five times as long and needs more memory. Its ranks are not called slow because
+    of that."""
     of = spec(ranks=4, parallel={"pipeline": 2})
     own, peaks = draw(rank_spread, results(run(of, outside_collectives_s=(0.1, 0.1, 0.4, 0.6)))).axes
     assert ticks(own, 0) == pytest.approx([0.8, 1, 1])

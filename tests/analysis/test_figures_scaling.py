@@ -10,7 +10,7 @@ from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
-    """Return runs of equal work per device with these step times by node count ("on1", "on2" …)."""
+    """Return runs with equal work per device. The step time on n nodes is the argument `on<n>`, such as on1 or on2."""
     return [
         run(spec(engine, micro, nodes=int(on[2:])), steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for on, s in step_s.items()
@@ -64,7 +64,7 @@ def test_equal_and_best_micro_batch_are_two_panels() -> None:
     drawn = draw(weak_scaling, found)
     assert titles(drawn) == ["tiny · best micro", "tiny · micro 2", "tiny · micro 4"]
     best = [y for _, y in points(drawn.axes[0])]
-    # samples per second and node: 4 × 2 / 0.15 on one, 4 / 0.125 on two
+    # Samples per second and node are 4 × 2 / 0.15 on one node, and 4 / 0.125 on two nodes.
     assert best == pytest.approx([1, (4 / 0.125) / (8 / 0.15)])
 
 
@@ -78,7 +78,8 @@ def test_scaling_applies_from_two_measured_node_counts_on() -> None:
 
 
 def best() -> Results:
-    """Two engines that tie on one node. On two, zero2 is faster; on four, both run out of memory. Three repeats."""
+    """Return three repeats of two engines. They tie on one node, and zero2 is faster on two nodes. On four nodes, zero1
+    runs out of memory."""
     thrice = [*weak(on1=0.1, on2=0.2), *weak(engine="zero2", on1=0.1, on2=0.125)]
     return results(
         *(
@@ -97,7 +98,7 @@ def cell(axes: Axes, column: int, line: int) -> list[str]:
 
 
 def line_names(axes: Axes) -> list[str]:
-    """Return the names next to the cells."""
+    """Return the names next to the rows of cells."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 

@@ -109,13 +109,14 @@ def test_width_is_no_doubt_and_stands_in_notes(note: str, step_s: Sequence[float
 
 
 def test_a_window_that_ended_before_it_had_its_steps_is_short() -> None:
-    """Its study requested more than 240 steps. In older records a window ended by time if its interval was too wide."""
+    """The study requested more than 240 steps, but the window ended by time. In older records, a window could end by
+    time because its interval was too wide; such a window is not short."""
     assert list_flags(run(steps=steps(STEADY, stopped="time"))) == ("short",)
     assert list_flags(run(spec(measure={"width": 0.02}), steps=steps(STEADY, stopped="time"))) == ()
 
 
 def with_longest(count: int, seconds: float) -> tuple[float, ...]:
-    """Return STEADY, a window of 120 s, with `count` steps longer by this many seconds."""
+    """Return STEADY, a window of 120 s, in which `count` steps take `seconds` longer."""
     return tuple(step + seconds * (number in range(100, 100 + count)) for number, step in enumerate(STEADY))
 
 

@@ -26,7 +26,8 @@ NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
 
 
 def table() -> pd.DataFrame:
-    """Values that programs misread: an id like a number, a model called nan, text with all separators, long floats."""
+    """Return a table with values that programs misread: a number-like id, a model called nan, text with all separators,
+    and long floats."""
     odd = spec(model={"name": "nan"}, activation_checkpointing=True)
     return run_table(
         [
@@ -47,7 +48,7 @@ FOREIGN = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'quoted", "a\rb", "a
 
 
 def test_no_text_of_a_csv_is_a_formula_or_breaks_a_line(tmp_path: Path) -> None:
-    """Some readers end a line at a lone CR; spreadsheets evaluate text that begins with =, +, - or @."""
+    """Some readers end a line at a lone CR. Spreadsheets evaluate text that begins with =, +, - or @."""
     frame = run_table([failed("oom", reason=reason) for reason in FOREIGN])
     text = formats.to_csv(frame)
     rows = list(csv.DictReader(io.StringIO(text, newline="")))

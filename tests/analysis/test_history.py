@@ -1,4 +1,4 @@
-"""History of configurations by commit, versions and day: changes, order and output."""
+"""History of configurations by commit, versions and day: detected changes, order of values, and output."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
 def measured(
     number: int, seconds: float, repeat: int = 0, engine: str = "zero2", commit: str = "", torch: str = "2.13.0"
 ) -> RunRecord:
-    """Return a run of commit `number`, each commit on another day."""
+    """Return a run of the commit with this number. Each commit ran on a different day."""
     environment = {"git": {"commit": commit or COMMITS[number], "dirty": False}}
     study = f"night{number}"
     of = run(
@@ -32,8 +32,8 @@ def measured(
 
 @pytest.fixture
 def slower(tmp_path: Path) -> Path:
-    """Twelve commits with three runs each. zero2 is 10 % slower from the seventh on, with a newer torch; zero3 is
-    steady."""
+    """A results folder with twelve commits and three runs of each. From the seventh commit on, torch is newer and zero2
+    is 10 % slower. zero3 does not change."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(12):
@@ -88,7 +88,8 @@ def test_code_with_changes_is_a_place_of_its_own_after_its_commit() -> None:
 
 
 def test_rounds_of_two_comparisons_are_not_taken_for_the_same_repeat(tmp_path: Path) -> None:
-    """`zeroscale ab` numbers the rounds of every call from 0, each call in another folder."""
+    """Every call of `zeroscale ab` numbers its rounds from 0 and writes to its own folder, so equal repeat numbers may
+    be different runs."""
     one, other = measured(0, 0.1), measured(0, 0.2)
     for folder, record in (("ab-1", one), ("ab-2", other)):
         save(tmp_path / folder, record)
@@ -137,7 +138,7 @@ def test_text_from_records_is_text(tmp_path: Path) -> None:
 def test_order_is_that_of_the_checkout_around(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The younger commit was measured first."""
+    """The newer commit was measured before the older commit."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "--quiet"], check=True)
     for name in ("old", "new"):

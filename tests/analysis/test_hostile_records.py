@@ -1,4 +1,4 @@
-"""Records that zeroscale did not write are reported and excluded, and all other records are read."""
+"""Records that zeroscale did not write are reported and excluded. All other records are still read."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ Plain = dict[str, Any]
 
 
 def written(value: Any) -> str:
-    """Return JSON with placeholders replaced by NaN, infinities and nested lists."""
+    """Return JSON text in which placeholders are replaced by NaN, infinity or a deeply nested list."""
     text = json.dumps(value, indent=1)
     for word, meant in (("@inf", "1e999"), ("@nan", "NaN"), ("@deep", "[" * 100_000)):
         text = text.replace(f'"{word}"', meant)
@@ -36,7 +36,7 @@ def written(value: Any) -> str:
 
 
 def changed(path: str, value: Any, of: RunRecord | None = None) -> str:
-    """Return a record with another value at a path such as `observations.steps.cut`."""
+    """Return the JSON of a record with one value replaced, at a path such as `observations.steps.cut`."""
     whole = plain(of or run())
     *way, last = path.split(".")
     inside = whole
@@ -93,7 +93,7 @@ def test_a_foreign_record_is_named_and_left_out(tmp_path: Path, content: str) ->
 
 
 def test_what_is_no_file_is_named_and_left_out(tmp_path: Path) -> None:
-    """A loop of links, a pipe, a device, a folder, and a link to a record that is already read."""
+    """A link to itself, a pipe, a device, a folder, and a link to a record that is already read."""
     good = next(save(tmp_path, *GOOD).rglob(store.RECORD))
     for name in ("loop", "pipe", "device", "folder", "twice"):
         (tmp_path / name).mkdir()
@@ -149,7 +149,7 @@ VALUES = (
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path to every value; for lists to their first and last values."""
+    """Yield the path of every value in nested JSON. Of lists, only the first and the last value are visited."""
     if way:
         yield way
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -160,7 +160,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutants(count: int, seed: int) -> Iterator[str]:
-    """Yield records with one random value changed or deleted."""
+    """Yield the JSON of records in which one random value is changed or deleted."""
     rng = random.Random(seed)
     measured = run(spec(nodes=2), environment={"hosts": ("a", "b"), "git": {"commit": "abc", "dirty": False}})
     old = json.loads(read_regular(next(store.find_records([RECORDED / "smoke"]))))
@@ -180,7 +180,7 @@ def mutants(count: int, seed: int) -> Iterator[str]:
 
 
 def consumed(folder: Path) -> results.Results:
-    """Read a set and render it in all forms."""
+    """Read a results folder, and render its table in all formats."""
     found = results.read([folder])
     for write in (formats.to_csv, formats.to_json, formats.to_markdown):
         write(found.table)
@@ -205,7 +205,7 @@ def test_no_change_of_one_value_stops_the_others(tmp_path: Path, use: Callable[[
 
 
 def test_a_record_that_is_read_is_written_and_read_again(tmp_path: Path) -> None:
-    """A record that passes validation can be written again without any value becoming null."""
+    """A record that passes validation can be written and read again. No value becomes null on the way."""
     for number, content in enumerate(mutants(300, 2)):
         path = put(tmp_path / str(number), content)
         try:

@@ -1,4 +1,4 @@
-"""Points that a prediction called infeasible are shown with their question, and never as measured."""
+"""Points that a prediction called infeasible are listed under their question, but never as measured points."""
 
 from drawn import draw
 from records import failed, results, run, spec

@@ -45,7 +45,7 @@ def test_ranks_cover_by_the_binomial_and_no_nearer_ones_do(n: int) -> None:
 
 
 def worth(values: Sequence[float]) -> float:
-    """Return the number of independent values with as much information about the median."""
+    """Return the number of independent values that carry as much information about the median as `values`."""
     return float(effective_size(signs(np.array(values))))
 
 
@@ -64,7 +64,7 @@ def test_a_drift_bounds_no_median_however_long_it_is() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_an_interval_is_printed_and_tabled_and_that_of_the_mean_is_noted(seed: int) -> None:
-    """Thirty steps with different autocorrelations, some without an interval of their median."""
+    """Windows of thirty steps with different autocorrelations. Some of them have no interval of the median."""
     coefficient, noise = (0.0, 0.5, 0.9)[seed % 3], (0.005, 0.05)[seed % 2]
     window = np.exp(noise * ar1(np.random.default_rng(seed), 30, coefficient, 1)[0])
     found, mean = series_interval(window), mean_bounds(window)
@@ -83,8 +83,8 @@ def test_an_interval_is_printed_and_tabled_and_that_of_the_mean_is_noted(seed: i
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 @pytest.mark.parametrize("n", range(6, 16))
 def test_an_interval_of_few_steps_covers_or_is_not_shown(n: int, coefficient: float) -> None:
-    """From 15 steps on the interval uses signs alone, which cover less with autocorrelation; the note `few` marks
-    this."""
+    """From 15 steps on, the interval depends only on the signs of the differences from the median. With autocorrelation
+    it covers less than 95 %, and the note `few` marks this."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)
@@ -95,12 +95,12 @@ def test_an_interval_of_few_steps_covers_or_is_not_shown(n: int, coefficient: fl
 
 
 def test_a_window_of_six_steps_bounds_no_median() -> None:
-    """A real run of six steps, whose interval once had no width: 1.0823 to 1.0823."""
+    """Six steps of a real run. Their interval once had no width: 1.0823 to 1.0823."""
     assert series_interval([1.0809, 1.1437, 1.2131, 0.9611, 1.0656, 1.0836]) is None
 
 
 def ar1(rng: np.random.Generator, n: int, coefficient: float, runs: int) -> np.ndarray:
-    """Return stationary series with median 0, one per row."""
+    """Return stationary AR(1) series with median 0, one per row."""
     noise = rng.normal(size=(runs, n))
     series = np.empty_like(noise)
     series[:, 0] = noise[:, 0] / math.sqrt(1 - coefficient**2)

@@ -1,4 +1,4 @@
-"""The face for notebooks: tables with units, figures by name, and the answer."""
+"""The Python interface for notebooks: tables with units, figures by name, and the answer."""
 
 import subprocess
 import sys

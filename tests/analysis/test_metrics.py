@@ -1,5 +1,5 @@
-"""Metrics compared with values computed by hand. A step of `spec()` is 4 samples on 2 ranks: 32 encoder and 8 decoder
-tokens."""
+"""Metrics compared with values computed by hand. A step of the spec `spec()` has 4 samples on 2 ranks: 32 encoder and 8
+decoder tokens."""
 
 import math
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_tokens_are_counted_by_side_and_padding_apart() -> None:
 
 
 def test_the_tail_of_the_window_stands_beside_its_median() -> None:
-    """Of 101 steps from 1.00 to 2.00 s the quantiles lie on steps."""
+    """The window has 101 steps from 1.00 to 2.00 s, so each quantile equals the time of a step."""
     window = [1 + n / 100 for n in range(101)]
     told = row(run(steps=steps(window[::-1])))
     assert (told.step_s, told.step_s_p95, told.step_s_p99, told.step_s_max) == pytest.approx((1.5, 1.95, 1.99, 2.0))
@@ -74,7 +74,8 @@ def test_energy_is_of_all_devices_over_the_tokens_of_the_window() -> None:
 
 
 def test_energy_of_the_pauses_between_blocks_is_not_the_windows() -> None:
-    """300 J over 1.25 times the window are 240 J over the window; the other device reported no duration."""
+    """A device used 300 J in 1.25 times the window, which is 240 J in the window. The other device reported no
+    duration, so its 500 J count in full."""
     window_s = sum(SECONDS.step_s[SECONDS.cut :])
     told = row(run(steps=SECONDS, energy_j=(300.0, 500.0), energy_s=(1.25 * window_s, None)))
     assert told.energy_j_per_million_tokens == pytest.approx((240 + 500) / (30 * 40) * 1e6)
@@ -92,7 +93,7 @@ def test_energy_of_a_run_that_failed_is_no_answer() -> None:
 
 
 def test_cost_follows_from_the_price_that_the_user_gave() -> None:
-    # 2 devices at 3.6 an hour are 0.002 a second; 10^6 tokens at 400 a second take 2500 s
+    # 2 devices at a price of 3.6 per hour cost 0.002 per second. 10^6 tokens at 400 tokens/s take 2500 s.
     dear = machine().model_copy(update={"price_per_device_hour": 3.6})
     assert row(run(steps=SECONDS, machine=dear)).cost_per_million_tokens == pytest.approx(5.0)
     assert row(run(steps=SECONDS)).cost_per_million_tokens is None

@@ -1,4 +1,4 @@
-"""The packed archive: it gives the same numbers as the records, and contains no names."""
+"""The packed archive gives the same numbers as the original records, and contains no names."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def unpacked(paths: list[Path], folder: Path) -> Path:
 # -- numbers
 
 NAMES = {"study", "device", "allocation", "slowest_host", "slowest_link_node", "reason"}
-"""Columns of the run table with names, or with text that may contain names."""
+"""Columns of the run table that contain names, or texts that may contain names."""
 
 
 @pytest.mark.parametrize("study", ["smoke", "testbed", "failures", "memory"])
@@ -98,7 +98,7 @@ VALID = spec().model_dump(mode="json", by_alias=True)
 
 
 def fill(kind: Any, text: str) -> Any:
-    """Return a plain value of a type, with `text` wherever any text is allowed, and valid numbers."""
+    """Return a JSON value of a type. Every string field has the value `text`, and numbers are valid."""
     if kind is RunSpec:
         return fill_spec(text)
     origin, arguments = get_origin(kind), get_args(kind)
@@ -123,7 +123,7 @@ def fill(kind: Any, text: str) -> Any:
 
 
 def fill_spec(text: str) -> dict[str, Any]:
-    """Return a plain spec with a text, or a name made of it, in every field that accepts it."""
+    """Return the JSON of a spec. Every field that accepts any string has the value `text`, or a name made from it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     options = {"anything": text, text: [text], "stage": 1}
     return {
@@ -149,7 +149,7 @@ def list_texts(value: Any) -> Iterator[str]:
 
 
 def planted(text: str) -> RunRecord:
-    """A record with a text, or a name made of it, in every field of its schema that accepts it."""
+    """Return a record. Every field that accepts any string has the value `text`, or a name made from it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     plain = fill(RunRecord, text)
     plain |= {"schema_version": 3}
@@ -177,14 +177,14 @@ def test_no_planted_text_is_left_of_a_record_that_holds_it_everywhere(text: str)
 
 
 def _holds(found: str, text: str) -> bool:
-    """Return True if a text of the archive contains a planted text, or a part of it that is a name."""
+    """Return True if a text of the archive contains the planted text, or a word of it that could be a name."""
     parts = [part for part in re.split(r"[^A-Za-z0-9]+", text.lower()) if len(part) > 3 and not part.isdigit()]
     known = {"nvidia", "hf", "sk", "2026"}
     return text in found or any(part in found.lower() for part in parts if part not in known)
 
 
 def test_each_field_alone_is_enough_to_be_left_out() -> None:
-    """Every string of a packed record comes from zeroscale, or is a version, a time, a hash or a pseudonym."""
+    """Every string in a packed record is defined by zeroscale, or is a version, a time, a hash or a pseudonym."""
     (content,) = pack_records([planted("jdoe")]).values()
     forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|left out by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
     assert [text for text in list_texts(json.loads(content)) if not re.fullmatch(forms, text)] == []
@@ -212,7 +212,7 @@ def test_a_run_on_a_foreign_host_is_still_known_as_one(tmp_path: Path) -> None:
 
 
 def test_a_record_that_no_reader_would_take_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Span corruption has fixed names of tokens; a record with other names is no record of zeroscale."""
+    """The objective span corruption has fixed kinds of tokens. A record with another kind of tokens is not valid."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
     assert "left out of the archive" in caplog.text and "jdoe" not in caplog.text

@@ -28,7 +28,10 @@ RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 
 
 def foreign(folder: Path) -> Path:
-    """Return files called record.json that are no records: torn, foreign, of a future version, binary, a folder."""
+    """Return a folder with files named record.json that are not valid records.
+
+    They are truncated, foreign, of a future version, incomplete, binary, a list, and a folder.
+    """
     newer = plain(run()) | {"schema_version": 99, "new": 1}
     lacking = {key: value for key, value in plain(run()).items() if key != "outcome"}
     contents = {
@@ -120,7 +123,7 @@ def test_importing_stays_light(statement: str, unpaid: set[str]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["table", "report"])
 def test_reading_needs_nothing_of_what_running_needs(verb: str, tmp_path: Path) -> None:
-    """Without torch, as after `pip install zeroscale` without extras."""
+    """Runs without torch, as after `pip install zeroscale` without extras."""
     out = ["--out", str(tmp_path)] if verb == "report" else []
     told = subprocess.run(
         [sys.executable, "-c", WITHOUT, verb, str(RECORDED / "smoke"), *out],

@@ -16,7 +16,7 @@ EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 
 
 class Page(HTMLParser):
-    """Tags and texts of a page. The content of a script is no text."""
+    """Parser that collects tags, texts and scripts of a page. A script's content is not text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three good runs, a failure whose texts contain HTML, and a file that is no record."""
+    """A results folder with three ok runs, a failure whose texts contain HTML, and a file that is not a record."""
     quiet = {"steps": steps((0.1, 0.11, 0.12) * 10)}
     evidence = {"traceback": f"Traceback\n  {EVIL}", "ranks": [EVIL]}
     folder = save(
@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Report of these runs; tests only read it."""
+    """Folder with the report of the fixture `runs`. Tests only read it."""
     folder = tmp_path_factory.mktemp("reports") / "new" / "out"
     assert report.write_report(results.read([runs]), folder) == folder / "report.html"
     return folder

@@ -1,4 +1,4 @@
-"""Caveats of a set of runs about the nodes of its allocations."""
+"""Caveats on repeats that always ran on the same nodes."""
 
 from records import results, run, spec
 
@@ -8,7 +8,7 @@ from bench.core.record import RunRecord
 
 
 def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:
-    """Return a run on each of these sets of hosts."""
+    """Return one run per element of `hosts`, on these hosts."""
     return [run(spec(), repeat=number, environment={"hosts": names}) for number, names in enumerate(hosts)]
 
 

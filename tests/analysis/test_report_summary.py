@@ -1,4 +1,4 @@
-"""The first sections of the report: the answer, how sure it is, and the settings of the runs."""
+"""First sections of the report: the answer, its certainty, and the settings of the runs."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more:
 
 
 def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
-    """Return one run in each of several allocations."""
+    """Return one run for each of `seconds`, each in its own allocation."""
     slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
     return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
@@ -34,7 +34,7 @@ def doubted(of: Results) -> str:
 
 
 def answer(*records: RunRecord) -> dict[str, str]:
-    """Return the cells of the only row of the table of answers, by their headings."""
+    """Return the cells of the table of answers by their headings. The table has one row."""
     table = build_best_table(compute_findings(results(*records)).best, [])
     (row,) = table.rows
     return {heading.label: cell.full.replace("\xa0", " ") for heading, cell in zip(table.head, row, strict=True)}
@@ -64,7 +64,8 @@ def test_the_answer_names_the_fastest_and_its_rivals_by_verdict() -> None:
 
 
 def test_the_answer_names_the_rivals_that_are_equal_within_three_per_cent() -> None:
-    """Repeats scatter by 0.6 %, so that a 0.3 % slower engine lies within 3 % and a 1.4 % slower one may not."""
+    """Repeats scatter by 0.6 %. An engine that is 0.3 % slower is then equal within 3 %, but for one that is 1.4 %
+    slower this cannot be shown."""
     records = [
         at(engine, s * by, repeat=repeat)
         for engine, s in (("ddp", 0.1), ("zero1", 0.1003), ("zero2", 0.1014))
@@ -152,7 +153,7 @@ def test_comparisons_between_allocations_are_no_such_doubt() -> None:
 
 
 def controls(first: float, last: float) -> Results:
-    """Return the same point twice in one allocation, with another point in between."""
+    """Return results of one allocation: ddp, zero1, and ddp again. The step times of ddp are `first` and `last`."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     times = [("ddp", 0, first), ("zero1", 0, 0.1), ("ddp", 1, last)]
     return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))
@@ -188,7 +189,7 @@ def test_the_studies_are_quoted_in_their_own_words_and_a_price_makes_costs() -> 
     asking = record.model_copy(update={"circumstance": type(record.circumstance).model_validate(around)})
     found: ReportFindings = compute_findings(results(asking), price=3.6)
     assert found.questions == ("Which?",)
-    # 400 tokens/s on 2 devices at 3.6 an hour: 0.002 a second, 5 for a million
+    # 2 devices at a price of 3.6 per hour cost 0.002 per second. A million tokens at 400 tokens/s cost 5.
     assert [row["cost_per_million_tokens"] for row in found.rows] == [pytest.approx(5.0)]
     assert found.summary["cost_per_million_tokens"].tolist() == [pytest.approx(5.0)]
 

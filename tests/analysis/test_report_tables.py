@@ -1,4 +1,4 @@
-"""The tables next to the page, and its details of single runs."""
+"""Tables in the files next to the page, and details of single runs on the page."""
 
 import json
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_numbers_have_three_digits_and_the_interval_those_that_it_tells() -> Non
 
 
 def of_models(*models: str) -> Results:
-    """Return runs of two engines; the second is faster and leaner."""
+    """Return runs of two engines. The second engine is faster and needs less memory."""
     return results(
         *(
             run(spec(engine, model={"name": name}), steps=steps(scattered(0.9 * s, s, 1.1 * s)), memory=memory(2, peak))
@@ -226,7 +226,8 @@ def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_crossovers_have_a_table_of_their_own() -> None:
-    """ZeRO-3 takes 1.2 times as long on one node and slows down less, so it is faster from three nodes on."""
+    """ZeRO-3 takes 1.2 times as long as ZeRO-2 on one node. Its times grow less with nodes, so it is faster from three
+    nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
     runs = [
         run(spec(engine, nodes=nodes, ranks=1), repeat=repeat, steps=steps((s * by,) * 30))

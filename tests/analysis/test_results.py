@@ -1,4 +1,4 @@
-"""Values next to the run table: the steps and specs behind it."""
+"""Values that results hold in addition to the run table: steps and specs of the runs."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tupl
 
 
 def name_rows(*specs: RunSpec) -> list[str]:
-    """Return the names of rows that have equal names without their protocol."""
+    """Return the names of rows for these specs. Without their protocol, all rows would have the same name."""
     known = {str(place): one for place, one in enumerate(specs)}
     base = {"engine": "ddp", "accumulation": 1, "activation_checkpointing": False, "variant": "seed=0"}
     rows = [base | {"config_id": config_id} for config_id in known]

@@ -51,7 +51,7 @@ def test_the_columns_are_these_in_this_order() -> None:
 
 
 def test_a_run_that_was_trained_to_its_end_has_the_loss_of_its_last_evaluation() -> None:
-    """The table has the optional columns; a training that failed has no values in them."""
+    """The table has the columns of trainings. A training that failed has no values in them."""
     of = spec(micro=2, ranks=2, learning={"tokens": 10_000})
     taken = [
         Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)
@@ -77,7 +77,8 @@ def test_every_column_says_what_it_means_and_its_unit() -> None:
 
 
 def test_numbers_of_a_run_worked_out_by_hand() -> None:
-    # global batch 2 × 2 ranks × 3 = 12; 10 steps each of 0.1, 0.15 and 0.4 s in 6.5 s, pauses between blocks left out
+    # The global batch is 2 × 2 ranks × 3 = 12. Ten steps each of 0.1, 0.15 and 0.4 s add up to 6.5 s; pauses between
+    # blocks do not count.
     of = spec(micro=2, ranks=2, batch={"micro": 2, "accumulation": 3})
     window = scattered(0.1, 0.15, 0.4)
     told = row(run(of, steps=steps(window, window_s=6.5), tokens=observed(of).tokens))

@@ -31,7 +31,8 @@ FAILS = ("ddp", 8)
 
 
 def write_search(folder: Path, **more: Any) -> Path:
-    """Write a search of all eight points in the order of its space; the engine hardly matters."""
+    """Write a grid search of all eight points, in the order of its space. The choice of engine has little effect on
+    throughput."""
     section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"} | more)
     asked = SweepDefinition(
         study="smoke",
@@ -105,7 +106,8 @@ def test_trials_of_a_busy_machine_say_less_of_what_matters(searched: Results, tm
 
 
 def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
-    """3 a + 4 b for a and b of 0 and 1: variances 9/4 and 16/4 of 25/4 in total, without an interaction."""
+    """The function 3 a + 4 b for a and b of 0 or 1, without an interaction. The variances 9/4 and 16/4 add up to
+    25/4."""
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     both = np.stack([3 * a + 4 * b, (2 * a - 1) * (2 * b - 1)]).astype(float)
     assert explain_variance(both, a) == pytest.approx([9 / 25, 0])
@@ -190,7 +192,7 @@ def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
-    """Record the runs that a command starts, without making them."""
+    """List of the runs that a command would start. The fixture prevents the command from running them."""
     found: list[RequestedRun] = []
 
     def refuse(requested: RequestedRun, *_: Any) -> None:
@@ -204,7 +206,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
 def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
-    """Its runs have another environment than this machine, because synthetic records name their own."""
+    """The recorded trials have another environment than this machine, because synthetic records have an environment of
+    their own."""
     folder = write_search(tmp_path, trials=8) / "smoke"
     files = sorted(folder.rglob("*"))
     assert main(["resume", str(folder), "--json"]) == 0
@@ -219,7 +222,7 @@ def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_n
 def test_a_search_goes_on_with_its_machine_where_another_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
-    """It was started on `cpu`; the default in conf/config.yaml is `auto`."""
+    """The search was started with machine `cpu`. The default in conf/config.yaml is `auto`."""
     folder = write_search(tmp_path, trials=9) / "smoke"
     assert main(["resume", str(folder)]) == 2
     assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial is begun"

@@ -16,7 +16,7 @@ def rows(*records):
 
 
 def lasting(*seconds, **more):
-    """Return one run per median step time, as consecutive repeats."""
+    """Return one run for each median step time, with consecutive repeat numbers."""
     return [run(repeat=i, steps=steps((s,) * 30), **more) for i, s in enumerate(seconds)]
 
 
@@ -61,8 +61,8 @@ def test_few_steps_are_a_note_of_one_run_and_none_of_repeats() -> None:
 
 
 def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> None:
-    """Two runs in one allocation, 30 steps of 0.1 s and 10 steps of 0.5 s; a third run of 0.4 s. A step has 4
-    samples."""
+    """One allocation has two runs: 30 steps of 0.1 s and 10 steps of 0.5 s, mean 0.2 s. Another has a run of 0.4 s. A
+    step has 4 samples."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     shared = [
         run(repeat=i, steps=steps((s,) * n), environment=slurm) for i, (s, n) in enumerate([(0.1, 30), (0.5, 10)])
@@ -75,7 +75,7 @@ def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> Non
 
 @pytest.mark.parametrize("odd", [{"steady": False}, {"skipped": (9,)}])
 def test_what_its_own_steps_show_excludes_no_run(odd: dict[str, Any]) -> None:
-    """Throttling in one allocation of four counts in the mean of the configuration."""
+    """One of four allocations was throttled. It counts in the mean of the configuration."""
     (row,) = rows(*lasting(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
     assert (row["n"], row["step_s_high"], row["reason"]) == (4, 0.9, "")
     assert row["sample_s"] == pytest.approx((0.1**3 * 0.9) ** (1 / 4) / 4)
@@ -86,7 +86,7 @@ BUSY = {"load": (NodeLoad(node=0, others_share=0.4),)}
 
 
 def test_busy_repeats_are_pooled_with_nothing() -> None:
-    """Three repeats on a quiet machine, and three under background load that took 60 % longer and needed more
+    """Three repeats ran on a quiet machine. Three ran under background load, took 60 % longer and needed more
     memory."""
     busy = [run(repeat=3 + i, steps=steps((0.16,) * 30), memory=memory(2, peak=99 * MIB), **BUSY) for i in range(3)]
     (row,) = rows(*lasting(0.1, 0.1, 0.1), *busy)

@@ -1,4 +1,4 @@
-"""Figures as elements of the report's page, parsed as XML."""
+"""Figures as SVG elements of the report's page, parsed as XML."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ def at(engine: str, micro: int = 2, seconds: tuple[float, ...] = WINDOW, **more:
 
 
 def sweep() -> Results:
-    """Return runs of ddp up to out of memory, and of zero1 with a gap."""
+    """Return runs of ddp up to a micro-batch that is out of memory, and of zero1 without micro-batch 4."""
     return results(
         at("ddp"), at("ddp", 4), failed("oom", spec("ddp", 8), reason="<b>full</b>"), at("zero1"), at("zero1", 8)
     )

@@ -1,4 +1,4 @@
-"""Predictions by degree of a technique, compared with observations on Frontier and the guide."""
+"""Predictions by degree of a technique, compared with observations on Frontier and with the guide's table."""
 
 import re
 from pathlib import Path
@@ -19,14 +19,15 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "predict.md"
 
 
 def test_slices_over_more_devices_than_a_node_has_make_steps_slower() -> None:
-    """F1."""
+    """Claim F1: tensor parallelism across nodes is slower than within a node."""
     words = f"model=gpt_22b {FRONTIER} nodes=16 batch.global=640 parallel.pipeline=8 parallel.tensor=8,16"
     inside, across = (one.time for one in api.predict(overrides=words))
     assert inside and across and across.step_s > inside.step_s
 
 
 def test_more_stages_at_as_many_micro_batches_leave_ranks_idle_for_longer() -> None:
-    """F2: equal stages are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section 2.2.1)."""
+    """Claim F2: p equal stages with m micro-batches are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section
+    2.2.1)."""
     room = "machine.memory_bytes=2e11"  # two stages exceed the memory of a device of Frontier
     words = f"model=gpt_22b {FRONTIER} {room} batch.accumulation=16 engine.cut=blocks nodes=2"
     shares = {}

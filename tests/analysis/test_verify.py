@@ -23,14 +23,14 @@ MEASURED = Path(__file__).parents[2] / "results" / "measured"
 
 
 def losses(apart: float, step: int = 3) -> dict[str, Any]:
-    """Return steps whose loss at `step` has the relative error `apart`."""
+    """Return steps whose loss at `step` has a relative error of `apart`."""
     series = list(steps().loss)
     series[step] = LOSSES[step] * (1 + apart) if math.isfinite(apart) else None
     return {"steps": steps(loss=tuple(series))}
 
 
 def norms(factor: float, step: int = 0, **more: Any) -> dict[str, Any]:
-    """Return steps whose gradient norm at `step` is wrong by `factor`."""
+    """Return steps whose gradient norm at `step` is `factor` times the correct norm."""
     series = list(steps().gradient_norm)
     series[step] = factor * (series[step] or 0.0) if math.isfinite(factor) else None
     return {"steps": steps(gradient_norm=tuple(series), **more)}
@@ -80,7 +80,8 @@ def test_a_loss_that_is_not_finite_is_no_match() -> None:
 
 
 def test_a_gradient_of_another_scale_is_invalid_though_the_losses_agree() -> None:
-    """Clipping and AdamW divide by the size of the gradient, so a sum over ranks trains like their mean."""
+    """Clipping and AdamW divide by the size of the gradient. So a run that sums gradients over ranks has the same
+    losses as a run that averages them."""
     told = list_rows(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
     assert (told["outcome"], told["tokens_per_s"]) == ("invalid", None)
     assert "gradient norm is not that of ddp" in told["reason"]
@@ -109,7 +110,7 @@ def test_a_mismatch_of_a_norm_names_its_step_and_what_was_allowed() -> None:
 
 @pytest.mark.parametrize("mine", [{}, SUMMED])
 def test_where_one_run_did_not_sum_in_fp64_its_first_norm_may_be_off_by_a_tenth(mine: dict[str, int]) -> None:
-    """As in all runs before norms were summed in fp64."""
+    """Norms are only compared loosely with runs that were recorded before norms were summed in fp64."""
     reference = run(spec("ddp"), steps=steps(**({} if mine else SUMMED)))
     assert judged(run(**norms(1 + 0.9 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("ok", False)
     assert judged(run(**norms(1 - 1.1 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("invalid", False)
@@ -117,7 +118,7 @@ def test_where_one_run_did_not_sum_in_fp64_its_first_norm_may_be_off_by_a_tenth(
 
 
 def test_recorded_runs_keep_to_the_tolerances_of_runs_that_sum() -> None:
-    """No run in results/measured is invalid by these tolerances, so they are not too strict."""
+    """With these tolerances no run in results/measured is invalid, so they are not too strict."""
     found = [store.read_record(path) for path in store.find_records([MEASURED])]
     summed = [
         record.model_copy(update={"observations": record.observations.model_copy(
@@ -129,8 +130,8 @@ def test_recorded_runs_keep_to_the_tolerances_of_runs_that_sum() -> None:
 
 
 def test_a_gradient_of_norms_that_is_counted_twice_is_invalid() -> None:
-    """A real model with clipping: the losses agree within their tolerance, and a tolerance of 10 % for norms would miss
-    the error."""
+    """A real model with clipping. Its losses agree within their tolerance, and a tolerance of 10 % for norms would not
+    detect the error."""
     right, twice = (train(factor) for factor in (1, 2))
     reference = run(spec("ddp"), steps=steps(**right, **SUMMED))
     assert judged(run(steps=steps(**right, **SUMMED)), reference) == ("ok", False)
@@ -140,7 +141,7 @@ def test_a_gradient_of_norms_that_is_counted_twice_is_invalid() -> None:
 
 
 def train(factor: float) -> dict[str, Any]:
-    """Return losses and gradient norms of a small T5 whose norm-layer gradients are multiplied by `factor`."""
+    """Return losses and gradient norms of a small T5. The gradients of its norm layers are multiplied by `factor`."""
     of = RunSpec.model_validate({
         "model": {"name": "tiny", "shape": {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2,
                                             "decoder_layers": 2, "heads": 4, "vocab": 128, "gated": True,
@@ -168,7 +169,7 @@ def train(factor: float) -> dict[str, Any]:
 
 
 def test_norms_are_compared_where_weights_were_updated() -> None:
-    """In fp16 the first steps with an update are compared."""
+    """In fp16, the first steps that update weights are compared."""
     fp16, first = spec("ddp", precision="fp16"), {"skipped": (0, 1)}
     reference = run(fp16, steps=steps(**first))
     assert judged(run(spec(precision="fp16"), **norms(8, step=2, **first)), reference) == ("invalid", False)

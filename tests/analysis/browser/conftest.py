@@ -1,4 +1,7 @@
-"""Reports opened in headless Chromium. Without Chromium the tests are skipped, or fail if it is required."""
+"""Fixtures that open reports in headless Chromium.
+
+If Chromium is missing, the tests are skipped; they fail if the environment requires Chromium.
+"""
 
 import os
 import shutil
@@ -24,7 +27,8 @@ EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium. It is closed after a module, since its event loop runs in this thread until then."""
+    """A running Chromium. It is closed after each test module, because its event loop occupies this thread until
+    then."""
     chromium = shutil.which("chromium")
     if chromium is None:
         if os.environ.get(REQUIRE) == "1":
@@ -39,7 +43,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two engines on one and two nodes at two micro-batches. The last micro-batch runs out of memory; one
+    """Report of two engines on one and two nodes with two micro-batches. The larger micro-batch runs out of memory. One
     run has a log."""
     records = [
         run(spec(engine, micro, nodes=nodes), steps=steps(scattered(0.9 * s, s, 1.1 * s)))
@@ -57,7 +61,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two engines with two models on a machine with a long name."""
+    """Report of two engines and two models on a machine with a long name."""
     records = [
         run(
             spec(engine, model={"name": model}),
@@ -75,7 +79,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of runs whose texts contain HTML, scripts and control characters."""
+    """Report of runs whose texts contain HTML, scripts and control characters."""
     folder = tmp_path_factory.mktemp("hostile")
     log = "</script><script>document.title = 'hacked'</script>\n\x1b[31mred"
     engine = EngineSpec(name="zero1", backend="deepspeed", options={"note": EVIL})
@@ -93,7 +97,7 @@ def reported(runs: Path, out: Path) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
-    """Open a page in its own window, on a screen of a given width."""
+    """Function that opens a page in a new browser window with a given screen width."""
     contexts = []
 
     def open_page(path: Path, width: int = 1400, fragment: str = "", **more: object) -> Opened:

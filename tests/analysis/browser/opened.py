@@ -1,4 +1,4 @@
-"""A report opened in a browser window."""
+"""A report that is open in a browser window."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 
 
 class Opened(NamedTuple):
-    """A page, with its requests and error messages so far."""
+    """A browser page, with the network requests and error messages that it has produced so far."""
 
     page: Page
     requests: list[str]

@@ -1,4 +1,5 @@
-"""The pages of `zeroscale predict` and `zeroscale advise` in a browser: wide and narrow, light and dark."""
+"""Pages of `zeroscale predict` and `zeroscale advise` in a browser: on wide and narrow screens, in light and dark
+mode."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,12 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 LEAST_PX = 8.0
-"""Height of the smallest legible letters."""
+"""Smallest height of legible letters, in pixels."""
 
 
 @pytest.fixture(scope="module", params=["predict", "advise"])
 def answer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a verb."""
+    """HTML file that one of the two verbs wrote."""
     path = tmp_path_factory.mktemp("answer") / f"{request.param}.html"
     words = ["model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1,2", "batch.micro=8", "engine=ddp,zero2"]
     assert main([request.param, *words, "--page", str(path)]) == 0

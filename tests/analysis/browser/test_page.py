@@ -1,4 +1,4 @@
-"""Use of a report by mouse and by keyboard, on a wide and on a narrow screen."""
+"""Use of a report with mouse and keyboard, on a wide and on a narrow screen."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 LEAST_PX, MOST_PX = 8.0, 20.0
-"""Heights of letters that are readable and not too large."""
+"""Smallest and largest height of readable letters, in pixels."""
 
 
 def figure(page: Page, title: str) -> Locator:
@@ -21,12 +21,13 @@ def figure(page: Page, title: str) -> Locator:
 
 
 def points(page: Page) -> Locator:
-    """Return the points with a number in the figure of throughput, once per panel."""
+    """Return the points of the throughput figure that show a number. A panel drawn for two screen widths counts
+    once."""
     return figure(page, "Throughput").locator("use[data-t]:visible")
 
 
 def rows(page: Page, table: str) -> list[str]:
-    """Return the engines of the visible rows of a table."""
+    """Return the engine of every visible row of a table."""
     head = page.locator(f"[data-table={table}] th button").all_inner_texts()
     column = next(index for index, text in enumerate(head) if text.startswith("engine"))
     return page.locator(f"[data-table={table}] tbody tr:visible td:nth-child({column + 1})").all_inner_texts()

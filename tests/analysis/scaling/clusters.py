@@ -1,4 +1,4 @@
-"""Synthetic results of runs on several nodes with given step times."""
+"""Synthetic results of runs on several nodes, with given step times."""
 
 import random
 from collections.abc import Iterable
@@ -11,14 +11,20 @@ from bench.core.spec import RunSpec
 
 
 def asked(nodes: int, *, micro: int = 2, samples: int | None = None, **more: Any) -> RunSpec:
-    """Return a point on this many nodes of two ranks, with `samples` per step or one micro-step."""
+    """Return the spec of a run on `nodes` nodes with two ranks each.
+
+    A step has `samples` samples, or one micro-batch per rank if `samples` is None.
+    """
     batch = {"micro": micro} if samples is None else {"micro": micro, "global": samples}
     return spec(**{"engine": "zero2", "nodes": nodes, "batch": batch, **more})
 
 
 def measured(of: RunSpec, seconds: float | Iterable[float], *, peak: int = 10 * MIB, **more: Any) -> list[RunRecord]:
-    """Return one allocation for each of `seconds`, with step times within 0.1 %. A single number gives three
-    allocations with that spread."""
+    """Return one run for each value of `seconds`, each in its own allocation, with step times within 0.1 % of the
+    value.
+
+    A single number gives three runs, whose step times differ by 0.1 %.
+    """
     times = [seconds * by for by in (0.999, 1.0, 1.001)] if isinstance(seconds, int | float) else list(seconds)
     return [
         run(
@@ -37,6 +43,6 @@ def out_of_memory(of: RunSpec, kind: OutcomeKind = "oom", **more: Any) -> list[R
 
 
 def repeats(seconds: float, spread: float, seed: int, count: int = 3) -> list[float]:
-    """Return log-normal step times of several allocations."""
+    """Return log-normally distributed step times of several allocations."""
     rng = random.Random(seed)
     return [seconds * rng.lognormvariate(0, spread) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The answer in sentences: its order, and no claim without enough runs."""
+"""The answer in sentences: order of its sentences, and no claim if there are too few runs."""
 
 import re
 from typing import Any

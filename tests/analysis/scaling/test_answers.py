@@ -1,4 +1,4 @@
-"""The answers at a glance: data and drawing."""
+"""The figure of the answers at a glance: its values, and its drawing."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Best configurations: ties, and the Pareto front of throughput and memory."""
+"""Best configurations: ranking, ties, and the Pareto front of throughput and memory."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,8 @@ def test_the_fastest_its_ties_and_what_is_slower() -> None:
 @pytest.mark.parametrize(
     ("times", "verdict", "standing"),
     [
-        # pooled, the repeats scatter by 1 % or 4 %: with three a side Student's margin is 2.78 √(2/3) = 2.27 times that
+        # The pooled standard deviation of repeats is 1 % or 4 %. With three repeats per side, Student's margin is
+        # 2.78 √(2/3) = 2.27 times that.
         ([1.005, 1.015, 0.995], EQUAL, EQUAL),  # + 0.5 %: from − 1.8 % to + 2.8 %
         ([1.010, 1.020, 1.000], NOT_DETECTED, "tied"),  # + 1 %: from − 1.3 % to + 3.3 %
         ([1.010, 1.070, 0.950], NOT_DETECTED, "tied"),  # + 1 %, known to 10 % or so
@@ -64,7 +65,8 @@ def test_micro_batches_compete_by_samples_per_second() -> None:
 
 
 def test_no_rival_is_faster_beside_the_fastest() -> None:
-    """b is faster in each of three shared allocations; a ran alone in a fourth, on good nodes."""
+    """Engine b is faster than a in each of three shared allocations. Engine a also ran alone in a fourth allocation
+    with fast nodes."""
     runs = {"a": {"1": [1.02], "2": [1.12], "3": [0.92], "4": [0.5]}, "b": {"1": [1.0], "2": [1.1], "3": [0.9]}}
     found = ranked([{"engine": "a"}, {"engine": "b"}], lambda row: Pace(runs[row["engine"]]))
     assert found is not None
@@ -73,7 +75,7 @@ def test_no_rival_is_faster_beside_the_fastest() -> None:
 
 
 def test_a_tail_that_no_median_sees_decides() -> None:
-    """One step in five takes three times as long: the median stays, the mean is 40 % longer."""
+    """One step in five takes three times as long. This leaves the median unchanged, but raises the mean by 40 %."""
     steady, tails = (
         [[1.02 * by] * 30 for by in (0.999, 1.0, 1.001)],
         [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.999, 1.0, 1.001)],
@@ -94,7 +96,8 @@ def test_a_tail_that_no_median_sees_decides() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_of_fewer_than_three_allocations_there_is_an_effect_and_no_verdict(count: int) -> None:
-    """All steps are ten percent apart, but the difference between other runs is unknown."""
+    """All steps of the two engines differ by ten percent, but with one or two runs the scatter between runs is
+    unknown."""
     times = {"zero1": [1.0, 1.01][:count], "zero2": [1.1, 1.11][:count]}
     found = only(*(record for engine, s in times.items() for record in measured(asked(1, engine=engine), s)))
     (rival,) = found.rivals
@@ -107,7 +110,7 @@ def test_of_fewer_than_three_allocations_there_is_an_effect_and_no_verdict(count
 
 
 def test_what_is_shown_is_what_is_ranked_by() -> None:
-    """The median of a's allocations is lower than b's, their geometric mean is not."""
+    """The median over ddp's allocations is lower than zero1's, but their geometric mean is higher."""
     found = only(*measured(asked(1, engine="ddp"), [1.0, 1.0, 2.0]), *measured(asked(1, engine="zero1"), [1.1] * 3))
     assert found.fastest is not None
     assert found.fastest["engine"] == "zero1"
@@ -121,7 +124,8 @@ def test_node_counts_are_questions_of_their_own() -> None:
 
 
 def test_good_nodes_are_not_taken_for_a_good_engine() -> None:
-    """Allocations differ by tens of percent, engines by one percent; the same engine is faster within each."""
+    """Allocations differ by tens of percent and engines by one percent. The same engine is faster within each
+    allocation."""
     nodes = [1.0, 1.3, 0.8, 1.1]
     records = [
         run(
@@ -142,8 +146,8 @@ def test_what_is_rehearsed_ranks_nothing() -> None:
 
 
 def test_the_pareto_front_by_hand() -> None:
-    """zero1 and ddp are faster with more memory. zero2 needs more than zero3 without being faster, zero0 more than
-    zero1."""
+    """zero1 and ddp are faster than zero2 and zero3, with more memory. zero2 needs more memory than zero3 without being
+    faster, and zero0 needs more than zero1."""
     records = [*one("zero3", 2.0, 10), *one("zero2", 2.5, 20), *one("zero1", 1.5, 30), *one("zero0", 1.7, 40),
                *one("ddp", 1.0, 50)]  # fmt: skip
     found = only(*records)
@@ -196,7 +200,8 @@ def test_the_truly_fastest_is_nearly_always_among_the_fastest_and_its_ties() -> 
 def test_the_interval_of_an_efficiency_holds_although_the_micro_batches_were_chosen(
     repeats: int, base: int, more: int
 ) -> None:
-    """Several micro-batches, at the base and at more nodes, are truly equally fast; repeats scatter by 1 %."""
+    """Several micro-batches are truly equally fast, at the smallest and at larger node counts. Repeats scatter by 1
+    %."""
     rng, holds, pair_alone = np.random.default_rng([repeats, base, more]), [], []
     for _ in range(150):
         drawn = np.exp(0.01 * rng.standard_normal((base + more, repeats)))

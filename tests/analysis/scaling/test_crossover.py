@@ -1,4 +1,4 @@
-"""Crossovers: reported only between measured node counts with detectable differences."""
+"""Crossovers are reported only between measured node counts whose differences are detectable."""
 
 from clusters import asked, measured, out_of_memory, repeats
 from records import failed, results, run
@@ -9,7 +9,8 @@ from bench.core.record import RunRecord
 
 
 def engines(two: dict[int, float], three: dict[int, float]) -> list[RunRecord]:
-    """Return runs with these seconds per step by node count, with equal work per device."""
+    """Return runs of zero2 and zero3. For each, the seconds per step are given by node count. Work per device is
+    constant."""
     return [
         record
         for engine, times in (("zero2", two), ("zero3", three))
@@ -88,7 +89,7 @@ def test_only_what_differs_in_the_engine_alone_is_paired() -> None:
 
 
 def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]:
-    """Return the same runs with these engine options."""
+    """Return copies of the runs whose engine has these options."""
     return [
         run(
             record.spec.model_copy(update={"engine": record.spec.engine.model_copy(update={"options": options})}),
@@ -134,8 +135,8 @@ def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known
 
 
 def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
-    """At 2 nodes zero3 computes twice the samples in less than twice the time, at a micro-batch that zero2 cannot
-    fit."""
+    """On 2 nodes, zero3 computes twice the samples in less than twice the time, at a micro-batch that runs out of
+    memory with zero2."""
     records = engines({1: 1.0, 2: 1.0}, {1: 1.1, 2: 1.1})
     records += measured(asked(2, engine="zero3", micro=4), 1.8)
     records += out_of_memory(asked(2, engine="zero2", micro=4))

@@ -1,4 +1,4 @@
-"""Efficiency, speed-up and serial fraction over node counts, compared with numbers computed by hand."""
+"""Efficiency, speed-up and serial fraction over node counts, compared with values computed by hand."""
 
 from typing import Any
 
@@ -121,7 +121,8 @@ def test_the_serial_fraction_falls_with_the_speedup() -> None:
 
 
 def test_two_questions_equal_and_best_micro_batch() -> None:
-    """Samples per second at micro 2 and 4: 4 and 8 on 1 node, 10 and 8 on 2 nodes. Micro 4 is best, then micro 2."""
+    """On 1 node, micro-batches 2 and 4 compute 4 and 8 samples per second; on 2 nodes, 10 and 8. So micro-batch 4 is
+    the best on 1 node, and 2 on 2 nodes."""
     times = {(1, 2): 1.0, (1, 4): 1.0, (2, 2): 0.8, (2, 4): 2.0}
     records = [record for (n, micro), s in times.items() for record in measured(asked(n, micro=micro), s)]
     found = {curve.name: curve for curve in build_curves(results(*records))}
@@ -145,7 +146,7 @@ def test_a_micro_batch_as_fast_as_the_best_ties_with_it_and_one_that_failed_was_
 
 
 def test_where_every_node_count_has_the_micro_batch_that_its_batch_left_it_none_is_the_best() -> None:
-    """With one micro-step each, 8 samples are micro 4 on one node and micro 2 on two."""
+    """A global batch of 8 without accumulation means micro-batch 4 on one node and micro-batch 2 on two nodes."""
     records = [*measured(asked(1, micro=4), 1.0), *measured(asked(2, micro=2), 0.6)]
     assert build_curves(results(*records)) == ()
 
@@ -181,8 +182,10 @@ def test_what_differs_in_more_than_nodes_is_no_curve(of: dict[str, Any], around:
 
 
 def test_published_scaling_of_t5_3b() -> None:
-    """NVIDIA NeMo-Megatron-Launcher README, tag 23.08.02, section 7.2: T5-3B on nodes of 8 A100-80GB, tensor parallel 2
-    (so four data-parallel ranks each), global batch 2160, micro-batch 27, encoder 512; its encoder tokens per second.
+    """Published encoder tokens per second of T5-3B on nodes of 8 A100-80GB.
+
+    Source: README of NVIDIA's NeMo-Megatron-Launcher, tag 23.08.02, section 7.2. Tensor parallelism of 2 gives four
+    data-parallel ranks per node. Global batch 2160, micro-batch 27, 512 encoder tokens.
     """
     tokens_per_s = {1: 110769, 2: 215579, 4: 417644, 5: 515100, 10: 957506, 20: 1626353}
     records = strong({n: 2160 * 512 / rate for n, rate in tokens_per_s.items()}, samples=2160, micro=27, ranks=4)

@@ -1,4 +1,4 @@
-"""Shared work is done once per set of results, and freed together with it."""
+"""Results that several tables and figures share are computed once per set of runs, and freed together with the set."""
 
 import gc
 import weakref

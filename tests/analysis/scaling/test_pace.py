@@ -1,4 +1,4 @@
-"""Ratios of seconds per sample: their unit, and the coverage of their intervals."""
+"""Ratios of seconds per sample: whether they compare runs or steps, and the coverage of their intervals."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def test_it_is_typical_in_the_geometric_mean_of_the_means() -> None:
 
 
 def test_the_allocations_of_both_are_compared_within_each() -> None:
-    """The sides differ by 4 to 6 %, the allocations by up to 60 %."""
+    """The two configurations differ by 4 to 6 % within each allocation. Allocations differ by up to 60 %."""
     ours, theirs = (1.0, 1.3, 0.8), (1.05, 1.36, 0.85)
     assert (
         compare_paces(pace(*ours), pace(*theirs)).p_value

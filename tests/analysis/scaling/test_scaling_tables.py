@@ -1,4 +1,4 @@
-"""Tables have a row for every requested configuration, with missing numbers where nothing was measured."""
+"""Scaling tables have a row for every requested configuration. Numbers that were not measured are missing values."""
 
 import pytest
 from clusters import asked, measured, out_of_memory

@@ -1,4 +1,4 @@
-"""Simulated series of steps with known median, mean and effective size, one per row."""
+"""Simulated series of step times with known median, mean and effective size. Arrays have one series per row."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Process(NamedTuple):
 
 
 def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
-    """Return a generator of stationary Gaussian AR(1) series of variance 1."""
+    """Return a function that draws stationary Gaussian AR(1) series with variance 1."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         noise = rng.standard_normal((series, n))
@@ -28,13 +28,14 @@ def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
 
 
 def lognormal(coefficient: float, sigma: float = 0.5) -> Process:
-    """Return skewed steps around a median of 1; a sigma of 0.5 is more than the scatter of most machines."""
+    """Return a process of log-normal step times with median 1. The default sigma of 0.5 exceeds the scatter of most
+    machines."""
     draw = ar1(coefficient)
     return Process(lambda *shape: np.exp(sigma * draw(*shape)), 1.0, math.exp(sigma**2 / 2))
 
 
 def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process:
-    """Return steps of 1 s, a random part of which is slower by half."""
+    """Return a process with steps of 1 s. A random share `part` of the steps takes `slower` seconds longer."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         slow = rng.random((series, n)) < part
@@ -47,14 +48,20 @@ def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process
 
 
 def hidden(coefficient: float, weight: float) -> Process:
-    """Return white noise plus a slow component with a share `weight` of the variance, which neighbours hardly show."""
+    """Return a process of white noise plus a slow component, which has a share `weight` of the variance.
+
+    Consecutive values hardly show the slow component.
+    """
     slow, fast = ar1(coefficient), ar1(0)
     roots = math.sqrt(weight), math.sqrt(1 - weight)
     return Process(lambda *shape: roots[0] * slow(*shape) + roots[1] * fast(*shape), 0.0, 0.0)
 
 
 def pareto(exponent: float, part: float = 0.1) -> Process:
-    """Return steps of 1 s, a tenth of them longer by a Pareto time. Its variance is infinite below exponent 2."""
+    """Return a process with steps of 1 s. A share `part` of the steps takes a Pareto-distributed time longer.
+
+    The variance is infinite for exponents below 2.
+    """
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         slow = rng.random((series, n)) < part
@@ -64,7 +71,7 @@ def pareto(exponent: float, part: float = 0.1) -> Process:
 
 
 def spikes(every: int, times: float) -> Process:
-    """Return steps of 1 s of which every `every`-th, from a random start, takes `times` as long."""
+    """Return a process with steps of 1 s. One step in `every`, counted from a random start, takes `times` as long."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         at = (np.arange(n) + rng.integers(0, every, (series, 1))) % every == 0
@@ -80,7 +87,7 @@ TAILED = {
     "0.2 % of steps × 20": slow_steps(0.002, 19.0),
     "every 50th step × 5": spikes(50, 5.0),
 }
-"""Processes with heavy tails, whose rare steps make up much of the mean. They have no known median."""
+"""Processes with heavy tails: rare slow steps make up much of their mean. Their medians are not tested."""
 
 PROCESSES = {
     "independent, normal": Process(ar1(0), 0.0, 0.0),
@@ -99,9 +106,10 @@ PROCESSES = {
 
 
 def slowdown(coefficient: float, of_signs: bool) -> float:
-    """Return how many values of a Gaussian AR(1) series are worth one independent value.
+    """Return the number of values of a Gaussian AR(1) series that carry as much information as one independent value.
 
-    For the mean or, by the autocorrelation of the signs 2 / π arcsin ρ, for the median.
+    The information is about the mean or, if `of_signs` is set, about the median. Signs have the autocorrelation 2 / π
+    arcsin ρ.
     """
     lags = np.arange(1, 3000)
     correlations = coefficient**lags

@@ -1,4 +1,4 @@
-"""Changes of the level of a series: their positions, and the rate of false alarms."""
+"""Changes in the level of a series: positions of detected changes, and rate of false alarms."""
 
 import itertools
 
@@ -42,8 +42,8 @@ def test_places_without_a_value_are_passed_over() -> None:
 
 
 def test_eight_places_can_tell_and_seven_cannot() -> None:
-    """With eight places, 2 of the 70 ways to choose four look like a change in the middle: 2.9 %. With seven, 2 of
-    35."""
+    """A change in the middle of 8 values gives the smallest p-value for 2 of the 70 ways to choose four values: 2.9 %.
+    With 7 values it is 2 of 35, which exceeds 5 %."""
     clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
     (found,) = find_changes([clear])
     assert borders(found) == [(3, 4)]
@@ -65,8 +65,8 @@ def test_equal_values_do_not_change() -> None:
 
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "5 % disturbed", "skewed"])
 def test_a_change_is_told_where_there_is_none_one_time_in_twenty(name: str) -> None:
-    """A true rate of 5 % gives more than 11 % in 100 histories with a probability of 1 %. Ten series are tested
-    together."""
+    """The limit of 11 % allows for chance: a true rate of 5 % exceeds it in 100 histories with a probability of 1 %. In
+    the second case, ten series are tested together."""
     assert histories.wrong(name, 16, 1, 100) <= 11
     assert histories.wrong(name, 12, 10, 40) <= 15
 

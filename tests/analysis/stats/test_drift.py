@@ -1,4 +1,4 @@
-"""Drift over control points, separated from the usual difference between runs."""
+"""Drift over the control points of an allocation, separated from the ordinary difference between runs."""
 
 import numpy as np
 import pytest

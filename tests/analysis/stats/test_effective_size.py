@@ -7,7 +7,8 @@ from bench.core.statistics import autocorrelation, effective_size, median_bounds
 
 
 def test_worked_out_on_paper() -> None:
-    # centred: -1.5, -0.5, 0.5, 1.5, squares 5; lag 1: 0.75 - 0.25 + 0.75; lag 2: -1.5; lag 3: -2.25
+    # The centred values are -1.5, -0.5, 0.5 and 1.5, their sum of squares is 5.
+    # Autocovariances: 0.75 - 0.25 + 0.75 at lag 1, -1.5 at lag 2, -2.25 at lag 3.
     series = np.array([1.0, 2.0, 3.0, 4.0])
     assert autocorrelation(series) == pytest.approx([1, 0.25, -0.3, -0.45])
     assert effective_size(series) == pytest.approx(4 / (2 * 1.25 - 1)), "the second pair is negative and ends the sum"
@@ -63,7 +64,8 @@ def test_few_are_less_than_twenty_that_bound_a_median_nevertheless() -> None:
     ("lowest", "highest", "least", "most"), [(6, 10, 0.6, 0.9), (10, 15, 0.8, 0.92), (20, 200, 0.92, 0.96)]
 )
 def test_few_steps_are_those_whose_interval_covers_less(lowest: int, highest: int, least: float, most: float) -> None:
-    """Coverage over all processes except the drift, which no interval covers, in windows of usual lengths."""
+    """Coverage over all processes, for windows of usual lengths. The slow drift is excluded, because no interval covers
+    it."""
     held: list[np.ndarray] = []
     for name, process in PROCESSES.items():
         for n in (20, 30, 60, 100) if name != "slow drift" else ():

@@ -1,4 +1,4 @@
-"""Many configurations judged together: compared with hand calculation and scipy, and their error rates."""
+"""Tests of many configurations at once: compared with hand calculation and with scipy, and their error rates."""
 
 import math
 
@@ -23,7 +23,8 @@ def test_two_that_shared_allocations_are_compared_by_student() -> None:
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
 def test_configurations_that_scatter_alike_are_compared_as_tukey_does(count: int, repeats: int) -> None:
-    """The margin is at least Tukey's and less than half larger, an allowance for unequal variances."""
+    """The margin is at least Tukey's. It is less than 1.5 times Tukey's; the difference allows for unequal
+    variances."""
     logs = drawn(count, count, repeats)
     quantile = stats.studentized_range.ppf(0.95, count, count * (repeats - 1))
     tukey = quantile * math.sqrt(logs.var(axis=1, ddof=1).mean() / repeats)
@@ -42,7 +43,7 @@ def test_a_noisy_configuration_is_less_sure_than_the_others() -> None:
 
 
 def test_what_variances_have_in_common() -> None:
-    """Variances drawn around 4 with six degrees of freedom, and equal variances."""
+    """Two cases: true variances scatter around 4 with six degrees of freedom, and true variances are all equal to 4."""
     rng = np.random.default_rng(2)
     true = 4 * 6 / rng.chisquare(6, 5000)
     known = estimate_prior([Noise(float(one), 4) for one in true * rng.chisquare(3, true.size) / 3])
@@ -61,13 +62,14 @@ def test_equal_repeats_differ_surely_or_not_at_all() -> None:
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "two clock states", "skewed"])
 @pytest.mark.parametrize("blocked", [False, True])
 def test_alike_configurations_are_called_slower_in_few_families(name: str, *, blocked: bool) -> None:
-    """A true rate of 5 % gives more than 9.5 % in 150 families with a probability of 1 %."""
+    """The limit of 9.5 % allows for chance: a true error rate of 5 % exceeds it in 150 families with a probability of 1
+    %."""
     assert verdicts.wrong(name, 12, 3, 150, blocked=blocked) <= 9.5
 
 
 def test_of_two_hundred_few_are_left_as_ties() -> None:
-    """A spread of 30 %, noise of 1 %, three repeats. Welch's test with Holm's correction leaves ninety ties, up to 27
-    %."""
+    """Configurations are spread over 30 %, with noise of 1 % and three repeats. Welch's test with Holm's correction
+    would leave ninety ties, up to 27 % slower."""
     found = verdicts.told_spread(200, 3, 5, blocked=False)
     assert found.ties < 35
     assert found.farthest < 6
@@ -75,7 +77,8 @@ def test_of_two_hundred_few_are_left_as_ties() -> None:
 
 
 def test_one_slower_pair_of_fifty_is_found() -> None:
-    """The pair differs by 5 times the noise. Its own corrected test would detect it in a few of a hundred sets."""
+    """One pair differs by 5 times the noise. A corrected test of this pair alone would detect it in only a few of 100
+    sets."""
     *_, row = verdicts.power(40)
     assert float(row.split()[4]) >= 90
 
@@ -89,13 +92,15 @@ def test_the_selection_bias_of_the_fastest_is_estimated() -> None:
 
 @pytest.mark.parametrize("name", ["normal", "30 % bad nodes", "unequal noise", "two clock states"])
 def test_pairs_that_differ_by_three_per_cent_are_called_equal_in_few_sets(name: str) -> None:
-    """A true rate of 5 % gives more than 9.5 % in 150 sets with a probability of 1 %."""
+    """The limit of 9.5 % allows for chance: a true error rate of 5 % exceeds it in 150 sets with a probability of 1
+    %."""
     assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5
 
 
 @pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
 def test_what_takes_three_per_cent_longer_than_the_best_is_called_equal_in_few_families(name: str) -> None:
-    """At most 5 % of families have a false equality; at least half of the truly equal configurations are found."""
+    """At most 5 % of families contain a wrong verdict "equal". At least half of the truly equal configurations are
+    called equal."""
     wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)
     assert wrongly <= 5
     assert rightly > 50

@@ -9,7 +9,7 @@ from analysis.stats.intervals import Interval, repeats_interval
 
 @pytest.mark.parametrize(("n", "level"), [(2, 0.5), (3, 0.75), (5, 0.9375)])
 def test_below_six_it_is_their_range_with_the_level_that_has(n: int, level: float) -> None:
-    # the median is outside only if all lie above it, or all below: 2 / 2^n
+    # The median lies outside of the range only if all n values lie above it or all lie below: probability 2 / 2^n.
     assert repeats_interval(list(range(n))) == Interval(0, n - 1, "range of repeats", level, n)
 
 

@@ -1,4 +1,4 @@
-"""Simulated processes in the measured loop: how well a window of fixed length estimates them."""
+"""Simulated processes in the real measuring loop: accuracy of a window of fixed length."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ SETTLING = ("recompiles", "slow heating")
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
 def test_the_long_run_mean_of_a_process_is_what_it_says(process: Process) -> None:
-    """The mean of 40,000 steps of 1 s is within six standard errors."""
+    """The mean of up to 40,000 steps of 1 s lies within six standard errors of the stated mean."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
     parts = steps[: len(steps) // 38 * 38].reshape(38, -1).mean(axis=1)
@@ -33,7 +33,8 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 
 def test_bursts_bias_no_mean_and_their_windows_are_as_long_as_those_without() -> None:
-    """Windows that ended by their own data were biased by 1.1 to 1.8 % here."""
+    """For comparison: windows whose end depended on their own step times were biased by 1.1 to 1.8 % with this
+    process."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps and the one under way"
@@ -50,7 +51,7 @@ def test_the_interval_of_a_window_covers_where_its_steps_are_of_one_kind(name: s
 
 
 def test_no_single_run_knows_of_a_state_that_lasts_longer_than_its_window() -> None:
-    """If this fails, the section of docs/method.md on what no single run can show is wrong."""
+    """If this test fails, correct the section of docs/method.md on what no single run can show."""
     name = "6 % slower by turns, 10 min each"
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown

@@ -74,7 +74,8 @@ def test_steps_are_compared_by_both_intervals_together() -> None:
 
 
 def test_few_steps_bound_their_means() -> None:
-    """Six steps that creep upwards do not bound their median at 95 %, but they do bound this factor."""
+    """Six slowly increasing step times have no 95 % interval of their median, but the ratio of two means has an
+    interval."""
     one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
     assert describe_window(tuple(other)).median is None
     told = ratio_of_steps(one, other)
@@ -121,7 +122,7 @@ def test_equal_steps_differ_surely_or_not_at_all() -> None:
 
 
 def test_superiority_by_hand() -> None:
-    # 1 beats 2, 3, 4; 2 beats 3, 4 and ties; 3 beats 4 and ties: 7 of 9
+    # Count of pairs: 1 beats 2, 3 and 4; 2 beats 3 and 4 and ties once; 3 beats 4 and ties once. Together 7 of 9.
     assert superiority([1, 2, 3], [2, 3, 4]) == pytest.approx(7 / 9)
     told = compare([[1.0], [2.0], [3.0]], [[2.0], [3.0], [4.0]])
     assert (told.superiority, told.cliffs_delta) == (pytest.approx(7 / 9), pytest.approx(5 / 9))
@@ -141,7 +142,7 @@ def test_verdicts() -> None:
 
 
 def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
-    """The larger p-value of both one-sided Welch tests of scipy is a lower bound."""
+    """The larger p-value of scipy's two one-sided Welch tests is a lower bound of our p-value."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)
@@ -163,7 +164,7 @@ def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
 def test_an_interval_that_holds_for_all_pairs_tells_a_difference_equality_or_neither(
     low: float, high: float, verdict: Verdict
 ) -> None:
-    """Equal within 3 % means a ratio between 1 / 1.03 = 0.9709 and 1.03."""
+    """Equal within 3 % means that the ratio of times lies between 1 / 1.03 = 0.9709 and 1.03."""
     assert judge_interval(Interval(low, high, "between repeats", 0.95, 6)) == verdict
 
 
@@ -174,7 +175,7 @@ def test_two_runs_a_side_have_no_verdict_however_far_apart_they_are() -> None:
 
 
 def test_slow_steps_count_for_what_they_cost() -> None:
-    """One step in five takes three times as long: the mean is 40 % higher, the median is unchanged."""
+    """One step in five takes three times as long. The mean is 40 % higher, and the median is unchanged."""
     tails = [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.1, 0.1001, 0.0999)]
     steady = [[0.11 * by] * 30 for by in (1.0, 1.001, 0.999)]
     told = compare(tails, steady)
@@ -197,8 +198,8 @@ def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
 
 
 def test_many_pairs_know_together_how_much_runs_scatter() -> None:
-    """Three runs a side and ten pairs. A pair alone detects its 9 % difference one time in forty; together with the
-    other pairs, which scatter alike, it is detected surely."""
+    """Three runs per side. One pair differs by 9 %, which its own corrected test does not detect. Ten more pairs have
+    the same scatter, so that the pooled test detects it."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
     assert apart.p_value > 0.05 / 11

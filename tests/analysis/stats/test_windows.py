@@ -1,4 +1,4 @@
-"""Intervals of many windows that are computed at once equal those of each window alone."""
+"""Intervals of many windows computed at once equal the intervals of each window computed alone."""
 
 import math
 import random
@@ -17,7 +17,7 @@ def window(seed: int, length: int) -> tuple[float, ...]:
 
 
 def alone(bounds: Callable[[np.ndarray], SeriesBounds], steps: tuple[float, ...]) -> Interval | None:
-    """Return the interval of the steps of one window by themselves."""
+    """Return the interval of the steps of one window, computed alone."""
     if len(steps) < LEAST:
         return None
     low, high, _ = bounds(np.array(steps))
@@ -67,7 +67,8 @@ def test_a_window_changed_where_its_first_and_last_third_differ_by_more_than_the
 
 
 def test_alike_thirds_are_hardly_ever_called_changed() -> None:
-    """Sixty steps with an autocorrelation of 0.5 and a scatter of 5 %: thirds differ by 2 % in nearly half."""
+    """Sixty steps with an autocorrelation of 0.5 and a scatter of 5 %. By chance, first and last third differ by more
+    than 2 % in nearly half of the series."""
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((1000, 60))
     for step in range(1, 60):
