@@ -1,4 +1,5 @@
-"""`zeroscale ab`: two revisions in alternating rounds, with real processes, in a repository of the test."""
+"""`zeroscale ab`: two git revisions or Python environments in alternating rounds, with real processes. The tests use a
+temporary git repository."""
 
 import json
 import os
@@ -23,7 +24,7 @@ from bench.sweep.ab import AGAIN, ComparedSide, looks, open_sides, order_runs, r
 ROOT = Path(__file__).parents[2]
 SMALL = ("engine=ddp", "devices_per_node=1")
 
-# What a careless commit may do to the engine: reduce something more in every step.
+# Code that the second commit adds to an engine: one more all-reduce of 4,000 bytes in every step.
 PLANTED = """
 import torch, torch.distributed
 _build = build
@@ -40,7 +41,7 @@ def build(*given):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with two commits of this code; the second commit has a defect."""
+    """A git repository with two commits of this code. The second commit adds a collective to each step."""
     place = tmp_path / "checkout"
     for name in ("bench", "conf"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -64,7 +65,7 @@ def commit(place: Path, subject: str) -> None:
 
 
 def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start the command inside a checkout, as a user would, with the code of this repository."""
+    """Start `zeroscale ab` in the folder of a checkout, as a user would, with the code of this repository."""
     environment = {
         "PYTHONPATH": str(ROOT),
         "PYTHONSAFEPATH": "1",
@@ -78,7 +79,7 @@ def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def nothing_left(checkout: Path) -> bool:
-    """Return whether no worktree is left, neither on the disk nor in the repository."""
+    """Return True if `zeroscale ab` left no git worktree, neither on the disk nor in the repository."""
     return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
 
 
@@ -176,10 +177,10 @@ cp "$here/$(sed -n "${k}p" "$here/$study").json" "$results/$study/id/$n.0/record
     ("a", "b", "ran", "busy"),
     [
         (["quiet"] * 3, ["quiet"] * 3, 3, ()),
-        (["quiet", "busy", "quiet", "quiet"], ["quiet"] * 4, 4, ()),  # both sides of the second round run again
+        (["quiet", "busy", "quiet", "quiet"], ["quiet"] * 4, 4, ()),  # both sides of the second round are repeated
         (["quiet", "busy", "quiet", "quiet", "quiet"], ["quiet", "quiet", "waiting", "quiet", "quiet"], 5, ()),
-        (["busy"] * 3 + ["quiet"] * 2, ["quiet"] * 5, 5, (0,)),  # at the third time it stays
-        (["busy"] * 9, ["busy"] * 9, 9, (0, 1, 2)),  # a runner whose machine is always shared has its rounds
+        (["busy"] * 3 + ["quiet"] * 2, ["quiet"] * 5, 5, (0,)),  # the third attempt of a round counts, busy or not
+        (["busy"] * 9, ["busy"] * 9, 9, (0, 1, 2)),  # on a machine that is always busy, all rounds still end
     ],
 )
 def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
@@ -218,7 +219,8 @@ def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Each round takes 1.5 times as long as the round before, on both sides."""
+    """Both sides run on a busy machine, where each round takes 1.5 times as long as the round before. Side b is as fast
+    as side a, or 10 % slower."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):
@@ -294,7 +296,7 @@ def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(c
 
 
 def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait until the current run makes steps, and return its heartbeat."""
+    """Wait until all ranks of the current run have completed a step, and return the run's heartbeat."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):

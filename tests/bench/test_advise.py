@@ -1,4 +1,4 @@
-"""`zeroscale advise`: the question, the answer as text and JSON, and refused questions."""
+"""`zeroscale advise`: questions, advice as text and JSON, and refused questions."""
 
 import json
 import re
@@ -22,7 +22,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Ask for advice without recorded runs; return the JSON."""
+    """Function that runs `zeroscale advise` without recorded runs and returns its JSON output."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str) -> Any:
@@ -34,7 +34,8 @@ def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Ask a question that is refused; return its one-line error."""
+    """Function that runs `zeroscale advise` with a question that is refused, and returns the error, which is
+    one line."""
     monkeypatch.chdir(tmp_path)
 
     def line(*words: str) -> str:
@@ -46,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     return line
 
 
-# -- the answer
+# ---------------------------------------- advice
 
 
 def test_the_answer_names_the_point_its_cost_and_its_rivals(
@@ -84,7 +85,7 @@ def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
     rates = {row["engine"]: row["tokens_per_s"] for row in answer["engines"] if row["fits"]}
     whole = {"ddp", "fsdp", "fsdp_hybrid", "fsdp_no_reshard", "zero0", "zero1", "zero2", "zero3"}
     assert set(rates) == whole | {"pipeline", "interleaved", "modular", "lga"}
-    rates.pop("zero3")  # foretold to be faster by less than it is in doubt
+    rates.pop("zero3")  # predicted to be faster, but its uncertainty is larger than the difference
     assert answer["winner"]["tokens_per_s"] >= 0.95 * max(rates.values())
 
 
@@ -215,7 +216,7 @@ def test_a_measured_run_of_the_same_machine_outranks_the_formula(ask: Ask) -> No
 def test_the_next_point_of_the_pareto_front_and_the_number_of_ties_stand_with_the_answer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight nodes cost about the same as one and take an eighth of the time."""
+    """A training on eight nodes costs about the same as on one node, and takes an eighth of the time."""
     monkeypatch.chdir(tmp_path)
     words = ["advise", *XL[:3], "engine=fsdp,zero1,zero3", "nodes=1,8", "tokens=1e11", "price=2"]
     assert main(words) == 0
@@ -267,7 +268,7 @@ def test_a_training_of_seconds_is_shown_in_seconds(
         assert row.endswith(f") {unit}")
 
 
-# -- what cannot be asked
+# ---------------------------------------- refused questions
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`zeroscale advise` for a whole training: a loss to reach, samples, a budget, and failures during training."""
+"""`zeroscale advise` for a whole training: with a target loss, a number of samples, a budget, and node failures."""
 
 import json
 import math
@@ -18,7 +18,8 @@ Say = Callable[..., str]
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """Ask for advice without recorded runs; return the output, or the one-line error."""
+    """Function that runs `zeroscale advise` without recorded runs. It returns the output or, if `fails`, the error,
+    which is one line."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str, fails: bool = False) -> str:
@@ -37,7 +38,7 @@ def advise(say: Say, *words: str) -> Any:
 def test_failures_lengthen_the_training(say: Say) -> None:
     words = (*XL, "nodes=16", "tokens=1e12", "price=2")
     free, failing = advise(say, *words)["winner"], advise(say, *words, "storage=2e9")["winner"]
-    parameters = 48 * (12 * 1600**2 + 13 * 1600) + (50257 + 1024) * 1600 + 2 * 1600  # GPT-2's 1.5 B
+    parameters = 48 * (12 * 1600**2 + 13 * 1600) + (50257 + 1024) * 1600 + 2 * 1600  # GPT-2 with 1.5 billion parameters
     expected = predict_goodput(128, FailureTerms(14 * parameters / 2e9))
     assert failing["goodput"] == pytest.approx(expected.share, rel=1e-3)
     assert failing["goodput_low"] < failing["goodput"] < failing["goodput_high"] < 1
@@ -69,7 +70,9 @@ def test_loss_takes_the_tokens_of_its_law_and_batch(say: Say) -> None:
     answer = advise(say, *XL, "loss=2.6", "best=shortest")
     winner = answer["winner"]
     batch, critical = winner["global_batch"] * 1024, compute_critical_batch(2.6)
-    parameters = 48 * (12 * 1600**2 + 13 * 1600) + 2 * 1600  # without embeddings
+    parameters = (
+        48 * (12 * 1600**2 + 13 * 1600) + 2 * 1600
+    )  # parameters without embeddings, as in the law of Kaplan and others
     least = KAPLAN.compute_least_steps(parameters, 2.6) * critical
     assert winner["critical_batch_tokens"] == pytest.approx(critical)
     assert winner["tokens"] == pytest.approx(least * (1 + batch / critical), rel=1e-6)
@@ -86,9 +89,10 @@ def test_batch_beyond_the_critical_one_is_named_and_not_chosen(say: Say) -> None
 
 
 def test_large_batch_that_is_as_fast_per_token_loses_where_a_loss_is_asked_for(say: Say) -> None:
-    """The cheapest way to a loss has a batch far below the critical batch."""
+    """A target loss is cheapest with a global batch far below the critical batch. With a fixed number of tokens, the
+    larger batch is advised, since it has fewer updates."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
-    assert advise(say, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16  # an update per 16 passes
+    assert advise(say, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16  # one update per 16 micro-steps
     assert advise(say, *words, "loss=3")["winner"]["global_batch"] == 8 * 8
 
 

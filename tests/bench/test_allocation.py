@@ -1,4 +1,5 @@
-"""Processes inside an allocation, here without a scheduler: a leader, and an agent for a second node."""
+"""Processes of an allocation, started without a scheduler: the leader on the first node, and an agent on a
+second node."""
 
 import json
 import os
@@ -45,7 +46,7 @@ def requested(
 
 
 class Allocation:
-    """A job as `srun` starts it: one process per node, with Slurm's variables."""
+    """A job started as `srun` starts it: one process per node, with Slurm's environment variables."""
 
     def __init__(
         self, study: Path, points: list[RequestedRun], nodes: int = 1, attempts: int | None = None, **environment: str
@@ -69,7 +70,7 @@ class Allocation:
         ]
 
     def end(self) -> str:
-        """Wait for the end; return the leader's output."""
+        """Wait until all processes have ended, and return the leader's output."""
         said = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
         return said[0]
 
@@ -83,7 +84,7 @@ def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
 
 
 def test_points_follow_each_other_in_fresh_processes_between_two_control_points(tmp_path: Path) -> None:
-    """With an environment larger than one message to the fork server."""
+    """The job's environment variables are larger than one message to the fork server."""
     two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
     allocation = Allocation(tmp_path, [two, four, control], **large)
@@ -113,7 +114,7 @@ def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path)
     assert a.steps.loss[:common] == b.steps.loss[:common], "bitwise"
     resident = [memory.resident_bytes for memory in b.memory]
     assert [memory.resident_bytes for memory in a.memory] == pytest.approx(resident, rel=1e-4)
-    # With overlap_comm the peak depends on when gloo's threads let go of a bucket.
+    # With overlap_comm, the peak depends on the moment when gloo's threads free a bucket.
     peaks = [memory.peak_allocated_bytes for memory in b.memory]
     assert [memory.peak_allocated_bytes for memory in a.memory] == pytest.approx(peaks, rel=0.03)
     assert a.collectives == b.collectives and a.engine_config == b.engine_config
@@ -131,7 +132,8 @@ def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_t
 
 
 def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
-    """In a restarted job; the log has the reason of each."""
+    """A requeued job starts again. It skips points with a final result, pruned points and points without attempts left,
+    and a point too long for its time limit. The log contains the reason for each."""
     done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
     long, short = requested("batch.micro=7", limit_min=60), requested("batch.micro=8")
     small, large = (requested("engine=fsdp", f"batch.micro={micro}") for micro in (3, 4))
@@ -172,7 +174,8 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
 
 @pytest.mark.thorough
 def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
-    """Loader processes outlive a rank for a moment; the leader of the allocation adopts them."""
+    """Data loader processes outlive their rank for a moment. The leader of the allocation becomes their parent and must
+    reap them, so that no zombies are left."""
     last = requested("devices_per_node=1", quick=ENDLESS)
     loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
@@ -188,7 +191,7 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
 @pytest.mark.cold
 @pytest.mark.thorough
 def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_path: Path) -> None:
-    """Such a failure does not exclude the node, nor does it affect the next point."""
+    """The killed fork servers neither exclude their nodes from the job nor affect the next point."""
     shape = ("nodes=2", "devices_per_node=1")
     first = requested(*shape, quick=ENDLESS)
     allocation = Allocation(tmp_path, [first, requested(*shape)], nodes=2)
@@ -199,7 +202,7 @@ def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_p
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
     while any(_stat(Path(f"/proc/{pid}/stat"))[:1] not in ([], ["Z"]) for pid in servers):
-        time.sleep(0.05)  # to give its memory back takes a process a moment
+        time.sleep(0.05)  # a killed process needs a moment to free its memory
     os.kill(beat["ranks"][1]["pid"], signal.SIGKILL)
     said = [process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes]
     assert [record.outcome.kind for record in allocation.records()] == ["error", "ok"], said
@@ -211,10 +214,10 @@ def _stats() -> list[Path]:
 
 
 def _stat(path: Path) -> list[str]:
-    """Return a process's state and parent."""
+    """Return a process's state letter and parent process id from its /proc/<pid>/stat; empty if it has ended."""
     try:
         return path.read_text().rpartition(")")[2].split()[:2]
-    except OSError:  # it is gone meanwhile
+    except OSError:  # the process has ended meanwhile
         return []
 
 
@@ -233,7 +236,8 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 
 @pytest.mark.thorough
 def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Path) -> None:
-    """Slurm declares a node down when its slurmd is gone, and restarts the job, while the old processes continue."""
+    """Slurm declares a node down when its slurmd is gone, and requeues the job. The processes of the old start still
+    run, and must end."""
     point = requested("devices_per_node=1", quick=ENDLESS)
     old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
     _stepping(tmp_path / point.config_id / "0.0", point.spec)
@@ -263,7 +267,7 @@ def test_an_allocation_that_is_ended_while_it_starts_says_so_in_a_line(tmp_path:
     allocation = Allocation(tmp_path, points, nodes=2)
     parents = {str(process.pid) for process in allocation.processes}
     while not parents <= {parent for path in _stats() for parent in _stat(path)[1:]}:
-        time.sleep(0.05)  # until both have a fork server, which imports for seconds
+        time.sleep(0.05)  # wait until both have started a fork server, whose imports take seconds
     for process in allocation.processes:
         process.send_signal(signal.SIGTERM)
     said = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes)

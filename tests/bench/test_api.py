@@ -1,4 +1,4 @@
-"""The Python face as a notebook uses it: plain arguments in, values out, no output."""
+"""The Python interface in a notebook: functions get plain arguments, return values, and print nothing."""
 
 import os
 import shutil
@@ -22,8 +22,8 @@ QUEUED = GPUS | {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}
 
 @pytest.fixture(autouse=True)
 def _silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Assert in every test that neither this process nor its children print anything."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several would wait for each other by spinning
+    """Check in every test that neither this process nor a child process prints anything."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with several OpenMP threads, ranks would compete for cores
     yield
     assert capfd.readouterr() == ("", "")
 

@@ -1,4 +1,4 @@
-"""`zeroscale completion`: completions in bash and zsh."""
+"""`zeroscale completion`: shell completion in bash and zsh."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ _ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zeroscal
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Complete:
-    """Return the completions of bash for words, the last of them unfinished."""
+    """Function that returns bash's completions of a command line, given as words. The last word is unfinished."""
     if not shutil.which("bash"):
         pytest.skip("no bash here")
     script = tmp_path_factory.mktemp("shell") / "zeroscale.bash"
@@ -78,7 +78,8 @@ zpty -w shell "$2"$'\\t'"$3"
 zpty -r shell seen '*<*>*'
 print -r -- "${${seen##*<}%%>*}"
 """
-"""Type `$2`, the key TAB and `$3` into a zsh that has sourced `$1`, and print the words that the command receives."""
+"""Script for zsh. It starts a shell that has sourced `$1`, types `$2`, the key TAB and `$3`, and prints the words that
+the command receives."""
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Overrides and config files: the requests that they make, and the errors for wrong ones."""
+"""Overrides and config files: the specs that they produce, and the errors for invalid overrides and files."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ GROUP_FILES = [
     (group, path.stem)
     for group in compose.GROUPS
     for path in sorted((compose.find_conf_folder() / group).glob("*.yaml"))
-    if path.stem != "hugging_face"  # needs a config file: see below
+    if path.stem != "hugging_face"  # it needs a config file, and other tests cover it
 ]
 
 
@@ -29,7 +29,7 @@ def ask(*overrides: str, config_dir: Path | None = None) -> compose.Request:
 @pytest.mark.parametrize(("group", "name"), GROUP_FILES)
 def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
     composed = compose.compose_request([(group, name), ("devices_per_node", 2)])
-    if group == "launcher":  # slurm_<site> is slurm with a site's options
+    if group == "launcher":  # slurm_<site> is the launcher slurm with a site's options
         assert composed.launcher == name.partition("_")[0]
     elif group == "measure":
         assert composed.spec.measure.window_s == {"full": 60, "quick": 5, "smoke": 2}[name]
@@ -278,7 +278,7 @@ def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
 
 
 def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the paths to all values that are not sections, without the field `options`."""
+    """Return the paths of all values in a nested mapping, except values below a field `options`."""
     found = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -358,7 +358,7 @@ def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path
 def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In overrides, in a study and in a group file of the user."""
+    """Old keys are accepted in overrides and in a user's group file, each with a warning that names the new key."""
     given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
     assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
     folder = tmp_path / "measure"

@@ -1,4 +1,5 @@
-"""Exclude rules: they mean the same as in Python, and a rule without a meaning is an error and not false."""
+"""Exclude rules of studies. A rule has the same meaning as in Python, and a rule without a meaning is an error instead
+of false."""
 
 import time
 from typing import Any

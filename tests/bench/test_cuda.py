@@ -1,4 +1,5 @@
-"""Tests that need a GPU, part by part, each against an independent truth; skipped without a GPU."""
+"""Measurements of single components on a GPU, each compared with an independent reference. The tests are skipped
+without a GPU."""
 
 import os
 import socket
@@ -72,7 +73,7 @@ def test_a_block_is_read_while_the_next_one_runs() -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_arrive_whole_before_they_are_computed_with(pinned: bool) -> None:
-    """Many at once, each freed by host and device as soon as it is summed."""
+    """Many batches are copied in succession. Host and device free each batch as soon as it is summed."""
     copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
     sums = []
     for number in range(50):
@@ -124,7 +125,7 @@ def test_the_driver_and_torch_speak_of_the_same_device() -> None:
     assert find_device_kind() == "cuda"
     told, whole = devices.read_memory_bytes(0), torch.cuda.get_device_properties(0).total_memory
     assert told is not None
-    assert 0.5 * whole <= told <= 1.1 * whole  # what is free
+    assert 0.5 * whole <= told <= 1.1 * whole  # free memory, which is less than the total
     found = classify("cuda", 1)
     assert found.versions["cuda"] == torch.version.cuda
     assert found.versions["driver"] and found.versions["nccl"]

@@ -1,6 +1,6 @@
-"""Whole runs on a GPU, as a user starts them; skipped without a GPU.
+"""Whole runs on a GPU, started as a user starts them. The tests are skipped without a GPU.
 
-Several run at a time, since no times are compared.
+Several runs share the GPU at a time, since their step times are not compared.
 """
 
 import json
@@ -53,7 +53,7 @@ SAME_LOSS = ("zero0", "zero1", "zero2", "zero3", "fused", "chunked", "compiled",
 
 
 def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRecord:
-    """Run a point as a user does, and return its record, whatever its outcome."""
+    """Run a point with the command line, as a user does, and return its record with any outcome."""
     command = [sys.executable, "-m", "bench.cli", verb, *words, "--json", "--results", str(results)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "2"}
@@ -64,7 +64,7 @@ def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRec
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Every run of this file, six at a time; the one that fills the memory runs alone."""
+    """Records of all runs of this file, by name. Six run at a time; only the run that fills the memory runs alone."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str) -> RunRecord:
@@ -104,7 +104,7 @@ def test_a_run_is_measured_with_all_that_a_gpu_tells(runs: dict[str, RunRecord],
 def test_losses_are_those_of_ddp(runs: dict[str, RunRecord], name: str) -> None:
     reference, other = (runs[which].observations for which in ("ddp", name))
     assert reference and other and reference.steps and other.steps
-    # two and a half spacings of a bf16 number, as in analysis.verify
+    # The tolerance is two and a half spacings of bf16 numbers, as in analysis.verify.
     assert other.steps.loss[:5] == pytest.approx(reference.steps.loss[:5], rel=2e-2)
 
 
@@ -116,7 +116,7 @@ def test_out_of_memory_is_a_result(runs: dict[str, RunRecord]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_is_as_predicted(runs: dict[str, RunRecord], name: str) -> None:
-    """The tolerance is a requirement, and not known: no GPU run existed when the formulas were written."""
+    """The tolerances were required before any GPU run existed. They are not derived from measured errors."""
     told, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory
@@ -138,7 +138,7 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
 
 @pytest.mark.parametrize("span", ["node", "device"])
 def test_ranks_forked_from_one_that_has_done_their_imports_find_the_device(span: Any, tmp_path: Path) -> None:
-    """After one CUDA call in the server, no child could use the device."""
+    """The fork server must not call CUDA, because its child processes could then not use the device."""
     point = compose.compose_request(compose.parse_single([*QUICK, "model=tiny", "engine=zero2"]))
     machine = point.machine.model_copy(update={"device": "cuda"})
     circumstance = Circumstance(study="forked", repeat=0, attempt=0, machine=machine, launcher={"name": "local"})

@@ -1,4 +1,4 @@
-"""Decoder-only models in real runs: all engines train the same model, with the predicted memory."""
+"""Decoder-only models in real runs: all engines have equal losses, and use the predicted memory."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from bench.predict.work import compute_flops_per_step
 pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(900)]
 
 POINT = (*(word for word in QUICK if not word.startswith(("model=", "sequence."))), "machine=cpu", "sequence.tokens=64")
-BUCKET = "engine.reduce_bucket_size=100000"  # the usual bucket hides all other memory
+BUCKET = "engine.reduce_bucket_size=100000"  # the default bucket is larger than all other memory
 RUNS = {
     "gpt2_tiny": (("engine=ddp",), ("engine=zero2", BUCKET)),
     "llama_tiny": (("engine=ddp", "activation_checkpointing=true"), ("engine=zero1", BUCKET), ("engine=zero3", BUCKET)),
@@ -32,7 +32,8 @@ TEXT = (
 )  # fmt: skip
 COMPILED = {engine: ("model=gpt2_tiny", f"engine={engine}", "model.compile=blocks") for engine in ("ddp", "fsdp")}
 PEAK = {"ddp": 0.03, "zero1": 0.05, "zero2": 0.05, "zero3": 0.05}
-"""Distance of predicted peaks from real ones. Copies by gloo may or may not be alive at the peak."""
+"""Maximum relative error of predicted memory peaks, by engine. It allows for gloo's copies of tensors, which may or may
+not be allocated at the peak."""
 
 
 def zeroscale(*words: str, code: int = 0) -> str:
@@ -46,8 +47,8 @@ def zeroscale(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real runs of two ranks, all in one allocation, so that its ranks need not import again. The objective is the
-    default."""
+    """Results folder of real runs with two ranks. All run in one allocation, so that imports happen only once. Except
+    for TEXT, they have the default objective."""
     results = tmp_path_factory.mktemp("decoders")
     runs = [(f"model={model}", *words) for model, asked in RUNS.items() for words in asked]
     allocation = Allocation(

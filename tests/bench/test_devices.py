@@ -1,4 +1,4 @@
-"""Queries to drivers, answered by made-up libraries that follow their manuals; no GPU is used.
+"""Queries to GPU drivers. Fake driver libraries that follow the vendors' manuals answer them, so no GPU is needed.
 
 NVIDIA: https://docs.nvidia.com/deploy/nvml-api. AMD: https://rocm.docs.amd.com/projects/amdsmi.
 """
@@ -23,7 +23,8 @@ def refuse(*_: Any) -> Any:
 
 
 class Nvml:
-    """A card with UUID GPU-1 and a slice of it, MIG-2, which reports only its name and its memory."""
+    """Fake NVML with one card, GPU-1, and one MIG slice of it, MIG-2. For the slice, NVML reports only name and
+    memory."""
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -69,10 +70,10 @@ class Nvml:
     [
         (0, "name", "NVIDIA A100-SXM4-40GB"),
         ("GPU-1", "name", "NVIDIA A100-SXM4-40GB"),
-        ("GPU-2", "name", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),  # as torch tells the UUID of a slice
+        ("GPU-2", "name", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),  # torch reports the UUID of a slice with this prefix
         ("MIG-2", "free_bytes", 5 * 10**9),
-        ("MIG-2", "sm_clock_mhz", 1410),  # of the whole card
-        ("MIG-2", "energy_j", None),  # which others' slices use too
+        ("MIG-2", "sm_clock_mhz", 1410),  # clock of the whole card
+        ("MIG-2", "energy_j", None),  # energy of the card, which includes other slices
         ("GPU-1", "energy_j", 5.0),
         ("GPU-3", "name", None),
         (1, "name", None),
@@ -89,7 +90,7 @@ class AmdError(Exception):
 
 
 class AmdSmi:
-    """One MI300X as amdsmi of ROCm 6.4 reports it; its power cap throttled it in half of the samples so far."""
+    """Fake amdsmi of ROCm 6.4 with one MI300X. Its power cap throttled the card in half of the samples so far."""
 
     AmdSmiException = AmdError
     AmdSmiMemoryType = SimpleNamespace(VRAM=0)
@@ -147,7 +148,7 @@ class AmdSmi:
         ("temperature_c", None),
         ("throttled", {"all": 1000, "power": 500}),
         ("processes", [(7, 4), (8, None)]),
-        ("throttle_reasons", None),  # their numbers mean something else than NVIDIA's
+        ("throttle_reasons", None),  # AMD's codes have other meanings than NVIDIA's
     ],
 )
 def test_amd_answers_the_same_questions(question: Question, answer: Any) -> None:
@@ -158,7 +159,8 @@ def test_amd_answers_the_same_questions(question: Question, answer: Any) -> None
 
 
 def test_how_long_a_device_was_held_back_is_a_share_of_the_counts_between_two_looks() -> None:
-    """NVIDIA counts seconds, compared with the clock's; AMD counts samples, compared with all samples."""
+    """NVIDIA counts the seconds of throttling, which are divided by seconds of the clock. AMD counts samples with
+    throttling, which are divided by all samples."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
     amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
     assert nvidia == amd == {"power": 0.5}
