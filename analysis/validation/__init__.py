@@ -28,10 +28,10 @@ class PredictionPoint(NamedTuple):
     truth: Value
     error: float | None = None
     verdict: Verdict = "ok"
-    reason: str = ""  # of an exception, or of a point that is not testable
-    truth_low: float | None = None  # measured interval, where there is one
+    reason: str = ""  # reason of an exception, or of a point that is not testable
+    truth_low: float | None = None  # measured interval, if there is one
     truth_high: float | None = None
-    rival: Value = None  # prediction of the usual formula; None where it has none
+    rival: Value = None  # prediction of the usual formula; None if it has none
     rival_error: float | None = None
 
 
@@ -39,17 +39,17 @@ class PredictionComparison(NamedTuple):
     """A comparison: points with a common description, and the bounds on their errors. The bounds were set before
     anything was compared."""
 
-    name: str  # of its file
+    name: str  # name of its file
     title: str
-    text: str  # predictions, truth and their sources
+    text: str  # description of predictions, truth and their sources
     points: tuple[PredictionPoint, ...]
     unit: str = ""  # bytes, s, …; empty for words and shares
     error_unit: str = "%"
     each: float | None = None  # bound of every point's error
     mean: float | None = None  # bound of the mean of absolute errors
-    bound: str = ""  # in words, where numbers are not enough
-    rival: str = ""  # source of the usual formula
-    excused: bool = False  # whether an explained exception keeps the bound
+    bound: str = ""  # bound as text, if it cannot be given as a number
+    rival: str = ""  # name of the usual formula
+    excused: bool = False  # True if an exception with a reason does not miss the bound
     why: str = ""  # reason for a missed bound
 
 
@@ -59,7 +59,7 @@ class ComparisonSummary(NamedTuple):
     points: int
     exceptions: int
     not_testable: int
-    mean: float | None  # of absolute errors
+    mean: float | None  # mean of absolute errors
     low: float | None
     high: float | None
     rival_mean: float | None

@@ -155,7 +155,7 @@ class FitReport(NamedTuple):
     options: dict[str, Any]
     checkpointing: Sequence[bool] = (False,)
     native: bool = False  # DeepSpeed's own optimizer, which offload needs
-    excuse: str = ""  # reason for a prediction that is wrong within the range
+    excuse: str = ""  # reason why the prediction is wrong for possible values
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:

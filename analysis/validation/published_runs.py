@@ -28,7 +28,7 @@ def read_shape(name: str) -> dict[str, Any]:
     return {
         **{size: int(row[size]) for size in SIZES},
         "gated": gated,
-        "activation": "gelu_new" if gated else "relu",  # v1.1 and mT5; the first T5
+        "activation": "gelu_new" if gated else "relu",  # T5 v1.1 and mT5 are gated; the first T5 is not
         "separate_head": row["separate_head"] == "true",
     }
 

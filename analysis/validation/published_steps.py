@@ -31,9 +31,9 @@ class SourceErrors(NamedTuple):
     """Errors of the predictions for one source, in percent, and the number of its steps."""
 
     steps: int
-    mean: float  # of absolute errors
+    mean: float  # mean of absolute errors
     bias: float  # mean of signed errors
-    inside: float  # share of steps in the predicted interval
+    inside: float  # percent of steps in the predicted interval
 
 
 def compare() -> list[PredictionComparison]:

@@ -149,7 +149,7 @@ def predict_update_s(nodes: int, machine: Machine) -> float:
         "model": {"name": "nemo_t5_3b", "shape": read_shape("nemo_t5_3b")}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "batch": {"micro": T5_MICRO},
     })  # fmt: skip
-    # learned positions, which the shape lacks, would be 0.04 % more
+    # the shape lacks learned positions, which would add 0.04 %
     device_parameters, ranks = count_parameters(get_network(spec)) / T5_TENSOR, REPLICAS * nodes
 
     def move(kind: CollectiveKind, payload_bytes: float) -> float:

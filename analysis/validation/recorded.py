@@ -27,7 +27,7 @@ class MemoryRun(NamedTuple):
     resident: int | None = None
     peak: int | None = None
     repeat: int = 0
-    rank: int | None = None  # the rehearsed rank; None where all were rehearsed, or all were real
+    rank: int | None = None  # the rehearsed rank; None if all ranks were rehearsed, or all were real
 
     @classmethod
     def of(cls, row: dict[str, str]) -> "MemoryRun":
@@ -41,7 +41,7 @@ class MemoryRun(NamedTuple):
     def of_record(cls, record: RunRecord) -> "MemoryRun":
         """Return the memory of a run that ended with outcome `ok`."""
         observed = record.observations
-        assert observed is not None  # only runs that ended ok are kept there
+        assert observed is not None  # the study keeps only runs that ended ok
 
         def find_most(name: str) -> int | None:
             return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)

@@ -109,7 +109,7 @@ def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
     steps = recorded.runs / STUDY
     for path in find_records([steps / "rehearsals", steps / "rehearsals_again"]):
         record = read_record(path)
-        assert record.observations is not None  # all of them ended ok
+        assert record.observations is not None  # all rehearsals ended ok
         place = record.spec.engine.name, record.spec.nodes
         medians.setdefault(place, []).append(statistics.median(record.observations.compute_s))
     return {place: statistics.median(of) for place, of in medians.items()}

@@ -33,7 +33,7 @@ their whole share. The other parts take a fixed amount of work."""
 ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
 """The part of a calibration that is not measured on this kind of device. A CPU has no link to itself, and ranks do not
 share a GPU."""
-_DIGITS = 4  # of measured numbers in the file
+_DIGITS = 4  # significant digits of measured numbers in the file
 
 
 class CalibrationRequest(Frozen):
@@ -90,7 +90,7 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
         field: json.dumps(number) if (number := getattr(published, field)) else "nothing published" for field in update
     }
     made = new.made
-    if old.made:  # parts that this calibration did not measure come from an earlier one
+    if old.made:  # parts that this calibration did not measure are kept from an earlier one
         last = f"{old.made.get('parts')} on {old.made.get('date')} by {old.made.get('ranks')} ranks"
         made = new.made | {"earlier": "; ".join(filter(None, [old.made.get("earlier"), last]))}
     update |= {
@@ -98,7 +98,7 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
         "device": "cpu" if new.made.get("backend") == "gloo" else "cuda",
         "device_names": published.device_names or (measured.device_name,),
         "calibration": Calibration(**tables | {"made": made}),
-        # numbers that an earlier calibration replaced: its own numbers were never published
+        # published numbers that an earlier calibration replaced are kept
         "calibrated": replaced | published.calibrated,
     }
     return published.model_copy(update=update)
@@ -142,7 +142,7 @@ def format_yaml(machine: Machine) -> str:
     """Return the YAML text of a calibrated machine, for a folder like conf/machine."""
     plain = machine.model_dump(mode="json", exclude_defaults=True)
     for field, rows in plain.get("calibration", {}).items():
-        if field in ("matmul", "collectives"):  # as lines of words below their columns, which Calibration reads
+        if field in ("matmul", "collectives"):  # a table as text, a line for each row; Calibration can read this form
             words = ([_format_number(v) if isinstance(v, float) else str(v) for v in row.values()] for row in rows)
             plain["calibration"][field] = "".join(f"{' '.join(line)}\n" for line in (rows[0], *words))
     body = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10**6)

@@ -74,7 +74,8 @@ def measure_contention(request: CalibrationRequest, device: "torch.device", seco
     loops = _count_loops(work)
     groups = [dist.new_group(list(range(count + 1))) for count in range(together)]
     times: list[list[float]] = [[] for _ in groups]
-    for _ in range(count_rounds(together, seconds)):  # in turn, so that a slower clock affects all numbers alike
+    # process counts alternate, so that a lower clock rate affects all alike
+    for _ in range(count_rounds(together, seconds)):
         for count, members in enumerate(groups):
             if dist.get_rank() <= count:
                 dist.all_reduce(torch.zeros(1), group=members)  # barrier
@@ -92,7 +93,7 @@ def _count_loops(work: Callable[[], object]) -> int:
     import torch.distributed as dist
 
     loops = torch.ones(1, dtype=torch.int64)
-    work()  # loads what torch loads at the first call
+    work()  # the first call loads code
     dist.all_reduce(loops)
     if dist.get_rank() == 0:
         done, begin = 0, time.perf_counter()
@@ -132,7 +133,7 @@ GROWTH = 8
 LARGEST_BYTES = {"cpu": 2**24, "cuda": 2**30}
 _NUMBER_BYTES = 4  # fp32
 _MIN_CALLS, _MAX_CALLS = 3, 40
-_WARM_CALLS = 1  # of every payload, since a library may choose another algorithm for it
+_WARM_CALLS = 1  # untimed calls of every payload, since a library may choose another algorithm for it
 
 
 class RankGroup(NamedTuple):
@@ -201,17 +202,18 @@ def _measure_group(group: RankGroup, members: "Group", device: "torch.device", s
     for number, kind in enumerate(KINDS):
         sizes = list_payloads(device.type, group.ranks)
         end = time.perf_counter() + (until - time.perf_counter()) / (len(KINDS) - number)
-        expected_s = 1e-3  # of the smallest payload
+        expected_s = 1e-3  # assumed seconds of a call with the smallest payload
         for size in sizes:
             calls = count_calls(expected_s, end - time.perf_counter(), last=size == sizes[-1])
-            calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls  # every group and kind has one payload
-            # clocks differ, and ranks that disagree would wait for each other for ever
+            # every group and kind is measured with at least one payload
+            calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls
+            # the ranks' clocks differ; if ranks made different numbers of calls, they would wait forever
             if not (calls := _broadcast_number(calls, members)):
                 break
             call = _build_call(kind, size, group.ranks, device, members)
             s = statistics.median(_time_slowest(call, calls, device, members))
             rows.append(CollectiveTime(kind=kind, nodes=group.nodes, ranks=group.ranks, payload_bytes=size, s=s))
-            expected_s = s * GROWTH  # at most: the time of a small payload is mostly latency
+            expected_s = s * GROWTH  # an upper bound, since the time of a small payload is mostly latency
     return rows
 
 

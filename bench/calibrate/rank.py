@@ -42,7 +42,7 @@ def main() -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # the destruction of process groups could only wait for lost peers
+    os._exit(status)  # skips destroying process groups, which could wait for lost peers
 
 
 def measure(folder: Path) -> None:
@@ -97,7 +97,7 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "device": classification.device,
         "ranks": f"{request.nodes} × {request.ranks_per_node}",
-        "threads": str(torch.get_num_threads()),  # of each rank; set by OMP_NUM_THREADS
+        "threads": str(torch.get_num_threads()),  # threads of each rank; set by OMP_NUM_THREADS
         "parts": ", ".join(request.parts),
         "not_measured": unmeasured,
         "backend": name_collectives() if device.type == "cuda" else "gloo",

@@ -20,9 +20,9 @@ from bench.core.spec import WIDTH, Precision
 if TYPE_CHECKING:
     import torch
 
-FILL_S = 0.02  # least seconds of all calls: a thousand times the cost of the clock and of waiting for a device
+FILL_S = 0.02  # minimum seconds of all calls: a thousand times the cost of the clock and of waiting for a device
 _BATCHES = 5
-_LONG_S = 0.5  # seconds of all batches from which fewer batches are enough
+_LONG_S = 0.5  # if all batches would take longer, fewer batches are timed
 
 
 def time_call(work: Callable[[], object], device: "torch.device") -> float:
@@ -84,7 +84,7 @@ def measure_attention(precision: Precision, device: "torch.device") -> float:
     return count_attention_flops(SAMPLES, HEADS, LENGTH, D_KV) / time_call(attend, device) / 1e12
 
 
-_MEMORY_BYTES = 2**29  # beyond any cache
+_MEMORY_BYTES = 2**29  # bytes of a copy, larger than any cache
 
 
 def measure_memory(device: "torch.device") -> float:
@@ -96,7 +96,7 @@ def measure_memory(device: "torch.device") -> float:
     return 2 * _MEMORY_BYTES / time_call(lambda: target.copy_(source), device)
 
 
-_LAUNCH_CALLS = 200  # fewer than the length of a GPU's queue: the host would wait for a full queue
+_LAUNCH_CALLS = 200  # fewer than fit in a GPU's queue, since the host would wait for a full queue
 _LAUNCH_BATCHES = 25
 
 
@@ -145,7 +145,7 @@ TOKENS = (128, 512, 2048, 8192, 16384)
 """Values of m that are measured: from a decoder's few tokens to a large micro-batch."""
 Shape = tuple[int, int, int]
 """Shape (m, k, n) of a product: m rows of k numbers are mapped to m rows of n numbers."""
-_CALLS = 4  # least calls of a shape: two to warm up, two to time
+_CALLS = 4  # minimum of calls of a shape: two for warm-up, two timed
 _PART = 0.1  # largest share of the time left for one shape, while other shapes fit
 
 
@@ -180,7 +180,7 @@ def measure_within(
     smaller shape is left. The time of a shape is estimated from the measured shape with the nearest number of FLOPs.
     """
     until, waiting = clock() + seconds, spread(shapes)
-    rates, known = dict[Shape, float](), list[tuple[int, float]]()  # FLOPs with their rate, sorted
+    rates, known = dict[Shape, float](), list[tuple[int, float]]()  # sorted pairs of FLOPs and rate
     while shape := _choose_next(waiting, known, until - clock()):
         waiting.remove(shape)
         rates[shape] = count_flops(*shape) / time_product(shape)
@@ -194,7 +194,7 @@ def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], l
     if not known:
         return waiting[0] if waiting else None
 
-    def guess_rate(shape: Shape) -> float:  # of the measured shape with the nearest FLOPs, by their ratio
+    def guess_rate(shape: Shape) -> float:  # rate of the measured shape whose FLOPs are nearest in ratio
         flops = math.log(count_flops(*shape))
         return min(known, key=lambda one: abs(math.log(one[0]) - flops))[1]
 

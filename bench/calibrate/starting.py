@@ -25,7 +25,7 @@ from bench.runtime.process import install_handlers, set_parent_death_signal, sta
 from bench.runtime.transport import Rendezvous
 
 _RANKS_POLL_S = 0.1
-_STARTUP_S = 300.0  # between the first node's start and the others'
+_STARTUP_S = 300.0  # largest delay from the first node's start to that of the other nodes
 
 
 def run_node(folder: Path, number: int) -> bool:
@@ -50,7 +50,7 @@ def run_node(folder: Path, number: int) -> bool:
             first = {LISTENER: listener.fileno()} if listener and local == 0 else {}
             command = build_module_command("bench.calibrate.rank", str(folder))
             ranks.append(start_process(command, environment, first, log.fileno()))
-        while True:  # until all ranks have ended, or one has failed: its peers would wait for it
+        while True:  # until all ranks have ended or one has failed, since its peers would wait for it
             codes = [rank.poll() for rank in ranks]
             if any(codes) or None not in codes:
                 return not any(codes)
@@ -69,7 +69,7 @@ def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> d
     user's values have priority, except for the address of the rendezvous."""
     chosen = choose_openmp_variables(request.device, request.ranks_per_node)
     if request.nodes == 1:
-        chosen["GLOO_SOCKET_IFNAME"] = "lo"  # the host name need not resolve
+        chosen["GLOO_SOCKET_IFNAME"] = "lo"  # with one node, the host name may not resolve
     elif interface := request.network.interface:
         chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     given = {"MASTER_ADDR": rendezvous.host, "MASTER_PORT": str(rendezvous.ranks_port), "PYTHONUNBUFFERED": "1"}
@@ -80,7 +80,7 @@ def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> d
 
 _POLL_S = 0.5
 _LOG = "nodes.log"
-_NEARLY = 0.99  # progress of a calibration that has used up its time and continues
+_NEARLY = 0.99  # largest progress that is shown while a calibration still runs
 
 
 def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:

@@ -56,28 +56,28 @@ _LEAST_SHARE = 1e-3
 class FailureTerms(NamedTuple):
     """Inputs of the goodput model that do not depend on the size of the job. Times are in seconds and above 0."""
 
-    write_s: float  # that training stops for one checkpoint
+    write_s: float  # seconds for which a checkpoint stops training
     restart_s: float = RESTART_S
-    device_mtbf_s: float | None = None  # mean time between failures of one device; None: as published
+    device_mtbf_s: float | None = None  # mean time between failures of one device; None: published rates
 
 
 class Reliability(NamedTuple):
     """Inputs of the goodput model for a job of a given size, in seconds."""
 
     mtbf_s: float  # mean time between failures of the whole job
-    write_s: float  # that training stops for one checkpoint
-    restart_s: float  # from a failure to the first step after it
+    write_s: float  # seconds for which a checkpoint stops training
+    restart_s: float  # seconds from a failure to the first step after it
 
 
 class Goodput(NamedTuple):
     """Expected goodput of a job that writes checkpoints at the optimal interval, with its range."""
 
-    share: float  # of the job's time, spent on steps that are not repeated
+    share: float  # share of the job's time spent on steps that are not repeated
     low: float
     high: float
     interval_s: float  # computing time between two checkpoints
-    mtbf_s: float  # of the whole job
-    source: str  # of the failure rate
+    mtbf_s: float  # mean time between failures of the whole job
+    source: str  # source of the failure rate
 
 
 def compute_young_interval(mtbf_s: float, write_s: float) -> float:
@@ -121,7 +121,8 @@ def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
     jobs = [Reliability(rate / devices, terms.write_s, terms.restart_s) for rate in rates]
-    intervals_s = [max(1.0, compute_daly_interval(job.mtbf_s, job.write_s)) for job in jobs]  # writes may take no time
+    # at least 1 s, since write_s may be 0
+    intervals_s = [max(1.0, compute_daly_interval(job.mtbf_s, job.write_s)) for job in jobs]
     shares = [compute_goodput(job, interval_s) for job, interval_s in zip(jobs, intervals_s, strict=True)]
     shares = [share if share >= _LEAST_SHARE else 0.0 for share in shares]
     source = "your node_mtbf" if own else f"{LLAMA_3.source}; range: {PUBLISHED_RANGE}"

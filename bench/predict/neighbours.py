@@ -23,14 +23,14 @@ class PredictedRun(NamedTuple):
     """Predicted step time and memory of a run; a field is None if it is unknown."""
 
     step_s: float | None
-    tensor_bytes: int | None  # live tensors at the highest peak, of building the engine or of a step
+    tensor_bytes: int | None  # highest peak of live tensors, while the engine is built or in a step
 
 
 class Neighbour(NamedTuple):
     """A measured run with its ratios of measured to predicted step time and memory. A ratio is None if either value is
     unknown."""
 
-    model: str  # identity by `identify_model`
+    model: str  # text returned by `identify_model`
     engine: str
     machine: str
     step: float | None
@@ -42,7 +42,7 @@ class Correction(NamedTuple):
 
     step: float = 1.0
     memory: float = 1.0
-    runs: int = 0  # measured runs that the factors come from
+    runs: int = 0  # number of measured runs from which the factors follow
 
 
 UNCORRECTED = Correction()
@@ -183,7 +183,7 @@ def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
     if recorded.name != machine.name:
         if not (machine.device_names and machine.accepts(device_name)):
             return False
-        if spec.nodes > 1 and read_link_speed(recorded) != read_link_speed(machine):  # same device, other network
+        if spec.nodes > 1 and read_link_speed(recorded) != read_link_speed(machine):  # same device, but another network
             return False
     if record.evidence != "measured" or (record.observations and record.observations.drill) or record.outcome.paused_s:
         return False

@@ -116,7 +116,7 @@ class TrainingNeed:
 
     loss: float
     least_tokens: float  # E_min
-    critical_batch: float  # tokens
+    critical_batch: float  # tokens per step
 
     def compute_tokens(self, batch: float) -> float:
         """Return the tokens that the training takes with `batch` tokens per step."""

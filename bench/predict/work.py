@@ -31,7 +31,7 @@ and for softmax with all work on scores. For the last, 2 to 6 are plausible; 4 w
 `compute`."""
 Lengths = tuple[tuple[str, int], ...]
 
-_KEPT = 256  # networks and lengths: a study has a few, and each of its runs asks again
+_KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
 
 
 class Matmul(NamedTuple):
@@ -59,11 +59,11 @@ class PassWork(NamedTuple):
     """Work of one pass over a model, or over part of a model."""
 
     matmuls: Products = ()
-    attention_flops: int = 0  # of scores and weighted values of all pairs, masked or not: counted by model FLOPs
-    traffic_bytes: int = 0  # of element-wise work: every operand read and every result written
-    operations: int = 0  # that the host starts, one after the other
-    fused_flops: int = 0  # of attention in one kernel, which skips the pairs hidden by a causal mask
-    batched: Products = ()  # attention's products where scores are written out; one for each sample and head
+    attention_flops: int = 0  # for scores and weighted values of all pairs, masked or not, as in model FLOPs
+    traffic_bytes: int = 0  # for element-wise work: every operand read and every result written
+    operations: int = 0  # number of operations that the host starts, one after the other
+    fused_flops: int = 0  # for a fused attention kernel, which skips the pairs hidden by a causal mask
+    batched: Products = ()  # attention's products if scores are written to memory; per sample and head
 
     def plus(self, other: Self) -> Self:
         """Return the sum of this work and `other`."""
@@ -98,7 +98,7 @@ def compute_backward(forward: PassWork) -> PassWork:
     result is read, and that of every operand is written. The number of operations doubles.
     """
 
-    def turn(products: Products) -> Products:  # to those that give the gradients of both factors
+    def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
         pairs = ((Matmul(m, n, k, times), Matmul(k, m, n, times)) for m, k, n, times in products)
         return tuple(product for pair in pairs for product in pair)
 
@@ -120,7 +120,8 @@ def compute_forward(network: Stacks, load: Workload) -> PassWork:
 def compute_ends(network: Stacks, load: Workload) -> PassWork:
     """Return the work of a forward pass outside of the blocks: the last norms, the head and the loss."""
     rows = load.micro * sum(load.tokens(stack.tokens) for stack in network.stacks)
-    norms = _compute_norm(network, load._replace(compiled=load.software.fused), rows)  # of all stacks, as one operation
+    # the norms of all stacks count as one operation
+    norms = _compute_norm(network, load._replace(compiled=load.software.fused), rows)
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = (FULL if network.full_loss else load.width) * rows * network.vocab
     # log-softmax reads the logits twice and writes once
@@ -175,7 +176,8 @@ def _compute_attention(
     written_out = load.attention == "eager" or (on_cpu and (biased or not is_fused(load, part)))
     half = part.causal and not (biased or load.documents)  # a kernel that knows the mask skips half of the pairs
     traffic = int(_count_score_bytes(part, load) * pairs) if written_out else load.width * biased * pairs
-    traffic += load.width * 2 * rows * part.inner + _count_residual_bytes(network, load, rows)  # a copy, the residual
+    # adds a copy and the residual sum
+    traffic += load.width * 2 * rows * part.inner + _count_residual_bytes(network, load, rows)
     operations = 14 + 6 * written_out + load.dropout * (1 + written_out) + 10 * part.rotary
     if load.compiled:
         operations = 6 + written_out + len(_list_projections(network, part, 1, 1))
@@ -251,8 +253,8 @@ def _compute_norm(network: Stacks, load: Workload, rows: int) -> PassWork:
 class StepFlops(Frozen):
     """Matmul FLOPs of one optimizer step over all ranks. Padding tokens count as well."""
 
-    model: int  # of the model: forward and backward
-    hardware: int  # executed: recomputed activations as well
+    model: int  # model FLOPs: forward and backward
+    hardware: int  # executed FLOPs: model FLOPs and recomputation
 
 
 def compute_flops_per_step(spec: RunSpec) -> StepFlops:

@@ -18,12 +18,12 @@ class Software(NamedTuple):
     """
 
     name: str = "usual"
-    fused: bool = False  # kernels made by hand: operations between two products are one kernel
-    started_unfused: bool = False  # the host starts as many operations as without fused kernels
+    fused: bool = False  # hand-written kernels: all operations between two products are one kernel
+    started_unfused: bool = False  # the host still starts as many operations as without fused kernels
     last_again: bool = True  # with checkpointing, the last stage of a pipeline recomputes its blocks as well
-    start_s: float = 22.5e-6  # the host's seconds for one operation
+    start_s: float = 22.5e-6  # host's seconds to start one operation
     pace: float = 1.0  # time of a pass over the time of its work at the machine's rates
-    interval: tuple[float, float] = (0.75, 1.35)  # computing time over its prediction, in nine of ten steps
+    interval: tuple[float, float] = (0.75, 1.35)  # ratio of true to predicted computing time, for nine of ten steps
 
 
 USUAL = Software()
@@ -64,7 +64,7 @@ def format_class(software: Software) -> str:
 class Workload(NamedTuple):
     """The properties of a run that decide the work and the activations of one rank in one micro-step."""
 
-    micro: int  # samples
+    micro: int  # samples per micro-batch
     lengths: tuple[tuple[str, int], ...]  # tokens per sample by kind, padding included
     width: int  # bytes per element
     attention: Literal["sdpa", "eager", "flex"]
@@ -72,9 +72,9 @@ class Workload(NamedTuple):
     checkpointing: bool
     device: Device
     fp16: bool
-    chunk: int | None  # tokens whose loss is computed at a time; None: all
-    documents: bool = False  # a token attends to its own document alone
-    compiled: bool = False  # each block as one graph
+    chunk: int | None  # tokens whose loss is computed at the same time; None: all
+    documents: bool = False  # each token attends only to its own document
+    compiled: bool = False  # each block is compiled as one graph
     software: Software = OWN
 
     def tokens(self, kind: str) -> int:

@@ -41,12 +41,12 @@ class AdviceQuestion(NamedTuple):
     """A user's question: length of the training, limits on hours and node-hours, and objective. A limit of None means
     no limit."""
 
-    tokens: float | None = None  # to train on: of all kinds, padding included
+    tokens: float | None = None  # tokens to train on, of all kinds and including padding
     deadline_h: float | None = None
     node_hours: float | None = None
-    best: Best | None = None  # None: follows from the limits
-    need: TrainingNeed | None = None  # in place of tokens: those that a loss takes, which depend on the batch
-    failures: FailureTerms | None = None  # None: hours are those of a job without failures
+    best: Best | None = None  # None: chosen from the limits
+    need: TrainingNeed | None = None  # tokens to reach a loss, which depend on the batch
+    failures: FailureTerms | None = None  # None: failures are ignored
 
     @property
     def per_device(self) -> bool:
@@ -93,7 +93,7 @@ class AdviceQuestion(NamedTuple):
         """Return the hours of the whole training with an interval. The interval covers the error of the step time and
         the range of published failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
-        # the fast end of the interval has the fewest failures
+        # the fast end of the interval has the lowest failure rate
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
         found = [
             self._compute_hours(choice, seconds, share)
@@ -142,9 +142,9 @@ class Advice(NamedTuple):
 
     question: AdviceQuestion
     winner: Choice
-    engines: list[Choice]  # best choice of each engine, on the winner's nodes if it has a choice there; best first
+    engines: list[Choice]  # of each engine, on the winner's number of nodes if possible; best first
     nodes: list[Choice]  # best choice of each node count
-    perhaps: Choice | None  # would be better, if it fits into memory and the limits
+    perhaps: Choice | None  # a better choice, if it fits into memory and keeps the limits
 
     def is_distinct(self, rival: Choice) -> bool:
         """Return whether the winner is better than `rival` at every end of the prediction errors."""
@@ -216,7 +216,7 @@ def find_front(points: Iterable[Point], take: Callable[[Point], tuple[float, flo
 
 class _RankedChoice(NamedTuple):
     choice: Choice
-    order: tuple[int, float]  # rate_doubt, and the time per token (and device) at the slow end
+    order: tuple[int, float]  # `rate_doubt`, and time (or cost) per token at the slow end
 
 
 def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
@@ -232,7 +232,7 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
         price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
         ranked.append(_RankedChoice(choice, (rate_doubt(choice, question), price)))
     ranked.sort(key=lambda one: one.order)
-    # lower doubt first: what may not fit, or may miss a limit, is advised only if nothing else is there
+    # lower doubt first: a choice that may not fit, or may miss a limit, is advised only if there is no other
     first = _find_best(ranked)
     winner, (doubt, takes_s) = first.choice, first.order
     more = [one for one in ranked if doubt < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]

@@ -57,9 +57,9 @@ class Axes(NamedTuple):
 class DeviceLimits(NamedTuple):
     """Memory of the device that a configuration must fit into."""
 
-    bytes: int  # of one device
+    bytes: int  # memory of one device
     device: Device
-    seen: Callable[[RunSpec], bool | None] = lambda spec: None  # whether a measured run fitted; None: never tried
+    seen: Callable[[RunSpec], bool | None] = lambda spec: None  # True if a measured run fitted; None: never tried
 
 
 class Candidate(NamedTuple):
@@ -67,7 +67,7 @@ class Candidate(NamedTuple):
 
     spec: RunSpec
     memory: MemoryPrediction
-    fits: bool | None  # None: perhaps
+    fits: bool | None  # None: uncertain
 
 
 class Shortage(NamedTuple):
@@ -82,7 +82,7 @@ class CandidateSearch(NamedTuple):
     """Configurations that fit, configurations that do not fit, and those whose global batch cannot be divided."""
 
     candidates: list[Candidate]
-    short: list[Shortage]  # of each engine, node count and checkpointing without a candidate
+    short: list[Shortage]  # one for each engine, node count and checkpointing without a candidate
     undivided: list[RunSpec]  # points whose ranks cannot divide the global batch
 
 
@@ -178,8 +178,9 @@ def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) 
 
 def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
     """Add the candidates that differ from `start` in layout and batch to `found`."""
-    smallest = 0  # ranks of the smallest copy that fits
-    times = ENOUGH if len(axes.nodes) == 1 else 1  # with many node counts the search has to be quick
+    smallest = 0  # ranks of the smallest model copy that fits
+    # with several node counts, fewer layouts are tried to keep the search fast
+    times = ENOUGH if len(axes.nodes) == 1 else 1
     for layout in list_layouts(start, axes.layouts, room.device):
         if smallest and layout.ranks > times * smallest and axes.layouts == LayoutAxes():
             break
@@ -196,7 +197,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
     micro-batch that surely fits lies between two that were tried, and is found by bisection.
     """
     before, smallest, sure, unsure = len(found.candidates), None, 0, 0
-    # the largest global batch bounds the micro-batch as well
+    # the largest global batch limits the micro-batch as well
     largest = min(LARGEST_MICRO_BATCH, axes.most_samples // start.data_parallel)
     for micro in axes.micro or list_micro_batches(largest):
         tried = _list_with_micro(start, micro, axes, room)
@@ -210,7 +211,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
             smallest = smallest or tried[0]
             if not axes.micro:
                 break
-    # a user's list of micro-batches is kept as it is
+    # no micro-batch is added to a user's list
     if not axes.micro and sure + 1 < unsure:
         found.candidates.extend(_find_largest(start, sure, unsure, axes, room))
     if len(found.candidates) > before:
@@ -238,7 +239,7 @@ def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: Devi
 def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
     """Return the candidates with this micro-batch and an allowed global batch. Without a limit on the global batch,
     accumulation equals the ranks of a model copy, so that all layouts have the same samples per device."""
-    samples = micro * start.data_parallel  # of all ranks in a micro-step
+    samples = micro * start.data_parallel  # samples of all ranks in a micro-step
     most = axes.most_samples // samples
     if axes.accumulation:
         tried = list(axes.accumulation)
@@ -252,7 +253,7 @@ def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits)
         if 0 < number <= most and axes.global_batch in (None, number * samples)
     ]
     if start.parallel != Parallel():
-        # several micro-batches pass through the stages of a rank, and not more than are searched
+        # a rank with several stages needs at least two micro-batches
         fewest = 2 if start.parallel.stages_per_rank > 1 else 1
         specs = [s for s in specs if fewest <= s.accumulation <= MOST_MICRO_BATCHES and can_run(s, room.device)]
     found = []

@@ -19,7 +19,7 @@ from bench.predict.step_time import COMPUTING, StepTime
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.predict.step_time.network import MOVED
 
-_DIGITS = 6  # of factors, which are equal up to rounding
+_DIGITS = 6  # decimals of the factors, so that equal factors compare equal in spite of rounding
 SHOWN = 0.01
 """Smallest contribution to a difference between two steps that is printed, as a share of the better step."""
 
@@ -31,7 +31,7 @@ class StepEstimate(NamedTuple):
     low_s: float
     high_s: float
     evidence: Literal["measured", "corrected", "predicted"]
-    runs: int = 0  # measured runs used
+    runs: int = 0  # number of measured runs used
 
 
 class Choice(NamedTuple):

@@ -62,9 +62,9 @@ class MemoryPrediction(NamedTuple):
     """Predicted memory of one rank, in bytes."""
 
     phases: tuple[MemoryPhase, ...]
-    resident: int  # between steps
-    base: tuple[int, int]  # of the process without tensors, low and high
-    reserve: tuple[int, int]  # of the allocator on top of tensors, low and high
+    resident: int  # bytes of live tensors between two steps
+    base: tuple[int, int]  # bytes of the process without tensors, low and high
+    reserve: tuple[int, int]  # bytes that the allocator reserves beyond tensors, low and high
 
     @property
     def init_peak(self) -> int:
@@ -147,7 +147,7 @@ def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) 
     highest = max(phase.total for phase in phases)
     coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
-    # memory that never moves is not fragmented
+    # memory that is never freed is not fragmented
     low, high = (int(share * coming) if device == "cuda" else 0 for share in FRAGMENTATION)
     return MemoryPrediction(phases, lasting, base, (low, high))
 
@@ -166,14 +166,15 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
 def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
     """Return the phases `forward` and `backward` of the last micro-step at their peaks. A peak is at a segment or after
     the last segment."""
-    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments  # (segments,) each
+    # each of shape (segments,)
+    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
     kept, resident_terms = np.cumsum(saved), engine.resident()
     own_gradients = resident_terms.get("gradients", 0)
 
     def build_phase(name: str, working: Array, engine_bytes: SegmentBytes, at_end: int = 0) -> MemoryPhase:
         gradients = engine_bytes.gradients
         at = int(np.argmax(kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered))
-        wide = int(logits[at])  # 1 if the segment is as wide as the vocabulary
+        wide = int(logits[at])  # 1 if the segment has tensors as wide as the vocabulary
         last = int((saved * logits)[: at + 1].sum())
         terms = resident_terms | {
             "gradients": own_gradients + int(gradients[at]),
@@ -188,7 +189,7 @@ def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple
         return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
 
     backward = engine.backward(BackwardWork(backing, standing, parameters, largest, transposed))
-    waiting = width * np.cumsum(carried[::-1])[::-1]  # gradients that are incomplete until the end of backward
+    waiting = width * np.cumsum(carried[::-1])[::-1]  # gradients that are not complete before the end of backward
     backward = backward._replace(gradients=waiting + backward.gradients)
     return (
         build_phase("forward", running, engine.forward(len(saved))),

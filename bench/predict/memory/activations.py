@@ -28,15 +28,15 @@ class Segment(NamedTuple):
     """One segment of a forward pass, such as a sub-layer. Values are bytes per rank, except that `parameters`,
     `largest`, `carried` and `transposed` are numbers of elements."""
 
-    saved: int  # from its forward to its backward
-    forward: int = 0  # needed while its forward runs, beyond `saved`
-    backward: int = 0  # needed while its backward runs, beyond all bytes saved up to here
-    parameters: int = 0  # whose gradients are complete after its backward
-    largest: int = 0  # largest of them: a gradient exists next to its bucket until it is copied
-    carried: int = 0  # of an incomplete gradient that waits from here to the end of backward
-    transposed: int = 0  # of a gradient that is not accumulated in place, as torch's own linear makes it
-    standing: int = 0  # part of `backward` that also lives between two operations: recomputed and waiting tensors
-    logits: bool = False  # as wide as the vocabulary: listed as an own term
+    saved: int  # bytes kept from its forward to its backward
+    forward: int = 0  # temporary bytes while its forward runs, in addition to `saved`
+    backward: int = 0  # temporary bytes of its backward, in addition to all bytes saved up to here
+    parameters: int = 0  # elements of parameters whose gradients are complete after its backward
+    largest: int = 0  # largest of these parameters; its gradient exists next to its bucket until copied
+    carried: int = 0  # elements of an incomplete gradient kept from here to the end of backward
+    transposed: int = 0  # elements of a gradient not accumulated in place, as by torch's linear
+    standing: int = 0  # bytes of `backward` that live throughout: recomputed and waiting tensors
+    logits: bool = False  # True if its tensors are as wide as the vocabulary, a term of their own
 
 
 class RepeatedSegments(NamedTuple):
@@ -52,7 +52,7 @@ def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
     if load.chunk:
         head = [_build_chunked_loss(network, load), Segment(0, logits=True)]
     stacks = [part for stack in network.stacks for part in _list_stack_segments(network, stack, load)]
-    # end of the first stack's backward: nothing of the embedding's gradient waits any more
+    # at the end of the first stack's backward, the embedding's gradient is complete
     end = Segment(0, parameters=network.table, largest=network.table, carried=-network.table)
     return [RepeatedSegments([end]), *stacks, RepeatedSegments(head)]
 
@@ -143,7 +143,7 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     rotary = max((part.head_width for part in attentions if part.rotary), default=0)
     rotation = 2 * length * (load.micro if load.documents else 1) * rotary * load.width
     mask = 0
-    if load.documents and load.checkpointing:  # as long as checkpoints keep it
+    if load.documents and load.checkpointing:  # only checkpoints keep the mask
         mask = load.micro * length * length * (load.width if load.attention == "eager" else 1)
     zeros = sum(
         part.heads * length * _count_keys(network, stack, part, load)
@@ -165,7 +165,7 @@ def _build_attention(network: Stacks, load: Workload, part: Attention, queries: 
     """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample."""
     rows = load.micro * queries
     saved, forward, backward = _count_kernel_bytes(load, part, queries, keys)
-    # with sdpa, transformers adds the causal mask to a bias in every layer: a mask of booleans
+    # with sdpa and a bias, transformers makes a causal mask of booleans in every layer
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
     states, sizes = rows * network.width, list_part_sizes(network, part)
     bias = indices = 0
@@ -197,7 +197,7 @@ def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int
     query = load.micro * queries * part.inner
     key = load.micro * keys * (part.key_inner if takes_groups else part.inner)
     scores = load.micro * part.heads * queries * keys
-    turned = 2 * query * load.width if part.rotary else 0  # needed by a rotation in addition to its result
+    turned = 2 * query * load.width if part.rotary else 0  # temporary bytes of a rotation in addition to its result
     if fused:
         saved, backward = _count_fused_kernel_bytes(load, part, queries, query, key, scores)
         if load.documents:  # the kernel's own form of the mask, in every layer
@@ -208,9 +208,9 @@ def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int
     saved = wide * (query + 2 * key + scores) + dropped + load.width * query
     # a second tensor of scores; sdpa scales queries and keys, and compares every score with minus infinity
     forward = wide * (scores + key) + (0 if load.attention == "eager" else scores + wide * query)
-    if wide > load.width:  # queries, keys and values in both widths
+    if wide > load.width:  # queries, keys and values exist in both widths
         forward += wide * query + 2 * load.width * key
-    # two gradients of scores after the output is freed; if scores are few, the peak is earlier
+    # two gradients of scores exist after the output is freed; if scores are few, the peak is earlier
     return saved, forward, max(0, 2 * wide * scores - load.width * query)
 
 
@@ -222,7 +222,7 @@ def _count_fused_kernel_bytes(
     saved = load.width * 2 * (query + key) + FULL * load.micro * part.heads * rounded
     backward = load.width * (query + 2 * key)
     if part.position_bias and load.attention == "sdpa":
-        # a contiguous bias for every layer, and its gradient for every sample
+        # a contiguous bias is kept for every layer, and its gradient for every sample
         saved += load.width * scores // load.micro
         backward += load.width * scores
     return saved, backward
@@ -293,7 +293,7 @@ def _build_loss(network: Stacks, load: Workload) -> Segment:
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab
     wide = FULL if network.full_loss else load.width
-    both = wide + (load.width if wide > load.width else 0)  # logits in both widths
+    both = wide + (load.width if wide > load.width else 0)  # logits exist in both widths
     return Segment(wide * logits + INDEX * rows, forward=both * logits, backward=2 * wide * logits, logits=True)
 
 

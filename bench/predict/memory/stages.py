@@ -86,7 +86,7 @@ class PassPeak(NamedTuple):
     activations: int
     logits: int
     working: int
-    gradients: int = 0  # in addition to those before the pass
+    gradients: int = 0  # in addition to the gradients before the pass
 
     @property
     def total(self) -> int:
@@ -96,8 +96,8 @@ class PassPeak(NamedTuple):
 class StagePass(NamedTuple):
     """Bytes of one micro-batch on one stage: received, kept for backward, and at the peak of each pass."""
 
-    takes: int  # of the received states; 0 for the first stage
-    kept: int  # from its forward to its backward, in addition
+    takes: int  # bytes of received states; 0 for the first stage
+    kept: int  # bytes kept from its forward to its backward, without received states
     forward: PassPeak
     backward: PassPeak
 
@@ -126,10 +126,10 @@ def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSli
         [(s.saved, s.forward, s.backward, s.largest, s.carried, s.transposed, s.logits) for s in segments], np.int64
     ).T
     states, counted = count_state_bytes(network, load, slices), _count_known_states(network, load, part, slices)
-    # received states are counted once for the place, so norms and checkpoints that keep them count none
+    # received states are counted with the states, so they are subtracted where norms and checkpoints keep them
     kept = np.cumsum(saved) - counted
     wide = np.cumsum(saved * logits)
-    # gradients exist whole before they are reduced into the engine's own
+    # an undivided gradient exists before it is reduced into the engine's gradients
     gradients = load.width * (largest + transposed + np.cumsum(carried[::-1])[::-1])
 
     def find(working: np.ndarray, extra: np.ndarray) -> PassPeak:
@@ -197,7 +197,8 @@ def _divide_embedding(
         indices += (load.micro - 1) * length
     rows, heads = stack.bias_table or (0, 0)
     table = rows * heads
-    own = load.micro * length * (slices.ranks > 1)  # a byte per token: whether it is in this rank's vocabulary slice
+    # one byte per token says whether it is in this rank's slice of the vocabulary
+    own = load.micro * length * (slices.ranks > 1)
     tokens = whole._replace(saved=INDEX * indices + own, parameters=whole.parameters - table)
     return tokens, Segment(whole.saved - INDEX * indices, parameters=table, largest=table)
 
@@ -220,7 +221,7 @@ def _divide_by_tokens(
         return [part._replace(saved=part.saved + change) for part, change in zip(block, changes, strict=True)]
     kept = _count_states(network, stack, load, WHOLE)
     until = itertools.accumulate(changes)
-    # recomputation keeps the gathered inputs of all regions up to the current one
+    # recomputation keeps the gathered inputs of all sub-layers up to the current one
     again = [
         part._replace(forward=part.forward + change, backward=part.backward + changed, standing=part.standing + changed)
         for part, change, changed in zip(block, changes, until, strict=True)
@@ -274,13 +275,13 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
     """Return the bytes by phase and term for every position of the pipeline."""
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     states = count_state_bytes(network, load, slices)
-    # inputs and labels of all micro-batches are on every rank; with one kind of tokens they are two tensors
+    # every rank holds inputs and labels of all micro-batches; with one kind of tokens they are two tensors
     tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
     samples = INDEX * load.micro * spec.accumulation * tokens
     alike = list_alike(network, costs.parts)
     measured = {number: measure_stage(network, load, costs.parts[number], slices) for number in dict.fromkeys(alike)}
     stages = [measured[number] for number in alike]
-    if len(costs.places) == 1:  # states that a stage sends on unchanged are the same tensor
+    if len(costs.places) == 1:  # with all stages on one rank, states sent on unchanged are the same tensor
         stages = [
             one._replace(takes=one.takes - count_passed_bytes(network, load, before, slices)) if number else one
             for number, (one, before) in enumerate(zip(stages, (costs.parts[0], *costs.parts), strict=False))
@@ -292,7 +293,7 @@ def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, sample
     """Return the phases of one position of the pipeline. Forward and backward are taken at their peaks."""
     moments = place.list_moments()
     counts = _count_what_lives(moments, place.stages)
-    # thousands of moments: the totals of all by one product, the terms of only the two peaks
+    # there are thousands of moments: one product gives all totals, and terms are built for the two peaks only
     totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
     forward_terms, backward_terms = (
         _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
@@ -305,8 +306,8 @@ def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, sample
 class MomentCounts(NamedTuple):
     """Number of live objects of each kind at each moment of the schedule, for one position of the pipeline."""
 
-    of_each: NDArray[np.float64]  # (moments, sizes), sizes as in `_list_sizes`
-    forwards: NDArray[np.int64]  # rows of forwards
+    of_each: NDArray[np.float64]  # shape (moments, sizes); sizes are those of `_list_sizes`
+    forwards: NDArray[np.int64]  # row indices of forward passes
     others: NDArray[np.int64]
 
 
@@ -350,7 +351,7 @@ def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment
     came = sum(count * one.takes for count, one in zip(moment.kept, passes, strict=True))
     wait = states * (moment.waiting + moment.gradients + moment.leaving)
     gathered = gradients = 0
-    # only engines that divide weights within a stage (sharding=zero3) gather them
+    # weights are gathered only if the engine divides them within a stage (sharding=zero3)
     if any(one.whole for one in place.by_stage):
         each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
         gathered = sum(one.whole * whole for one, whole, _, _ in each)

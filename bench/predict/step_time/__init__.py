@@ -28,14 +28,14 @@ class StepTime(NamedTuple):
     """Predicted time of one optimizer step, with its tokens and FLOPs."""
 
     parts: dict[str, float]  # seconds by name; their sum is the step's time
-    hidden_s: float  # of communication that overlaps with compute
+    hidden_s: float  # seconds of communication that overlap with compute
     low_s: float
     high_s: float
     flops: StepFlops
-    tokens: int  # of all kinds, padding included, over all ranks
-    peak_flops: float | None  # of all devices, per second
-    bound: str  # the largest part of the step
-    exposed_s: float = 0.0  # of communication that the step waits for
+    tokens: int  # tokens of all kinds over all ranks, including padding
+    peak_flops: float | None  # peak FLOP/s of all devices together
+    bound: str  # name of the largest part of the step
+    exposed_s: float = 0.0  # seconds of communication for which the step waits
 
     @property
     def step_s(self) -> float:

@@ -155,17 +155,17 @@ class DeviceRates(NamedTuple):
     ceiling: float  # FLOP/s of the best product
     memory: float  # bytes/s
     attention: float  # FLOP/s
-    start_s: float  # to start one operation
+    start_s: float  # host's seconds to start one operation
     shapes: CalibratedShapes | None
     calibrated_attention: bool
     multiprocessors: int | None
-    pace: float = 1.0  # time of a pass over that of its work at these rates
+    pace: float = 1.0  # time of a pass over the time of its work at these rates
 
     def products_s(self, work: PassWork) -> float:
         """Return the seconds of all matrix products of a pass, including those of attention."""
         if self.calibrated_attention or self.device == "cpu":
             attention_s = work.attention_flops / self.attention
-        else:  # batched products are so many that they fill a device: no wave quantization
+        else:  # the many batched products fill a device, so there is no wave quantization
             written_out = sum(self._product_s(p, None) for p in work.batched)
             attention_s = work.fused_flops / self.attention + written_out
         if self.shapes is not None:
@@ -208,7 +208,7 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     best = max((p.tflops for p in products), default=0.0)
     ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
     attention = found.attention_tflops.get(precision) if found else None
-    # a calibrated memory rate is already what a copy reaches; a CPU's published rate is taken as it is
+    # a calibrated memory rate is that of a copy already; a CPU's published rate is used unchanged
     published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
     start_s = (found.kernel_s if found else None) or (software.start_s if device == "cuda" else 0.0)
     share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
@@ -244,8 +244,8 @@ class ComputeTime(NamedTuple):
     recomputation: float
     backward: float
     optimizer: float
-    bound: str  # the largest part of it
-    doubt: tuple[float, float] = UNCALIBRATED  # factors, low and high
+    bound: str  # name of the largest kind of work
+    doubt: tuple[float, float] = UNCALIBRATED  # low and high ratio of true to predicted time
 
     @property
     def total(self) -> float:
@@ -265,7 +265,7 @@ class StepContext:
     machine: Machine
     device: Device
     software: Software = OWN
-    rehearsed_s: float | None = None  # computing time of the first rank in a step, by a rehearsal on this machine
+    rehearsed_s: float | None = None  # computing seconds of the first rank in a step, from a rehearsal
 
     @functools.cached_property
     def machine_json(self) -> str:
@@ -298,7 +298,8 @@ class StepContext:
         sharing = self.spec.world_size if self.machine.nodes_share_processor else self.spec.devices_per_node
         if sharing <= len(slowdown):
             return slowdown[sharing - 1]
-        return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
+        # all processors are busy, so the time grows in proportion to the ranks
+        return slowdown[-1] * sharing / len(slowdown)
 
 
 class PassTimes(NamedTuple):
@@ -320,7 +321,7 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.rates)
     found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
-    # a rehearsal runs one rank alone: contention comes on top of it
+    # a rehearsal runs one rank alone, so it contains no contention
     if context.rehearsed_s is not None:
         found = found.scaled(context.rehearsed_s / found.total)
     return found.scaled(context.contention)

@@ -83,7 +83,8 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
             raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
     # a link reaches its rate only with large payloads
     reached = {name: _find_link_share(name, payload_bytes) for name in needed}
-    for name in reached.keys() & machine.calibrated.keys():  # a measured rate is that of large payloads already
+    # a measured rate is that of large payloads, so it already contains their link share
+    for name in reached.keys() & machine.calibrated.keys():
         reached[name] /= _find_link_share(name, LARGE)
     return min(reached[name] * value for name, value in needed.items() if value)
 
@@ -97,7 +98,7 @@ def _find_link_share(link: str, payload_bytes: float) -> float:
     """
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
-    at_speed_s = np.maximum.accumulate(sizes / rates)  # times 1e-9
+    at_speed_s = np.maximum.accumulate(sizes / rates)  # in units of 1e-9 s
     beyond = max(1.0, payload_bytes / float(sizes[-1]))
     return payload_bytes / (float(np.interp(payload_bytes, sizes, at_speed_s)) * beyond * speed)
 
@@ -170,7 +171,7 @@ def time_transfers(
             moved.append(TransferTime(transfer, seconds, seconds))
             continue
         together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
-        # transfers of a pass that runs once in several micro-steps overlap only with that share of its computing
+        # if a transfer happens once in several micro-steps, it overlaps only with that share of the computing
         room = computing[transfer.when] * transfer.passes / micro_steps
         share = seconds / together if together else 0.0
         first = transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls

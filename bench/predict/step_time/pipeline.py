@@ -85,15 +85,15 @@ class PipelineTime(NamedTuple):
 
     own: ComputeTime
     moved: list[TransferTime]
-    idle_s: float  # waiting for other stages
+    idle_s: float  # seconds of waiting for other stages
 
 
 class _PlaceTime(NamedTuple):
     """Times of a step on the ranks at one position of the pipeline."""
 
     own: ComputeTime
-    exchanged: list[TransferTime]  # inside passes
-    moved: list[TransferTime]  # between copies
+    exchanged: list[TransferTime]  # tensor-parallel exchanges within passes
+    moved: list[TransferTime]  # transfers between model copies
 
     @property
     def reduced_s(self) -> float:
@@ -118,7 +118,7 @@ def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
-    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # without the error of rounding
+    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # no idle time from rounding errors
     return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
 
 
@@ -133,7 +133,7 @@ def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[_Plac
     pass."""
     passes, exchanges = _time_stages(context, costs.parts)
     places = [_time_place(context, place, passes, exchanges) for place in costs.places]
-    # a rehearsal runs the first rank: all places scale by its ratio
+    # a rehearsal runs the first rank only, so all positions are scaled by its ratio
     factor = 1.0 if context.rehearsed_s is None else context.rehearsed_s / places[0].own.total
     factor *= context.contention
 
@@ -196,7 +196,7 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
     def exchange(states: int, ends: int, begins: int, again_ends: int) -> None:
         found.extend(_list_edges(states, ends, begins, slices))
-        if load.checkpointing:  # the recomputation exchanges like a forward, before its backward
+        if load.checkpointing:  # the recomputation has the exchanges of a forward, and runs before its backward
             again = [one for one in _list_edges(states, again_ends, begins, slices) if one.when == "forward"]
             found.extend(one._replace(when="backward") for one in again)
 

@@ -9,7 +9,7 @@ from analysis.validation.published_runs import PublishedStep, read_nemo_runs
 from analysis.validation.published_times import draw_set_aside
 
 INTERVAL = 1.5
-"""Largest allowed ratio of the high to the low end of a predicted interval."""
+"""Ratio of the high to the low end of the predicted intervals, rounded up. The page prints 0.01 less."""
 
 
 @functools.cache

@@ -28,7 +28,7 @@ def all_reduce(nodes: int, ranks: int, payload_bytes: int, s: float) -> Collecti
 COLLECTIVES = (
     all_reduce(1, 1, 8_000_000, 1e-6),
     all_reduce(1, 2, 8_000_000, 0.004),  # 2 × 1/2 × 8 MB ÷ 4 ms = 2 GB/s
-    all_reduce(2, 2, 8_000_000, 0.1),  # 80 MB/s: two nodes are not the most
+    all_reduce(2, 2, 8_000_000, 0.1),  # 80 MB/s, ignored: two nodes are not the largest number
     all_reduce(4, 4, 8, 0.001),
     all_reduce(4, 4, 1_000_000, 0.01),  # 150 MB/s, as long as a bucket of tokens lasts
     all_reduce(4, 4, 8_000_000, 0.25),  # 2 × 3/4 × 8 MB ÷ 0.25 s = 48 MB/s

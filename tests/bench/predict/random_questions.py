@@ -25,7 +25,7 @@ from bench.sweep.prediction import Prediction
 ADVISED = 20
 """One command in this many is an `advise`, which searches hundreds of configurations."""
 ROUNDING = 1 + 1e-9
-LONGEST = 700  # characters of a refusal
+LONGEST = 700  # largest number of characters of an error message
 
 ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp_hybrid", "fsdp_no_reshard", "pipeline",
            "interleaved", "modular", "lga")  # fmt: skip
@@ -262,7 +262,7 @@ def _list_prediction_faults(found: Prediction) -> Iterator[str]:
     doubled = spec.model_copy(update={"batch": batch})
     if predict_memory(doubled, found.device, machine.memory_bytes).peak < found.memory.peak:
         yield "less memory with twice the micro-batch"
-    measured = machine.calibration is not None  # whose rates may be as they like
+    measured = machine.calibration is not None  # random calibrated rates need not be monotonic in the size
     if (
         found.time
         and not measured

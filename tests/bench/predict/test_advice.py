@@ -60,7 +60,7 @@ def choice(
     return Choice(candidate, time, StepEstimate(total, low, high, "predicted"))
 
 
-# -- what comes into question
+# -- candidates
 
 
 def test_micro_batches_are_powers_of_two_their_middles_and_the_largest_that_surely_fits() -> None:
@@ -113,7 +113,7 @@ def test_a_measured_run_outranks_the_formula_of_memory() -> None:
     assert [candidate.fits for candidate in ran.candidates] == [True]
 
 
-# -- what is best
+# -- the best choice
 
 
 def test_the_best_depends_on_what_is_asked() -> None:
@@ -174,7 +174,7 @@ def test_each_engine_is_shown_at_its_best() -> None:
     assert [(row.spec.engine.name, row.estimate.step_s) for row in advice.engines] == [("zero2", 2.0), ("zero3", 5.0)]
 
 
-# -- what can be told apart
+# -- choices that differ by more than the error
 
 
 def test_doubt_that_both_share_cancels() -> None:
@@ -222,7 +222,7 @@ def test_why_names_the_parts_that_take_longer() -> None:
     assert explain_difference(base, rival, per_device=True) == pytest.approx({"gather": 0.3, "recomputation": 0.2})
 
 
-# -- measured runs outrank formulas
+# -- measured runs in place of predictions
 
 
 def recorded(engine: str, **changes: Any) -> RunRecord:
@@ -273,7 +273,7 @@ def test_its_neighbours_are_corrected_by_as_much_as_it_was_off(here: Any) -> Non
     assert (believed.evidence, believed.runs) == ("corrected", 1)
     assert believed.step_s == pytest.approx(off * predicted)
     ends = CALIBRATED[0] * off * predicted, CALIBRATED[1] * off * predicted
-    assert (believed.low_s, believed.high_s) == pytest.approx(ends)  # another engine says less than the same
+    assert (believed.low_s, believed.high_s) == pytest.approx(ends)  # runs of another engine leave a larger error
 
 
 def test_runs_of_another_machine_say_nothing(here: Any) -> None:

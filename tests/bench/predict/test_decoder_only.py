@@ -107,11 +107,11 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     )
     described = activations.list_segments(network(**SMALL), load)
     saved = sum(segment.saved * times for block, times in described for segment in block)
-    if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
+    if checkpointing:  # a checkpoint keeps its random state, but not as a tensor that autograd saves
         saved -= 3 * activations.RANDOM_STATE["cpu"]
     # one mask for all blocks, which eager attention adds and each checkpoint keeps, is not predicted
     mask = WIDTH[precision] * 3 * TOKENS * TOKENS if checkpointing and attention == "eager" else 0
-    divisor = 4  # of the loss, one number
+    divisor = 4  # divisor of the loss, one number
     assert kept_by_autograd(model, lambda: loss(model, 3)) == saved + mask + divisor
 
 
@@ -142,7 +142,7 @@ def test_a_family_that_describes_its_network_is_predicted_under_every_engine(eng
     spec = spec_of(engine)
     needed = predict_memory(spec, "cuda")
     assert all(size >= 0 for phase in needed.phases for size in phase.terms.values())
-    whole = 2 * 124_439_808  # bf16; stage 3 has a quarter of it, and small tensors whole
+    whole = 2 * 124_439_808  # in bf16; stage 3 keeps a quarter of it, and small tensors undivided
     expected = whole / 4 if engine == "zero3" else whole
     assert needed.phases[1].terms["weights"] == pytest.approx(expected, rel=0.01)
     # PaLM's rule: 6 FLOPs per parameter and token, 12 × layers × width × tokens per token for attention's squares

@@ -28,7 +28,8 @@ def test_young_by_hand() -> None:
 def test_daly_by_hand() -> None:
     """By hand: 1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 − 100."""
     assert compute_daly_interval(mtbf_s=7200, write_s=100) == pytest.approx(1134.259, abs=1e-3)
-    assert compute_daly_interval(mtbf_s=50, write_s=100) == 50  # a checkpoint that takes longer than the job lives
+    # writing a checkpoint takes longer than the mean time between failures
+    assert compute_daly_interval(mtbf_s=50, write_s=100) == 50
 
 
 @pytest.mark.parametrize("write_s", [1, 30, 300])
@@ -71,7 +72,7 @@ def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int
     ("reliability", "interval_s"),
     [
         (Reliability(10_000, 60, 600), 1000),
-        (Reliability(3600, 120, 900), 800),  # a bad machine: hardly more than half is progress
+        (Reliability(3600, 120, 900), 800),  # an unreliable machine: a little more than half of the time is progress
         (Reliability(50_000, 20, 300), 1400),
     ],
 )
@@ -83,8 +84,8 @@ def test_formula_agrees_with_simulated_failures(reliability: Reliability, interv
 
 def test_published_rates_by_hand() -> None:
     hours = {one: one.device_mtbf_s / 3600 for one in (LLAMA_3, OPT_175B, RSC_1, RSC_2)}
-    assert hours[LLAMA_3] / 16_384 == pytest.approx(54 * 24 / 419)  # one in 3.09 h
-    assert hours[RSC_1] / 16_384 == pytest.approx(1.8, abs=0.01)  # as the source has it
+    assert hours[LLAMA_3] / 16_384 == pytest.approx(54 * 24 / 419)  # one failure in 3.09 h
+    assert hours[RSC_1] / 16_384 == pytest.approx(1.8, abs=0.01)  # as the source states
     assert hours[OPT_175B] / 992 == pytest.approx(13.7, abs=0.02)
     assert hours[RSC_2] / 8 == pytest.approx(24_000 / 2.34)
 
@@ -104,7 +105,7 @@ def test_rate_of_ones_own_has_no_range() -> None:
     found = predict_goodput(64, FailureTerms(60, restart_s=300, device_mtbf_s=64 * 1e5))
     assert found.low == found.share == found.high
     assert found.mtbf_s == 1e5
-    assert found.share == pytest.approx(1 - math.sqrt(2 * 60 / 1e5) - 300 / 1e5, abs=2e-3)  # first order
+    assert found.share == pytest.approx(1 - math.sqrt(2 * 60 / 1e5) - 300 / 1e5, abs=2e-3)  # first-order approximation
 
 
 def test_job_that_fails_faster_than_it_restarts_gets_nowhere() -> None:

@@ -44,7 +44,7 @@ def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host(
     needed = predict_host_memory(spec)
     assert needed is not None
     assert needed.low - low(needed, "processes") == pytest.approx((2 + 16 * 0.25) * XXL, rel=1e-3)
-    standing = predict_memory(spec).resident - 2 * 50_000_000  # without the bucket
+    standing = predict_memory(spec).resident - 2 * 50_000_000  # minus the bucket
     assert standing == pytest.approx((2 + 16 * 0.75) * XXL, rel=1e-3)
 
 
@@ -76,10 +76,11 @@ def test_pinned_memory_may_be_rounded_up_to_a_power_of_two() -> None:
     )
     assert pinned is not None
     assert pageable is not None
-    part = 4 * 3_742_619_648 // 2  # two ranks
+    part = 4 * 3_742_619_648 // 2  # divided between two ranks
     assert pinned.terms["gradients"] == (2 * part, 2 * 2**33)
     assert pageable.terms["gradients"] == (2 * part, 2 * part)
-    assert pinned.terms["optimizer moments"] == pageable.terms["optimizer moments"]  # never pinned
+    # optimizer moments are never pinned
+    assert pinned.terms["optimizer moments"] == pageable.terms["optimizer moments"]
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])

@@ -46,7 +46,7 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
     for stage in (1, 2, 3):
         printed = row[f"stage{stage}_gb"]
         exact = Decimal(find_division(stage, ranks).state_bytes(elements, "bf16")) / 10**9
-        assert Decimal(printed) in {  # some are rounded, some are cut off
+        assert Decimal(printed) in {  # some values are rounded, others are truncated
             exact.quantize(Decimal(printed), rounding) for rounding in (ROUND_HALF_UP, ROUND_DOWN)
         }
 
@@ -92,7 +92,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     spec = spec_of(shape, attention, dropout, precision=precision)
     predicted = activations.list_segments(get_network(spec), build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in predicted for segment in block)
-    sum_of_weights = 4 if precision == "fp32" else 2  # the loss's divisor, one number
+    sum_of_weights = 4 if precision == "fp32" else 2  # divisor of the loss, one number
     assert kept_by_t5(spec) - sum_of_weights == saved
 
 
@@ -161,7 +161,7 @@ V100_16, A100_40 = (
     compose.compose_request([("machine", name), ("devices_per_node", 2)]).machine.memory_bytes or 0
     for name in ("v100_16", "a100_40")
 )
-RTX_3090 = int(23.69 * 2**30)  # by CUDA's out-of-memory messages
+RTX_3090 = int(23.69 * 2**30)  # from CUDA's out-of-memory messages
 HUGGING_FACE_AUTO = {  # transformers' values for "auto" in a ZeRO-3 configuration, from d_model
     width: [
         f"engine.reduce_bucket_size={width**2}", f"engine.stage3_prefetch_bucket_size={int(0.9 * width**2)}",
@@ -188,7 +188,7 @@ def test_the_published_boundaries_are_all_looked_at() -> None:
     ]
 
 
-@pytest.mark.parametrize("tokens", [16, 128, 512])  # not stated by the source
+@pytest.mark.parametrize("tokens", [16, 128, 512])  # the source does not state the length
 def test_t5_3b_does_not_fit_a_24_gb_card_without_offload(tokens: int) -> None:
     assert predict_memory(asked("engine=ddp", "batch.micro=1", *OLD_T5, *lengths(tokens))).fits(RTX_3090) is False
 
@@ -201,7 +201,7 @@ def test_t5_3b_with_zero2_and_offload_fits_20_samples_and_not_30_at_about_80_tok
         assert 20 <= micro.surely <= micro.perhaps < 30
 
 
-@pytest.mark.parametrize("checkpointing", ["true", "false"])  # not stated
+@pytest.mark.parametrize("checkpointing", ["true", "false"])  # the source does not state it
 def test_flan_t5_xl_in_fp32_does_not_fit_four_cards_of_16_gb(checkpointing: str) -> None:
     spec = asked(
         "model=t5_v1_1_xl", "engine=zero3", "precision=fp32", "devices_per_node=4", "batch.micro=1", *FLAN,
@@ -257,7 +257,7 @@ def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where
     not fit 42.5 GB.
     """
     spec = asked("model=mt5_xxl", f"engine={engine}", "nodes=8", "devices_per_node=8", "batch.micro=1")
-    built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # with the two embeddings that transformers makes for nothing
+    built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # includes two embeddings that transformers makes and discards
     for room, peak in [(None, 4 * MT5_XXL), (80e9, 4 * MT5_XXL), (53e9, None), (A100_40, None)]:
         needed = predict_memory(spec, "cuda", None if room is None else int(room))
         assert needed.init_peak == pytest.approx(peak or built, rel=1e-3), room

@@ -155,7 +155,8 @@ def test_a_rehearsal_of_the_first_rank_scales_all_of_it() -> None:
     once, twice = (predict_step_time(spec, MACHINE, rehearsed_s=seconds) for seconds in (0.5, 1.0))
     assert [twice.parts[name] / once.parts[name] for name in ("forward", "backward", "optimizer")] == [2] * 3
     assert twice.step_s == pytest.approx(2 * once.step_s, rel=0.05)
-    assert sum(once.parts[name] for name in ("forward", "backward", "optimizer")) >= 0.5  # of the one with most to do
+    # the parts are those of the busiest rank, which may not be the first
+    assert sum(once.parts[name] for name in ("forward", "backward", "optimizer")) >= 0.5
 
 
 @pytest.mark.parametrize("fields", [{"nodes": 4, "parallel.pipeline": 8}, {"parallel.pipeline": 2}], ids=str)

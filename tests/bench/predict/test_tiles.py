@@ -18,7 +18,7 @@ def test_full_waves_of_full_tiles_lose_what_begins_and_ends_each_tile() -> None:
 
 def test_one_tile_more_than_a_wave_costs_a_second_one() -> None:
     one_wave, two_waves = Matmul(256 * 108, 8192, 128), Matmul(256 * 109, 8192, 128)
-    assert 0.5 < find_share(two_waves) / find_share(one_wave) < 0.9  # smaller tiles save a part of it
+    assert 0.5 < find_share(two_waves) / find_share(one_wave) < 0.9  # smaller tiles reduce the loss
     assert find_share(two_waves, multiprocessors=None) == pytest.approx(find_share(one_wave, multiprocessors=None))
 
 
