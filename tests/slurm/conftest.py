@@ -1,4 +1,7 @@
-"""A real Slurm cluster for tests. They skip with a reason if it is not available, and fail if it is required."""
+"""Fixtures for tests on a real Slurm cluster.
+
+If no cluster is possible, the tests are skipped with a reason. They fail if the environment requires a cluster.
+"""
 
 import os
 import shutil
@@ -15,8 +18,11 @@ REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder schedules real processes. Leftovers are found by the environment in which they were
-    started, which forked processes do not have."""
+    """Mark every test of this folder as `processes` and `cold`, because it starts real processes.
+
+    Leftover processes are found by environment variables set at their start. Forked processes would not have these
+    variables.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.processes)
@@ -24,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _missing() -> str | None:
-    """Return the reason why no testbed is possible on this machine."""
+    """Return the reason why a testbed is impossible on this machine; None if it is possible."""
     if os.geteuid() != 0:
         return "not root"
     programs = [name for name in ("slurmctld", "slurmd", "munged", "ip", "tc") if not shutil.which(name)]
@@ -45,7 +51,7 @@ def slurm_possible() -> None:
 
 @pytest.fixture(scope="session")
 def testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """Three nodes, quick to notice a lost node."""
+    """Testbed with three nodes, on which Slurm notices a lost node quickly."""
     bed = Testbed("a")
     try:
         quick = ["--slurmd-timeout-s", "4", "--kill-wait-s", "2", "--conf", "MessageTimeout=4"]
@@ -57,7 +63,7 @@ def testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture
 def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """A second testbed next to the first, for a test that brings it up and down."""
+    """Second testbed at the same time as the first, for tests that start and remove a testbed."""
     bed = Testbed("b")
     try:
         yield bed
@@ -67,7 +73,8 @@ def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="session")
 def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small disk, soon full. It is mounted before the nodes start, because later mounts are not visible in them."""
+    """Disk of 8 MB, which is soon full. It is mounted before the nodes start, because later mounts are not visible on
+    the nodes."""
     folder = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=True)
     yield folder
@@ -76,8 +83,11 @@ def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def drilled(small_disk: Path) -> Iterator[Testbed]:
-    """Three nodes for faults: quick to schedule and requeue, with a short queue, and slow to give a node up by default,
-    so that our own supervisors notice first."""
+    """Testbed with three nodes for fault injection.
+
+    Slurm schedules and requeues jobs quickly, and its queue is short. By default it declares a silent node down only
+    after 60 s, so that zeroscale's supervisors notice a lost node first.
+    """
     bed = Testbed("c")
     try:
         quick = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
@@ -95,7 +105,7 @@ def drilled(small_disk: Path) -> Iterator[Testbed]:
 
 @pytest.fixture
 def study(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
-    """A study on that testbed; leftovers of its jobs are removed after the test."""
+    """Study on the testbed `drilled`. Leftover jobs and processes are removed after the test."""
     monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
     made = Study(drilled, tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""Our processes on a testbed's nodes, which are namespaces of this machine."""
+"""Processes of zeroscale on the nodes of a testbed. The nodes are network namespaces of this machine."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,15 +13,19 @@ _NAMESPACES = Path("/run/netns")
 
 
 class Rank(NamedTuple):
-    """The process of a rank, and its last reported position."""
+    """Process id of a rank, and its last heartbeat."""
 
     pid: int
     beat: RankProgress
 
 
 def ours(bed_name: str, folder: Path) -> list[str]:
-    """Return the command lines of a study's processes: all of ours on any node of a testbed (command lines of ranks and
-    fork servers name no folder), and all others that name the study's folder. Zombies have no command line."""
+    """Return the command lines of a study's processes.
+
+    These are all zeroscale processes on the nodes of the testbed, because the command lines of ranks and fork servers
+    do not contain the study's folder. Any other process counts if its command line contains the folder. Zombies have no
+    command line.
+    """
     nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
     found = []
     for process, words in _processes():
@@ -33,7 +37,7 @@ def ours(bed_name: str, folder: Path) -> list[str]:
 
 
 def on_node(node: str) -> list[str]:
-    """Return the command lines of our processes on one node."""
+    """Return the command lines of the zeroscale processes on one node."""
     namespace = (_NAMESPACES / node).stat().st_ino
     found = []
     for process, words in _processes():
@@ -44,7 +48,10 @@ def on_node(node: str) -> list[str]:
 
 
 def stepping(node: str, after: Rank | None = None) -> Rank:
-    """Wait until a rank on a node makes steps, and return it; not `after`, which may still be ending."""
+    """Wait until a rank on a node is making steps, and return the rank.
+
+    The rank `after` is ignored, because it may still be ending.
+    """
     found: list[Rank] = []
 
     def steps() -> bool:
@@ -56,8 +63,11 @@ def stepping(node: str, after: Rank | None = None) -> Rank:
 
 
 def _ranks(node: str) -> Iterator[Rank]:
-    """Yield the ranks on a node, read from the memory that each shares with its supervisor; the heartbeat file is
-    older."""
+    """Yield the ranks on a node.
+
+    Their progress is read from the memory that each rank shares with its supervisor. It is more recent than the file
+    heartbeat.json.
+    """
     namespace = (_NAMESPACES / node).stat().st_ino
     for process, words in _processes():
         with contextlib.suppress(OSError):

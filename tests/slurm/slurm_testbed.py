@@ -1,4 +1,4 @@
-"""A testbed as seen from a test: the `testbed` command, and Slurm's own commands."""
+"""Access to a testbed from a test: the `testbed` command, and Slurm's own commands."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PATIENCE_S = 150.0  # on a machine with other work
 
 
 class Testbed:
-    """A testbed of this test process, with a name and a subnet that no other process uses at the same time."""
+    """Testbed of this test process. Its name and subnet differ from those of all other running test processes."""
 
     __test__ = False
 
@@ -26,7 +26,7 @@ class Testbed:
         self.folder = Path(f"/tmp/zeroscale-testbed-{self.name}")
 
     def __call__(self, command: str, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command of the testbed and assert its exit code."""
+        """Run a `testbed` command and assert its exit code."""
         argv = [sys.executable, str(PROGRAM), command, "--name", self.name, *words]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         assert code is None or done.returncode == code, done.stdout + done.stderr
@@ -36,14 +36,14 @@ class Testbed:
         return self("up", "--subnet", self.subnet, *words, code=code)
 
     def slurm(self, *argv: str) -> str:
-        """Run a command of Slurm against this testbed, as its user."""
+        """Run a Slurm command as a user of this testbed, and return its output."""
         environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def on(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on a node and return its result with any exit code."""
+        """Run a command on a node, and return its result. Any exit code is accepted."""
         return self("exec", node, "--", *argv, code=None)
 
     def node(self, number: int) -> str:
@@ -58,14 +58,14 @@ class Testbed:
         return self.status["nodes"][node]["state"]
 
     def leftovers(self) -> list[str]:
-        """Return everything of this testbed on the machine except processes."""
+        """Return the paths of everything that still exists of this testbed, except processes."""
         folders = [self.folder, *Path("/run/netns").glob(f"{self.name}*"), *Path("/etc/netns").glob(f"{self.name}*")]
         folders += Path("/sys/class/net").glob(f"{self.name}*")
         return [str(path) for path in folders if path.exists()]
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    """Wait until `what` holds; fail after a time limit."""
+    """Wait until `what()` is true; fail after a time limit."""
     until = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < until, f"did not happen within {PATIENCE_S} s"

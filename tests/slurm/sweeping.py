@@ -1,4 +1,4 @@
-"""Sweeps on a testbed as a user starts them, and the rules that hold after every fault."""
+"""Sweeps on a testbed, started as a user starts them, and rules that must be true after every fault."""
 
 import contextlib
 import io
@@ -28,32 +28,32 @@ _SMALL = (  # a model whose gradients pass a slow link in no time
     "launcher=slurm_testbed", "launcher.warning_s=0", "launcher.silence_s=10", "launcher.agent_silence_s=20",
 )  # fmt: skip
 QUICK = (*_SMALL, "launcher.time_limit_min=3", "measure.min_steps=6", "measure.window_s=0")
-"""Points that take seconds."""
+"""Overrides for points that take a few seconds."""
 ENDLESS = (*_SMALL, "measure.min_steps=1000000", "measure.max_s=600")
-"""Points that run until they are ended."""
+"""Overrides for points that run until a fault or a command ends them."""
 
 _MAY_STAY = {
     True: {"answered", "waiting", "given up", "running", "pending"},
     False: {"answered", "waiting", "given up"},
 }
-"""Possible states of a point, with jobs in the queue and without."""
+"""Allowed states of a point, by whether the study has jobs in the queue."""
 
 
 class Study:
-    """A study on a testbed, with its own results folder."""
+    """Study on a testbed, with its own results folder."""
 
     def __init__(self, bed: Testbed, results: Path) -> None:
         self.bed, self.results, self.folder = bed, results, results / "adhoc"
         self._seen: set[Path] = set()
 
     def start(self, verb: str, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """Start the `zeroscale` command in its own process."""
+        """Start a `zeroscale` command as a separate process."""
         command = [sys.executable, "-m", "bench.cli", verb, *words]
-        own = os.environ | {"OMP_NUM_THREADS": "1"} | environment  # sbatch exports it: the ranks see it too
+        own = os.environ | {"OMP_NUM_THREADS": "1"} | environment  # sbatch exports it to the ranks
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
     def __call__(self, verb: str, *words: str, code: int = 0, **environment: str) -> str:
-        """Run the `zeroscale` command, assert its exit code, and return its output."""
+        """Run a `zeroscale` command, assert its exit code, and return its output."""
         process = self.start(verb, *words, **environment)
         output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, output + errors
@@ -63,7 +63,7 @@ class Study:
         return ("sweep", *words, "--results", str(self.results), "--json")
 
     def sweep(self, *words: str, **environment: str) -> dict[str, Any]:
-        """Submit points, and return the command's output."""
+        """Submit points with `zeroscale sweep`, and return the command's JSON output."""
         told: dict[str, Any] = json.loads(self(*self.asking(*words), code=0, **environment))
         return told
 
@@ -72,29 +72,29 @@ class Study:
         return told
 
     def status(self) -> dict[str, Any]:
-        """Return the output of `zeroscale status`. It runs in this process, because tests call it often."""
+        """Return the JSON output of `zeroscale status`. It runs in this process, because tests call it often."""
         with contextlib.redirect_stdout(io.StringIO()) as output:
             cli.main(["status", str(self.folder), "--json"])
         told: dict[str, Any] = json.loads(output.getvalue())
         return told
 
     def until(self, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S) -> None:
-        """Wait until `zeroscale status` shows the expected state."""
+        """Wait until `what` returns True for the output of `zeroscale status`."""
         until = time.monotonic() + patience_s
         while not what(told := self.status()):
             assert time.monotonic() < until, f"{json.dumps(told, indent=1)}\n{self.log()}"
             time.sleep(0.5)
 
     def reasons(self) -> set[str]:
-        """Return the reasons for the states of the points."""
+        """Return the reasons that `zeroscale status` prints for the states of the points."""
         return {point["why"] for point in self.status()["points"]}
 
     def ended(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the queue has no job of this study."""
+        """Wait until no job of this study is in the queue."""
         self.until(lambda told: told["jobs"] == [], patience_s)
 
     def next_record(self) -> RunRecord:
-        """Wait for one record more than at the last call."""
+        """Wait until there is exactly one new record since the last call, and return this record."""
         self.until(lambda _: bool(self.new()))
         (path,) = self.new()
         self._seen.add(path)
@@ -113,8 +113,11 @@ class Study:
         return "".join(path.read_text() for path in self.folder.glob("jobs/*/slurm-*.log"))
 
     def check(self) -> list[str]:
-        """Assert the rules that hold after any fault, and return the sorted states of the points: each point has one
-        final answer or is still open, every attempt has its record or a running job, and no process of ours is left."""
+        """Assert the rules that must be true after any fault, and return the sorted states of the points.
+
+        Each point has one final result or is still open. Every attempt has a record or a running job. No process of the
+        study is left over.
+        """
         told, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
         points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in told["points"]}
         for folder in self.attempts():

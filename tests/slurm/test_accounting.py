@@ -1,4 +1,4 @@
-"""A Slurm with accounting: refused requests, answers by sacct, and preemption by an urgent job."""
+"""Tests on a Slurm with accounting: rejected accounts and QOS, job states from sacct, and preemption."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,s
 
 @pytest.fixture(scope="module")
 def accounting(slurm_possible: None) -> Iterator[Testbed]:
-    """Two nodes of a cluster with slurmdbd that forgets ended jobs quickly, so that only sacct knows them."""
+    """Testbed with two nodes and slurmdbd. Its queue forgets ended jobs quickly, so that only sacct knows them."""
     missing = [name for name in ("slurmdbd", "mariadbd", "my_print_defaults") if not shutil.which(name)]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (Debian packages slurmdbd mariadb-{{server,client}}-core)")
@@ -49,7 +49,7 @@ def study(accounting: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def told(bed: Testbed, name: str) -> JobState:
-    """Return the accounting of a job that the queue has forgotten."""
+    """Wait until the queue has forgotten a job, and return its state from accounting."""
     wait_for(lambda: ask([name])[name, None].source != "squeue")
     return ask([name])[name, None]
 

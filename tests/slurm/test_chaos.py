@@ -1,5 +1,7 @@
-"""Random faults in sweeps: content of a seed, rules for outcomes, and a short round that really runs. `make chaos` runs
-more."""
+"""Tests of random faults in sweeps: the faults planned for each seed, the rules for outcomes, and a short real round.
+
+`make chaos` runs more rounds.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +17,8 @@ from slurm_testbed import Testbed
 pytestmark = pytest.mark.processes
 
 PIECE = plan_round(4)
-"""A seed on one node: it kills the submitting command, a coordinator and an srun, and cuts a link briefly."""
+"""Planned round with points on one node. Its faults kill the submitting command, a coordinator and an srun, and
+disconnect a link briefly."""
 
 
 def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:

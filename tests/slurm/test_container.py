@@ -1,4 +1,4 @@
-"""A point that really runs in a container, by the cluster runtimes Apptainer and Charliecloud."""
+"""Tests of points that run in a real container, with the runtimes Apptainer and Charliecloud."""
 
 import os
 import shutil
@@ -16,13 +16,14 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 REPOSITORY = Path(__file__).parents[2]
 DIGEST = "sha256:image-of-this-environment"
 PYTHON = "/opt/environment/bin/python"
-"""A path that exists only in the container."""
+"""Path of a Python interpreter that exists only inside the container."""
 SEEN = {path: path for path in ("/usr", sys.base_prefix, str(REPOSITORY))} | {sys.prefix: "/opt/environment"}
-"""Folders of this machine that are mounted into the container; copying them into an image would take minutes."""
+"""Folders of this machine that are mounted into the container, by path on this machine. Copying them into an image
+would take minutes."""
 
 
 def make_image(folder: Path) -> Path:
-    """Make the folder of an image with the mount points of a system and little else."""
+    """Create the folder of a container image. It has a system's mount points and little else."""
     for inside in ("/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/home", "/root", "/etc", *SEEN.values()):
         (folder / inside.removeprefix("/")).mkdir(parents=True, exist_ok=True)
     for file in ("passwd", "group", "hosts", "resolv.conf"):  # a runtime puts the machine's over them
@@ -33,7 +34,10 @@ def make_image(folder: Path) -> Path:
 
 
 def build_apptainer(image: Path) -> dict[str, Any]:
-    """Return the container of a site whose image is one file, in a user namespace, as for a user without privileges."""
+    """Return the container options of a site file for Apptainer.
+
+    The image is a single file. The container runs in a user namespace, as for a user without privileges.
+    """
     file = image.with_suffix(".sif")
     subprocess.run(["apptainer", "build", file, image], check=True, capture_output=True)
     mounts = [f"{outside}:{inside}:ro" for outside, inside in SEEN.items()]
@@ -41,7 +45,8 @@ def build_apptainer(image: Path) -> dict[str, Any]:
 
 
 def build_charliecloud(image: Path) -> dict[str, Any]:
-    """Return the container of a site whose image is a folder, by the command line of Charliecloud."""
+    """Return the container options of a site file for Charliecloud. The image is a folder, and the options contain a
+    command."""
     binds = [f"--bind={outside}:{inside}" for outside, inside in SEEN.items()]
     enter = ["ch-run", *binds, "--bind={study}:{study}", "--cd=/tmp", "{image}", "--"]
     return {"runtime": "command", "image": str(image), "command": enter}

@@ -1,4 +1,4 @@
-"""Faults of the points of an allocation, on a real Slurm: each fault gives one record, and the sweep continues."""
+"""Tests with a fault during a point, on a real Slurm. Each fault results in one record, and the sweep continues."""
 
 import json
 import os

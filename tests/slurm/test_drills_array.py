@@ -1,4 +1,4 @@
-"""Tasks of a job array that run at the same time, each on its own nodes, on a real Slurm."""
+"""Tests with concurrent tasks of a job array on a real Slurm. Each task has its own nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,s
 
 @pytest.fixture
 def wide(other_testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
-    """A study on four nodes: two tasks of two nodes run at a time."""
+    """Study on a testbed with four nodes, on which two tasks with two nodes each run at the same time."""
     other_testbed.up("--nodes", "4", "--rate", "1gbit", "--slurmd-timeout-s", "60", "--conf", _QUICK_TO_SCHEDULE)
     monkeypatch.setenv("SLURM_CONF", str(other_testbed.folder / "slurm.conf"))
     study = Study(other_testbed, tmp_path)
@@ -28,7 +28,7 @@ def wide(other_testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def allocated(bed: Testbed, record: RunRecord) -> list[str]:
-    """Return the hosts of the allocation in which a record was made, as Slurm expands its node list."""
+    """Return the hosts in the allocation of a record, as listed by Slurm."""
     assert record.environment
     return bed.slurm("scontrol", "show", "hostnames", record.environment.slurm["SLURM_JOB_NODELIST"]).split()
 

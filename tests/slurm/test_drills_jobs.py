@@ -1,4 +1,4 @@
-"""Faults of a whole job, on a real Slurm: requeued, node lost, time limit reached, disk full."""
+"""Tests with a fault of a whole job on a real Slurm: requeue, lost node, time limit, full disk."""
 
 import contextlib
 import re
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def set_slurmd_timeout(bed: Testbed, seconds: int) -> None:
-    """Set Slurm's time limit for silent nodes from now on."""
+    """Set SlurmdTimeout, the seconds after which Slurm declares a silent node down."""
     conf = bed.folder / "slurm.conf"
     conf.write_text(re.sub("SlurmdTimeout=.*", f"SlurmdTimeout={seconds}", conf.read_text()))
     bed.slurm("scontrol", "reconfigure")
@@ -24,7 +24,7 @@ def set_slurmd_timeout(bed: Testbed, seconds: int) -> None:
 
 @contextlib.contextmanager
 def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
-    """Kill only a node's slurmd; start it again once Slurm has declared the node down."""
+    """Kill only the slurmd of a node. Start it again after Slurm has declared the node down."""
     set_slurmd_timeout(bed, 3)
     bed("slurmd", node, "stop")
     try:
@@ -37,13 +37,13 @@ def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
 
 
 def find_nodes(bed: Testbed, job: str) -> list[str]:
-    """Return the nodes of a running job; empty for a job that waits or was requeued a moment ago."""
+    """Return the nodes of a running job; empty for a pending job, including a job that was just requeued."""
     running = bed.slurm("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N").strip()
     return bed.slurm("scontrol", "show", "hostnames", running).split() if running else []
 
 
 def last_node(bed: Testbed, job: str, other_than: str = "") -> str:
-    """Wait until a job runs on nodes without `other_than`; return the last of them."""
+    """Wait until a job runs and its last node is not `other_than`. Return its last node."""
     seen: list[str] = []
 
     def runs() -> bool:
@@ -55,7 +55,7 @@ def last_node(bed: Testbed, job: str, other_than: str = "") -> str:
 
 
 def fill(disk: Path) -> None:
-    """Fill a disk to its last block."""
+    """Fill a disk until it accepts no more bytes."""
     with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
         while True:
             ballast.write(bytes(4096))
@@ -91,7 +91,8 @@ def test_a_job_that_is_put_back_settles_what_it_had_begun_and_begins_anew(study:
 
 @pytest.mark.timeout(400)
 def test_a_start_that_slurm_gave_up_ends_once_the_job_has_begun_anew(study: Study, drilled: Testbed) -> None:
-    """The node's slurmd is dead, so Slurm cannot end the process, neither by a signal nor by a limit."""
+    """A node's slurmd is killed while a rank runs there. Slurm then cannot end the rank, neither by a signal nor at a
+    time limit."""
     study.sweep(*ENDLESS, "nodes=1", "launcher.time_limit_min=20")
     (job,) = study.status()["jobs"]
     node = last_node(drilled, job)

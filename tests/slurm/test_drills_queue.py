@@ -1,4 +1,4 @@
-"""Submission to a real Slurm: killed halfway, twice at once, into a short queue, and cancelled."""
+"""Tests of submission to a real Slurm: killed submission, two submissions at once, short queue, cancellation."""
 
 import json
 import os
@@ -24,7 +24,7 @@ exec {sbatch} "$@"
 
 
 def play_sbatch(folder: Path, script: str) -> dict[str, str]:
-    """Return an environment in which `sbatch` is a script, which may call the real one."""
+    """Return environment variables with which `sbatch` is this script. The script may call the real sbatch."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(script.format(sbatch=shutil.which("sbatch")))
@@ -33,7 +33,10 @@ def play_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 
 class Gate:
-    """An `sbatch` that waits at a gate: its caller has already looked at the queue, and submits when the gate opens."""
+    """Replacement of `sbatch` that waits until the gate opens.
+
+    At the gate, its caller has already looked at the queue. It submits its job after the gate has opened.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
@@ -65,7 +68,7 @@ def test_a_sweep_killed_while_it_submits_goes_on_where_it_was(study: Study, dril
             while len(list(study.folder.glob(moment))) == before:
                 assert command.poll() is None
             command.kill()
-        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch outlives its caller
+        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch continues after its caller was killed
     before = len(queued(drilled))
     with study.start(*study.asking(*points), **gate.environment) as command:
         gate.wait_for(callers=1)

@@ -1,4 +1,4 @@
-"""The Slurm launcher on a real Slurm: scripts as generated, submitted, polled and cancelled."""
+"""Tests of the Slurm launcher on a real Slurm: submission of generated scripts, job states, and cancellation."""
 
 import json
 import threading
@@ -56,9 +56,12 @@ def slurm(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Make jobs that print how they were started and run for some seconds, or until a file exists, in a folder with
-    shell metacharacters in its name."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # what is exported where a job is submitted is there when it runs
+    """Function that creates a job. The job writes down how it was started, and runs for some seconds or until a file
+    exists.
+
+    The name of the job's folder contains shell metacharacters.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a job inherits the environment of its submission
     (tmp_path / "probe.py").write_text(_PROBE)
 
     def make(name: str, seconds: float, *arguments: str, **changes: Any) -> Work:
@@ -75,7 +78,7 @@ def start(job: Work, **options: Any) -> str:
 
 
 def told(job: Work, kind: str = "began") -> list[dict[str, Any]]:
-    """Return the output of a job's processes, sorted."""
+    """Return the messages of one kind that the job's processes have written, sorted by file name."""
     return [json.loads(path.read_text()) for path in sorted(job.folder.glob(f"{kind}*.json"))]
 
 
@@ -118,7 +121,7 @@ def test_one_task_per_device_where_that_is_wanted(slurm: Testbed, job: Job) -> N
 def test_every_process_hears_a_warning_before_the_time_is_over(slurm: Testbed, job: Job) -> None:
     small = job("small", 90, time_limit_min=1)
     large = job("large", 90, nodes=2, devices_per_node=1, time_limit_min=1)
-    # Slurm looks twice a minute, and warns half a minute early: here a job has five seconds at least to begin
+    # Slurm checks limits every 30 s and warns up to 30 s early. So a job has at least 5 s before the warning.
     handles = [start(small, warning_s=25, memory_gb=4), start(large, warning_s=25)]
     for handle in handles:
         ended(handle)

@@ -1,4 +1,4 @@
-"""The testbed itself: it behaves like a cluster, makes faults on request, and leaves nothing behind."""
+"""Tests of the testbed: it behaves like a cluster, produces faults on request, and leaves nothing behind."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ with socket.create_connection((sys.argv[1], 5000)) as link:
 
 
 def _mbit_per_s(bed: Testbed, sender: str, receiver: str, megabytes: int) -> float:
-    """Return the rate of one TCP stream between two nodes, by the receiver's clock."""
+    """Return the rate of a TCP stream between two nodes in Mbit/s, measured by the receiver."""
     command = [sys.executable, str(PROGRAM), "exec", "--name", bed.name, receiver, "--", sys.executable, "-c", _RECEIVE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout and server.stdout.readline() == "listening\n"
@@ -41,7 +41,7 @@ def _mbit_per_s(bed: Testbed, sender: str, receiver: str, megabytes: int) -> flo
 
 
 def _gone(pid: int) -> bool:
-    """Return whether a process has ended; a zombie counts as ended."""
+    """Return True if a process has ended. A zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -84,7 +84,7 @@ def test_a_batch_job_starts_ranks_on_its_nodes_and_ends_in_the_completion_log(te
     assert sorted(names.read_text().split()) == sorted([testbed.node(1), testbed.node(2)] * 2)
 
 
-# -- mishaps on demand
+# -- faults on demand
 
 
 @pytest.mark.timed
@@ -207,7 +207,7 @@ def test_an_up_killed_on_the_way_can_be_taken_down(other_testbed: Testbed, numbe
 
 
 def _processes(bed: Testbed) -> dict[str, dict[str, int]]:
-    """Return the process ids in the testbed's list of processes; empty without a list."""
+    """Return the processes in the testbed's ledger by name of the daemon; empty if there is no ledger."""
     try:
         found: dict[str, dict[str, int]] = json.loads((bed.folder / "state.json").read_text())["processes"]
     except FileNotFoundError:

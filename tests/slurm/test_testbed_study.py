@@ -1,4 +1,5 @@
-"""`make testbed-study`: invalid input is refused in one line, and nothing is left behind wherever it is stopped."""
+"""Tests of `make testbed-study`. Invalid input is refused with a one-line message. Nothing is left behind if the
+program is stopped."""
 
 import signal
 import subprocess
@@ -14,7 +15,7 @@ PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
 
 
 def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
-    """Start the program on a testbed and in folders of the test."""
+    """Start the program with a testbed and folders of this test."""
     own = ["--name", bed.name, "--subnet", bed.subnet, "--results", str(results), "--report", str(results / "report")]
     command = [*before, sys.executable, str(PROGRAM), *own]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

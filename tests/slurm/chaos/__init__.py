@@ -1,1 +1,2 @@
-"""Random faults, chosen by seeds, in real sweeps: `make chaos`, or `python -m chaos` in tests/slurm."""
+"""Random faults in real sweeps. A seed determines the faults. Start them with `make chaos`, or with `python -m chaos`
+in tests/slurm."""

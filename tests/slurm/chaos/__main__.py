@@ -1,8 +1,10 @@
-"""Random faults in sweeps of tiny points, chosen by seeds: `make chaos CHAOS="--seeds 1-20"`, as root, like a testbed.
+"""Inject random faults into sweeps of tiny points.
 
-Prints one line per fault, one per broken rule, and a table of faults and outcomes. The exit code is 1 if a rule was
-broken. A seed determines the faults and their targets; the step of a point at which a fault strikes depends on the
-machine.
+  make chaos CHAOS="--seeds 1-20"      as root, because it needs a testbed
+
+The program prints one line per fault, one line per broken rule, and a table of faults and outcomes.
+The exit code is 1 if a rule was broken. A seed determines the faults and their targets. The step of a
+point at which a fault happens depends on the machine.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from chaos.schedule import MODES, plan_round
 
 _QUICK = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 _NODES = 4
-_ROOM = "96m"  # of the disk with the results: soon full, and an attempt reserves 4 MB of it
+_ROOM = "96m"  # size of the disk with the results, which is soon full. An attempt reserves 4 MB
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         print("\n".join(planned.format_line() for planned in rounds))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the testbed is taken down
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raises an exception, so that the testbed is removed
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for background processes
     table, broken, began = Table(), [], time.monotonic()
     with make_cluster() as (bed, disk):
         for planned in rounds:
@@ -69,8 +71,10 @@ def parse_seeds(text: str) -> list[int]:
 
 @contextmanager
 def make_cluster() -> Iterator[tuple[Testbed, Path]]:
-    """Yield a testbed and a small disk. The disk is mounted before the nodes start, because later mounts are not
-    visible in them."""
+    """Yield a testbed and a small disk.
+
+    The disk is mounted before the nodes start, because later mounts are not visible on the nodes.
+    """
     bed, disk = Testbed("c"), Path(tempfile.mkdtemp(prefix="zeroscale-chaos-"))
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_ROOM}", "none", disk], check=True)
     try:
@@ -88,7 +92,8 @@ def make_cluster() -> Iterator[tuple[Testbed, Path]]:
 
 
 def format_table(table: Table) -> str:
-    """Return how often each fault struck in each mode, and the outcomes of the attempts that it could affect."""
+    """Return a Markdown table: for each kind of fault, the number of faults in each mode and the outcomes of the
+    attempts that they could affect."""
     lines = [
         "",
         f"| fault | {' | '.join(MODES)} | outcomes of the attempts in its reach |",

@@ -1,4 +1,5 @@
-"""Faults of a sweep. Each strikes once, is undone, and returns the attempts that it affected."""
+"""Faults that are injected into a sweep. Each fault happens once and is undone. The injecting function returns the
+affected attempts."""
 
 import contextlib
 import json
@@ -23,8 +24,11 @@ _SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 
 class Strike(NamedTuple):
-    """A fault that was made: its target, the open attempts that it could affect, and whether it struck anything. A
-    fault that pauses ranks strikes only if one of them was stopped during its steps."""
+    """Result of an injected fault: its target, the open attempts that it could affect, and `in_time`.
+
+    `in_time` is True if the fault affected a running attempt. For a fault that pauses ranks, one of the ranks must have
+    been paused during its steps.
+    """
 
     target: str
     hit: list[OpenAttempt]
@@ -32,7 +36,7 @@ class Strike(NamedTuple):
 
 
 def strike(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Make a fault once it has a target, and undo it; None if no target appears."""
+    """Wait for a target, inject a fault, and undo it. Return None if no target appears."""
     if fault.kind in _ROLES:
         return _strike_process(sweep, fault)
     if fault.kind in _OF_A_NODE:
@@ -108,13 +112,16 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
             briefly = "briefly" in fault.kind
             cut_s = _cut_link(bed, node, lambda: time.sleep(_BRIEFLY_S) if briefly else sweep.settle(hit, _LONG_S))
             target = f"{node} for {cut_s:.1f} s"
-    if "briefly" not in fault.kind:  # what a job begins while Slurm takes it for lost ends with it
+    if "briefly" not in fault.kind:  # attempts that start while Slurm regards the job as lost end with the job
         hit += [more for more in sweep.open_attempts([attempt.job for attempt in hit]) if more not in hit]
     return Strike(target, hit, bool(hit))
 
 
 def _cut_link(bed: Testbed, node: str, wait: Callable[[], None]) -> float:
-    """Cut a node's link while `wait` runs, with one `ip` call at each end; return the length of the cut in seconds."""
+    """Disconnect a node's link while `wait` runs. Return the length of the interruption in seconds.
+
+    The link is disconnected and reconnected with one `ip` call each.
+    """
     port = ("ip", "-n", f"{bed.name}0", "link", "set", node)
     subprocess.run([*port, "down"], check=True)
     began = time.monotonic()
@@ -126,7 +133,7 @@ def _cut_link(bed: Testbed, node: str, wait: Callable[[], None]) -> float:
 
 
 def _give_up(bed: Testbed, node: str) -> None:
-    """Have Slurm declare a node down at once, as it does after SlurmdTimeout."""
+    """Make Slurm declare a node down immediately, as it would do after SlurmdTimeout."""
     bed.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=silent")
 
 
@@ -136,7 +143,7 @@ def _bring_back(bed: Testbed, node: str) -> None:
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
-    """Return a job shortly after its attempt has started."""
+    """Return a job and its nodes shortly after an attempt has started in the job; None if no job appears."""
     if sweep.wait_for_target(sweep.running_jobs, fault.choice):
         time.sleep(fault.after_s)
     return sweep.wait_for_target(sweep.running_jobs, fault.choice)
@@ -170,8 +177,10 @@ def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
 
 
 def _wait_until_stopped(sweep: Sweep, job: str) -> bool:
-    """Wait until Slurm has stopped the ranks of a job; return whether one of them is within its steps. Slurm takes two
-    seconds or more to stop them, and the steps may end meanwhile."""
+    """Wait until Slurm has paused all ranks of a job. Return True if at least one rank was paused during its steps.
+
+    Slurm takes two seconds or more to pause the ranks, and the steps may end meanwhile.
+    """
     until = time.monotonic() + _LONG_S
     while time.monotonic() < until:
         ranks = [rank for rank in sweep.processes("rank") if rank.job == job]
@@ -182,7 +191,7 @@ def _wait_until_stopped(sweep: Sweep, job: str) -> bool:
 
 
 def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Make a fault outside of the nodes: of the controller, the disk, or the commands."""
+    """Inject a fault outside of the nodes: into the controller, the disk, or a command of zeroscale."""
     if fault.kind == "kill the sweep command" and not sweep.local:
         time.sleep(fault.after_s)
         began = sweep.command.poll() is None
@@ -261,5 +270,5 @@ _MADE: dict[str, Callable[[Sweep, Path], str]] = {
 
 
 def list_kinds() -> Iterator[str]:
-    """Yield every kind of fault."""
+    """Yield the names of all kinds of faults."""
     yield from (*_ROLES, *sorted(_OF_A_NODE), *_OF_A_JOB, *_MADE)

@@ -1,4 +1,5 @@
-"""Rules that must hold after any fault: outcomes that match the fault, one answer per point, and no leftovers."""
+"""Rules that must be true after any fault. The outcome matches the fault, each point has one final result, and nothing
+is left over."""
 
 import re
 import time
@@ -41,15 +42,15 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill the sweep command": {"ok": "", "error": "supervisor", "cancelled": ""},
     "interrupt the sweep command": {"cancelled": ""},
 }
-"""For each fault, the expected outcomes of an attempt that was within its steps, and a text that the reason must
+"""For each kind of fault: the expected outcomes of an attempt that was making steps, and a text that the reason must
 contain."""
 _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
-"""An attempt that was already complete when it was struck is `ok`; a second process at the same attempt ends at once.
-"""
+"""Further accepted outcomes. An attempt that was already complete at the fault is `ok`. A second process that works on
+the same attempt ends immediately."""
 
 
 _FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
-_ATTEMPTS = 3  # of its own failures that a point may have
+_ATTEMPTS = 3  # maximum number of a point's own failures
 
 
 _END_S = 20.0
@@ -57,13 +58,14 @@ _PAUSES = ("stop rank briefly", "suspend")
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
-    """Return whether an outcome matches the fault that struck its attempt."""
+    """Return True if the outcome of an attempt matches the fault that affected the attempt."""
     fits: dict[OutcomeKind, str] = {**_RACES, **EXPECTED[kind]}
     return outcome in fits and bool(re.search(fits[outcome], reason))
 
 
 def has_struck(kind: str, made: Strike) -> bool:
-    """Return whether a fault came in time: false if every attempt in its reach was still measured completely."""
+    """Return True if a fault came in time. It came too late if every attempt that it could affect was still measured
+    completely."""
     paths = [attempt.folder / store.RECORD for attempt in made.hit]
     harmless = "ok" in EXPECTED[kind]
     unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
@@ -71,7 +73,7 @@ def has_struck(kind: str, made: Strike) -> bool:
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
-    """Yield the attempts whose outcome does not match the fault."""
+    """Yield a description of each attempt whose outcome does not match the fault."""
     for attempt in made.hit:
         path = attempt.folder / store.RECORD
         if not path.exists():
@@ -85,7 +87,10 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 
 
 def _find_pause_s(path: Path) -> float:
-    """Return how long a run was paused. Its supervisor adds that to the record when all ranks have ended."""
+    """Return the seconds for which a run was paused.
+
+    The function waits for this value, because the supervisor adds it to the record only after all ranks have ended.
+    """
     until = time.monotonic() + _END_S
     while not (paused_s := store.read_record(path).outcome.paused_s) and time.monotonic() < until:
         time.sleep(0.5)
@@ -93,7 +98,7 @@ def _find_pause_s(path: Path) -> float:
 
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
-    """Yield the rules that are broken at the end of a round."""
+    """Yield a description of each rule that is broken at the end of a round."""
     told = sweep.read_status()
     asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
     if len(asked) != sweep.asked:
@@ -112,7 +117,7 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
             yield f"{name} has no record"
             continue
         record = store.read_record(folder / store.RECORD)
-        paused = bool(record.outcome.paused_s)  # which is no answer where it is ok, and no failure of its own elsewhere
+        paused = bool(record.outcome.paused_s)  # a paused run counts neither as a result nor as a failure of the point
         finals[key] += record.outcome.final and not paused
         answers[key] += record.outcome.kind == "ok" and not paused
         failures[key] += (
@@ -131,7 +136,7 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:
-    """Yield records whose hosts differ from those of their allocation, as Slurm expands its node list."""
+    """Yield an error if the hosts in a record differ from the hosts of its allocation, as listed by Slurm."""
     environment = record.environment
     if environment and (nodes := environment.slurm.get("SLURM_JOB_NODELIST")):
         allocated = sweep.bed.slurm("scontrol", "show", "hostnames", nodes).split()
@@ -140,7 +145,7 @@ def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[
 
 
 def _list_left(sweep: Sweep) -> Iterator[str]:
-    """Yield jobs, processes and temporary files that are left over."""
+    """Yield a description of each job, process and temporary file that is left over."""
     queued = sweep.bed.slurm("squeue", "--noheader", "--format=%i %j %T").splitlines()
     yield from (f"job {line} is left" for line in queued)
     yield from (f"process {left.pid} is left: {left.words[:80]}" for left in list_processes(sweep.mark))

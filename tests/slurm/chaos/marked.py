@@ -1,4 +1,5 @@
-"""Processes of one round on any node, found by an inherited variable and classified by their command lines."""
+"""Processes of one round, on any node. They are found by an inherited environment variable, and classified by their
+command lines."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ _NAMESPACES = Path("/run/netns")
 
 
 class Process(NamedTuple):
-    """A running process of a round."""
+    """Running process of a round."""
 
     pid: int
     role: str  # rank, coordinator, member agent, fork server, srun, command, or other
@@ -22,7 +23,7 @@ class Process(NamedTuple):
 
 
 def list_processes(mark: str) -> list[Process]:
-    """Return the living processes with this mark."""
+    """Return the running processes whose environment variable ZEROSCALE_CHAOS has this value."""
     nodes = {path.stat().st_ino: path.name for path in _NAMESPACES.glob("*")}
     return [found for entry in Path("/proc").glob("[0-9]*") if (found := _read(entry, mark, nodes))]
 
@@ -65,17 +66,17 @@ def _find_parent(entry: Path) -> Path:
 
 
 def _is_forked(entry: Path) -> bool:
-    """Return whether a child of a fork server is a rank: it has the server's command line and a heartbeat."""
+    """Return True if a process with a fork server's command line is a rank. Only ranks have an open heartbeat file."""
     return any("zeroscale-pulse" in str(link.readlink()) for link in (entry / "fd").iterdir())
 
 
 def is_stepping(process: Process) -> bool:
-    """Return whether a rank is within its steps, according to the memory that it shares with its supervisor."""
+    """Return True if a rank is making steps. This is read from the heartbeat, which is shared memory."""
     return any(step >= 0 for step in _read_steps(process.pid))
 
 
 def is_stopped(process: Process) -> bool:
-    """Return whether a process is stopped by a signal."""
+    """Return True if a process is stopped by a signal, or has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return True  # it has ended

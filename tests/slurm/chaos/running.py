@@ -1,4 +1,4 @@
-"""One round, from its first command to a clean testbed for the next round."""
+"""One round of faults, from the first command of a sweep until the testbed is clean for the next round."""
 
 import subprocess
 import time
@@ -14,15 +14,15 @@ from chaos.marked import list_processes
 from chaos.schedule import PlannedFault, Round
 from chaos.sweep import Sweep
 
-_END_S = 60.0  # Slurm itself takes its time over a job that ends on a node that was lost
-_TRIES = 4  # to make a fault before the attempt is over that it is meant for
+_END_S = 60.0  # Slurm takes long to end a job on a lost node
+_TRIES = 4  # maximum number of tries to inject a fault before the attempt has ended
 Table = Counter[tuple[str, str, str]]
-"""Count of faults by kind and mode (third field empty), or of ended attempts by kind and outcome (second field empty).
-"""
+"""Counters with two kinds of keys. (kind of fault, mode, "") counts faults, and (kind of fault, "", outcome) counts
+ended attempts."""
 
 
 def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
-    """Run a round, count its outcomes and return the broken rules."""
+    """Run a round, add its outcomes to `table`, and return descriptions of the broken rules."""
     print(planned.format_line(), flush=True)
     began, sweep = time.monotonic(), Sweep(bed, disk / f"s{planned.seed}", planned)
     broken: list[str] = []
@@ -33,7 +33,7 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
             broken.append("the sweep did not come to its end")
         _wait_until_gone(sweep)
         broken += list_broken(sweep)
-    except (AssertionError, subprocess.TimeoutExpired) as error:  # Slurm did not do as it was told in time
+    except (AssertionError, subprocess.TimeoutExpired) as error:  # a Slurm command failed or took too long
         broken.append(f"not judged: {str(error)[:300]}")
     finally:
         _clear(sweep)
@@ -43,7 +43,8 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
 
 
 def _make(sweep: Sweep, fault: PlannedFault, disk: Path, table: Table) -> list[str]:
-    """Repeat a fault until it comes in time, count it, and return unexpected outcomes."""
+    """Inject a fault, repeatedly if it comes too late. Add it to `table`, and return descriptions of unexpected
+    outcomes."""
     for _ in range(_TRIES):
         began = time.monotonic()
         if not (made := strike(sweep, fault, disk)):
@@ -72,14 +73,14 @@ def _list_outcomes(made: Strike) -> list[str]:
 
 
 def _wait_until_gone(sweep: Sweep) -> None:
-    """Give processes and jobs time to end after their last record."""
+    """Wait a limited time until all processes and jobs have ended after their last record."""
     until = time.monotonic() + _END_S
     while time.monotonic() < until and (list_processes(sweep.mark) or sweep.bed.slurm("squeue", "--noheader").strip()):
         time.sleep(0.5)
 
 
 def _clear(sweep: Sweep) -> None:
-    """Clean the testbed for the next round, also after errors in this one."""
+    """Clean the testbed for the next round. This is called even after errors in this round."""
     sweep.bed("controller", "start")
     sweep.bed("link", "all", "--rate", "1gbit", "--up")
     for node in sweep.bed.status["nodes"]:

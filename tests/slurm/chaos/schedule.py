@@ -1,7 +1,8 @@
-"""The content of a seed: which sweep, and which faults. The same seed gives the same round on every machine.
+"""Planned sweep and faults of each seed.
 
-The step at which a fault strikes depends on the machine and is not part of the seed. Kinds of fault are dealt to the
-rounds of a mode like cards, so that consecutive seeds contain every kind about equally often.
+The same seed gives the same round on every machine. The step at which a fault happens depends on the machine and is not
+determined by the seed. Kinds of faults are dealt like cards from a shuffled deck. So consecutive seeds contain every
+kind about equally often.
 """
 
 import random
@@ -19,29 +20,29 @@ HERE = (
     "kill rank", "kill coordinator", "stop rank briefly", "stop rank for long", "fill disk", "two resumes at once",
     "kill the sweep command", "interrupt the sweep command",
 )  # fmt: skip
-"""Faults of a local sweep. It has no agents, no fork server and no scheduler."""
+"""Kinds of faults of a local sweep, which has no agents, no fork server and no scheduler."""
 _OF_MANY_NODES = ("kill member agent", "cut link for long")
-POINTS = 2  # to begin with; more are asked for as long as there are faults to come
+POINTS = 2  # at first; points are added while faults are left
 FAULTS = 6
 _AFTER_S = 1.5
-_WINDOW_S, _LONG_WINDOW_S = 5, 12  # of a point; one whose job was given up has to last until that begins anew
+_WINDOW_S, _LONG_WINDOW_S = 5, 12  # seconds of a point's window. The long window lasts until a lost job is restarted
 
 
 class PlannedFault(NamedTuple):
-    """One fault: its kind, its time, and which of the possible targets it strikes."""
+    """Planned fault: its kind, its time, and a number that selects one of the possible targets."""
 
     kind: str
-    choice: int  # its remainder by their number tells which
-    after_s: float  # from when there is something to strike
+    choice: int  # modulo the number of targets, this is the index of the target
+    after_s: float  # seconds after a target has appeared
 
 
 class Round(NamedTuple):
-    """A sweep and its faults."""
+    """Planned sweep with its faults."""
 
     seed: int
     mode: str
     nodes: int
-    window_s: int  # that each point takes steps for
+    window_s: int  # seconds for which each point makes steps
     faults: tuple[PlannedFault, ...]
 
     def format_line(self) -> str:
@@ -50,7 +51,7 @@ class Round(NamedTuple):
 
 
 def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
-    """Return the round of a seed. Modes alternate, so that consecutive seeds contain all of them."""
+    """Return the round of a seed. The modes take turns, so that consecutive seeds contain all of them."""
     mode, chance = modes[seed % len(modes)], random.Random(seed)
     kinds = _deal(mode, seed // len(modes) * FAULTS)
     nodes = 1 if mode == "local" else 2 if set(kinds) & set(_OF_MANY_NODES) else chance.choice((1, 2))
@@ -60,7 +61,7 @@ def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
 
 
 def _deal(mode: str, first: int) -> list[str]:
-    """Return the kinds of fault of one round. Faults of the submitting command can only come first."""
+    """Return the kinds of faults of one round. A fault of the submitting command can only be the first."""
     cards: list[str] = []
     while len(cards) < first + FAULTS:
         deck = list(HERE if mode == "local" else ON_NODES)

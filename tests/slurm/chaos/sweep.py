@@ -1,4 +1,4 @@
-"""The sweep of a round: it is resumed after every fault, and finds targets for faults."""
+"""Sweep of a round. It is resumed after every fault, and offers targets for faults."""
 
 import contextlib
 import json
@@ -17,25 +17,25 @@ from bench.core.record import Circumstance
 from chaos.marked import MARK, Process, list_processes
 from chaos.schedule import POINTS, Round
 
-PATIENCE_S = 900.0  # for a round to come to its end, and for an attempt to get its record, next to other work
+PATIENCE_S = 900.0  # limit for the end of a round, and for the record of an attempt, on a busy machine
 _POLL_S = 0.5
 _POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
-"""Each point has steps of the length that its round sets. A node that is silent for 10 s (QUICK) is lost before its
-ranks hang."""
+"""Overrides of each point. A node that is silent for 10 s (see QUICK) is regarded as lost. With these limits, that
+happens before its ranks count as hanging."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
 
 
 class OpenAttempt(NamedTuple):
-    """An attempt without a record so far."""
+    """Attempt that has no record yet."""
 
     folder: Path
-    job: str  # Slurm's number; empty here
+    job: str  # Slurm's job id; empty for a local run
 
 
 class Sweep(Study):
-    """The sweep of one round, on a testbed or on this machine."""
+    """Sweep of one round, on a testbed or on this machine."""
 
     def __init__(self, bed: Testbed, results: Path, planned: Round) -> None:
         super().__init__(bed, results)
@@ -45,7 +45,7 @@ class Sweep(Study):
         if not self.library.exists():
             source = str(Path(__file__).with_name("stall.c"))
             subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", self.library, source, "-ldl"], check=True)
-        os.environ[MARK] = self.mark  # for what is started from here; our own is in no /proc
+        os.environ[MARK] = self.mark  # for child processes; /proc does not show this change for the current process
         self.command = self.begin()
 
     @property
@@ -53,7 +53,7 @@ class Sweep(Study):
         return self.planned.mode == "local"
 
     def begin(self) -> "subprocess.Popen[str]":
-        """Start the command that submits the points."""
+        """Start the `sweep` command, which submits the points."""
         words = [word for word in QUICK if not (self.local and word.startswith(_OF_A_JOB))]
         stalls = (
             f"launcher.environment={{LD_PRELOAD: {self.library}, STALL_FILE: {self.stall}, STALL_PATH: {self.folder}}}"
@@ -67,27 +67,29 @@ class Sweep(Study):
         return self.command
 
     def start(self, verb: str, *words: str, **environment: str) -> "subprocess.Popen[str]":
-        """Start a command whose errors are read at the end of the round."""
+        """Start a `zeroscale` command, and keep it so that its error output can be checked at the end of the round."""
         command = super().start(verb, *words, **environment)
         self._commands.append(command)
         return command
 
     def list_tracebacks(self) -> Iterator[str]:
-        """Yield the errors of commands that ended with a traceback instead of one line."""
+        """Yield an error for each command that ended with a traceback and not with a one-line message."""
         for command in self._commands:
             _, errors = command.communicate(timeout=30)
             if "Traceback" in errors:
                 yield f"a command ended with a traceback: {errors.strip().splitlines()[-1]}"
 
     def read_status(self) -> dict[str, Any]:
-        """Return the output of `status`; empty if it has none yet."""
+        """Return the output of `zeroscale status`; without points and jobs if the study does not exist yet."""
         with contextlib.suppress(json.JSONDecodeError, SystemExit, OSError):
             return self.status()
         return {"points": [], "jobs": []}
 
     def keep_going(self, *, more: bool = False) -> bool:
-        """Resume the sweep if no process works on it, and add `more` points if it has ended; True if it has ended with
-        every point answered or given up."""
+        """Resume the sweep if no process is working on it. Return True if every point is answered or given up.
+
+        If `more` is true, points are then added to the sweep.
+        """
         if self.command.poll() is None:
             return False
         if not (self.folder / "sweeps").exists():
@@ -109,24 +111,27 @@ class Sweep(Study):
         return [found for found in list_processes(self.mark) if found.role == role]
 
     def open_attempts(self, jobs: Sequence[str] | None = None) -> list[OpenAttempt]:
-        """Return the attempts without a record, of these jobs or of all jobs."""
+        """Return the attempts that have no record yet, for these job ids or for all jobs."""
         found = []
         for folder in sorted(self.attempts()):
-            with contextlib.suppress(OSError, ValueError):  # only just claimed
+            with contextlib.suppress(OSError, ValueError):  # the attempt was just claimed and has no such file yet
                 launcher = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes()).launcher
                 if not (folder / store.RECORD).exists():
                     found.append(OpenAttempt(folder, str(launcher.get("job_id", ""))))
         return [attempt for attempt in found if jobs is None or attempt.job in jobs]
 
     def running_jobs(self) -> list[tuple[str, list[str]]]:
-        """Return number and nodes of each of the sweep's jobs that has an attempt now."""
+        """Return (job id, nodes) of each running job of the sweep that has an open attempt."""
         listed = self.bed.slurm("squeue", "--noheader", "--states=RUNNING", "--Format=JobID:20,NodeList:200")
         nodes = {line[:20].strip(): line[20:].strip() for line in listed.splitlines()}
         at_work = sorted({attempt.job for attempt in self.open_attempts()} & set(nodes), key=int)
         return [(job, self.bed.slurm("scontrol", "show", "hostnames", nodes[job]).split()) for job in at_work]
 
     def wait_for_target(self, find: Callable[[], list[Found]], choice: int) -> Found | None:
-        """Wait for a target, adding points if all are answered; None if no target appears."""
+        """Wait until `find` returns targets, and select one of them. Return None if no target appears.
+
+        Points are added to the sweep when all points are answered.
+        """
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if found := find():
@@ -136,8 +141,10 @@ class Sweep(Study):
         return None
 
     def settle(self, attempts: Sequence[OpenAttempt], limit_s: float = PATIENCE_S) -> None:
-        """Wait until each of these attempts has its record. `status` and the next job write records of attempts that
-        left none."""
+        """Wait until each of these attempts has a record, but at most for `limit_s` seconds.
+
+        If an attempt left no record, `zeroscale status` or the next job writes it.
+        """
         until = time.monotonic() + limit_s
         while any(not (attempt.folder / store.RECORD).exists() for attempt in attempts):
             if time.monotonic() > until:
@@ -146,7 +153,7 @@ class Sweep(Study):
             time.sleep(_POLL_S)
 
     def finish(self) -> bool:
-        """Resume until every point is answered and no attempt is open; False if that takes too long."""
+        """Resume the sweep until every point is answered or given up. Return False if that takes too long."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.keep_going():
