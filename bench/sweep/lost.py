@@ -225,8 +225,8 @@ class PendingPoints(NamedTuple):
 def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
     """Return the points to start.
 
-    They are points without an answer, points that run out of memory and need a second run as confirmation, and points
-    called `infeasible` whose prediction measured neighbours have revoked.
+    They are points without an answer, points that ran out of memory and need a second run as
+    confirmation, and points called `infeasible` whose prediction was changed by measured neighbours.
     """
     decided = [
         (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)

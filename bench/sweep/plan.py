@@ -186,7 +186,7 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
 
 
 def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
-    """Return two time limits of an attempt in minutes: the user's, and the longest for a queue. At least one is None."""
+    """Return the time limit that the user set, and the longest limit that a queue needs without it; in minutes."""
     options = composed.launcher_options
     if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None
@@ -277,7 +277,7 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError for a point whose rehearsal needs more than the shapes of tensors."""
+    """Raise UserError if tensor shapes alone do not suffice: on a GPU, for compiled models and for flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
     model, rule = composed.spec.model, "compiled code does not run one operation at a time"

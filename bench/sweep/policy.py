@@ -184,8 +184,7 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
 
 
 def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
-    """Return the next decision of a pass. After the last run, return the addition of the trial that the plan's proposer
-    proposes."""
+    """Return the next decision of a pass. After the last run, return the next trial of the plan's proposer."""
     if decision := next_run(plan, snapshot):
         return decision
     if plan.proposer is None:

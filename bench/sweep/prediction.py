@@ -66,7 +66,7 @@ class Prediction(NamedTuple):
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
     def list_passes(self) -> Sequence[SimulatedPass]:
-        """Return the simulated times of each pass in a pipeline's step; empty without a pipeline or a predicted time."""
+        """Return the simulated time of each pass in a pipeline's step; empty without a pipeline or a predicted time."""
         composed = self.point.composed
         if self.time is None:
             return ()

@@ -125,7 +125,8 @@ def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[s
 
 
 def _check_within_reach(pool: CandidatePool) -> None:
-    """Raise UserError if all points are predicted to need far more memory than a device has or a constraint allows."""
+    """Raise UserError if all points are predicted to need far more memory than a device has or than a
+    constraint allows."""
     bound = pool.section.constraints.get("peak_bytes")
     most = math.inf if bound is None or bound.at_most is None else bound.at_most
     looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))

@@ -86,8 +86,9 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
 PATIENCE = 20
 """Trials in a row that improve the best by less than `gain` before a search by one of Optuna's samplers ends.
 
-In simulated searches with `gp`, the overall best was found after 12 trials with rough predictions and after 16 without
-(medians). How many of these searches this rule would have ended earlier was not measured.
+In searches with `gp`, replayed on published step times, the overall best was found after 12 trials with rough
+predictions and after 16 without (medians). How many of these searches this rule would have ended earlier was not
+measured.
 """
 
 
