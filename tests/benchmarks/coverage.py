@@ -127,7 +127,7 @@ def prewhitened(series: Array) -> Array:
 
 
 def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
-    """Return a function that computes 95 % bounds of a statistic for each series by the moving-block bootstrap
+    """Return a function that computes 95 % bounds of a statistic for each series. It uses the moving-block bootstrap
     (Künsch, Annals of Statistics 17, 1989)."""
 
     def ends(series: Array) -> Ends:
