@@ -198,8 +198,8 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print the per cent of pairs that tests on run means call different, for pairs with equal and with different
-    truth.
+    """Print the per cent of pairs of configurations that tests on run means call different: for truly equal pairs, and
+    for truly different pairs.
 
     The significance levels are 5 % for one pair and 0.5 % for the smallest p-value among ten pairs.
     """
