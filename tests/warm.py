@@ -56,7 +56,7 @@ class Server:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Ask the fork server for a process that runs `request`. Return the process id."""
+        """Request a process that runs `request` from the fork server. Return the process id."""
         with self._lock, os.fdopen(os.memfd_create("request"), "wb") as file:
             file.write(json.dumps(request).encode())
             file.flush()

@@ -1,4 +1,5 @@
-"""Measure two git revisions or two Python environments in alternation on this machine, and compare them.
+"""Measure two git revisions or two Python environments in alternation on this machine, and compare
+them.
 
   zeroscale ab HEAD~1 HEAD
   zeroscale ab main . --rounds 8 --gate 2%
@@ -6,8 +7,9 @@
   zeroscale ab ~/torch2.12 ~/torch2.13 engine=zero2
 
 Each side is a git revision, a folder with code, or a Python environment. A revision is checked out
-from the repository around this folder. A folder such as `.` is measured with its uncommitted changes.
-An environment is an interpreter or a folder with bin/python, and it runs the code of this folder.
+from the repository around this folder. A folder such as `.` is measured with its uncommitted
+changes. An environment is an interpreter or a folder with bin/python, and it runs the code of this
+folder.
 
 Overrides are those of `zeroscale run`. Keys without an override have the values of a small point of
 the smoke study on two CPU processes. Outside of Slurm, each round starts fresh processes of both
@@ -15,13 +17,13 @@ sides on this machine, in alternating order. A verdict holds for this machine. `
 compares the sides round by round, and its exit code becomes the exit code of this command.
 
 The gate checks time per sample and peak memory. It also fails for any change of the number of
-parameters, the FLOPs by formula, the calls and bytes of a collective, or live memory. `--allow` names
-quantities that may change. (On a CPU, 64 KiB of live memory belong to the harness, and peak memory
-depends on timing.)
+parameters, the FLOPs by formula, the calls and bytes of a collective, or live memory. `--allow`
+names quantities that may change. (On a CPU, 64 KiB of live memory belong to the harness, and peak
+memory depends on timing.)
 
-A round on a busy machine (background load, steal time, pressure) is measured again, at most twice. If
-the machine is still busy, both sides of the round are kept, and the verdict reports the number of such
-rounds.
+A round on a busy machine (background load, steal time, pressure) is measured again, at most twice.
+If the machine is still busy, both sides of the round are kept, and the verdict reports the number
+of such rounds.
 
 With --most-rounds the sides are compared after 5, 10, 20, … rounds, until the gate passes or fails.
 Each comparison is strict enough that the error of all comparisons together stays below 5 %.
@@ -46,7 +48,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 from bench.sweep.ab import ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
 
 _SMALL = {"engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4}
-"""Overrides of the smoke study's point for the keys that its axes vary."""
+"""Overrides that select a single small point of the smoke study: values for the keys that the study varies."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -64,7 +64,7 @@ _LONG_H = 24
 
 
 class AdviceText(NamedTuple):
-    """Text of an advice in separate pieces, used both for the terminal and for the HTML page."""
+    """Text of the advice in separate pieces, used both for the terminal and for the HTML page."""
 
     question: tuple[str, ...]  # lines
     winner: str  # the advised configuration, with the number of indistinguishable layouts
@@ -77,7 +77,7 @@ class AdviceText(NamedTuple):
 
 
 def build_text(answer: Answer) -> AdviceText:
-    """Return the text of an advice in separate pieces."""
+    """Return the text of the advice in separate pieces."""
     advice = answer.advice
     winner, ties = f"{advice.winner.spec.engine.name}, {describe_choice(advice.winner.spec)}", len(advice.ties)
     layouts = "1 other layout" if ties == 1 else f"{ties} other layouts"
@@ -94,7 +94,7 @@ def build_text(answer: Answer) -> AdviceText:
 
 
 def format_text(answer: Answer) -> str:
-    """Return the text of an advice as printed on a terminal."""
+    """Return the text of the advice as printed on a terminal."""
     text = build_text(answer)
     parts = [
         "\n".join(text.question),

@@ -1,4 +1,5 @@
-"""Advise a ZeRO stage, micro-batch, accumulation, checkpointing and node count for a training, with reasons.
+"""Advise a ZeRO stage, micro-batch, accumulation, checkpointing and node count for a training, with
+reasons.
 
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
   zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=40d price=2
@@ -6,19 +7,22 @@
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
-The command searches these keys if you do not set them: engine, nodes, batch.micro, batch.accumulation (only with
-max_global_batch) and activation_checkpointing. For pipelines it also searches parallel.tensor, parallel.pipeline and
-parallel.stages_per_rank. A comma list restricts the search to its values. batch.global is kept exactly. More keys:
+The command searches these keys if you do not set them: engine, nodes, batch.micro,
+batch.accumulation (only with max_global_batch) and activation_checkpointing. For pipelines it also
+searches parallel.tensor, parallel.pipeline and parallel.stages_per_rank. A comma list restricts the
+search to its values. batch.global is kept exactly. More keys:
 
 {words}
 
-With a deadline, the advice needs the fewest node-hours among the configurations that keep the deadline. With
-node_hours, a budget or best=shortest, the advice is the fastest training. Otherwise it is the configuration with the
-most tokens per second and device. With storage, hours and costs include failures.
+With a deadline, the advice needs the fewest node-hours among the configurations that keep the
+deadline. With node_hours, a budget or best=shortest, the advice is the fastest training. Otherwise
+it is the configuration with the most tokens per second and device. With storage, hours and costs
+include failures.
 
-If predictions cannot distinguish two configurations, the more certain configuration is advised: the lower stage, or a
-measured point. Among configurations that are equal within 5 %, fewer nodes are preferred, then a larger micro-batch.
-Recorded runs in --results on the same machine replace predictions by formulas.
+If predictions cannot distinguish two configurations, the more certain configuration is advised: the
+lower stage, or a measured point. Among configurations that are equal within 5 %, fewer nodes are
+preferred, then a larger micro-batch. Recorded runs in --results on the same machine replace
+predictions by formulas.
 """
 
 import argparse
@@ -50,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if a configuration is advised."""
+    """Return exit code 0 once a configuration is advised."""
     if args.page:
         pages.check_path(args.page)
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)

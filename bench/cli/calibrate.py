@@ -8,8 +8,8 @@
 The command measures matmul by shape and precision, attention, memory copies, kernel launches, the
 link between device and host, and contention between ranks on one processor. It also measures
 all-reduce, all-gather and reduce-scatter by payload and number of ranks. The machine should be idle
-during the measurement. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run. In a
-job of several nodes, start the command once and without srun.
+during the measurement. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run. In
+a job of several nodes, start the command once and without srun.
 
 The file is written to my/machine/; `--config-dir my machine=NAME` uses it. A measured number
 replaces a published number, and the file marks it as measured.

@@ -2,8 +2,8 @@
 
   zeroscale cancel results/runs/paper
 
-Points that are running are recorded as cancelled, and `zeroscale resume` can run them again. Jobs of
-other sweeps are not cancelled.
+Points that are running are recorded as cancelled, and `zeroscale resume` can run them again. Jobs
+of other sweeps are not cancelled.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Print a completion script for bash or zsh. It completes verbs, options, config keys and files of conf/.
+"""Print a completion script for bash or zsh. It completes verbs, options, config keys and files of
+conf/.
 
   zeroscale completion bash > ~/.local/share/bash-completion/completions/zeroscale
   zeroscale completion zsh > ~/.zfunc/_zeroscale             # a folder of fpath

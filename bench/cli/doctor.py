@@ -1,6 +1,7 @@
 """Show what this machine can run, what is missing, and how to install it.
 
-The command imports torch and DeepSpeed, so it takes some seconds. The exit code is 0 if a run can start here.
+The command imports torch and DeepSpeed, so it takes some seconds. The exit code is 0 if a run can
+start here.
 """
 
 import argparse
@@ -136,7 +137,7 @@ def _check_slurm() -> Iterator[Check]:
 
 def _check_locked_memory() -> Iterator[Check]:
     """Yield a check of the limit on locked memory, which RDMA network cards need. Slurm passes the limit of the
-    submitting shell on to jobs. Nothing is yielded on a machine without both Slurm and RDMA cards."""
+    submitting shell on to jobs. Nothing is yielded on a machine that has neither Slurm nor an RDMA card."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if shutil.which("sbatch") is None and not any(Path("/sys/class/infiniband").glob("*")):
         return

@@ -1,12 +1,13 @@
-"""Explain the name of a column, flag, note, outcome, figure, verb, config key, config group or file of conf/.
+"""Explain the name of a column, flag, note, outcome, figure, verb, config key, config group or file
+of conf/.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
   zeroscale explain engine
   zeroscale explain model=mt5_xl
 
-Without a name, the command lists all names. The last part of a key or file suffices, such as `micro`
-for batch.micro.
+Without a name, the command lists all names. The last part of a key or file suffices, such as
+`micro` for batch.micro.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from bench.core.errors import UserError, suggest_nearest
 
 
 class Explanation(NamedTuple):
-    """One meaning of a name."""
+    """Meaning of a name, with further details, as `zeroscale explain` prints it."""
 
     name: str
     kind: str  # such as "column"

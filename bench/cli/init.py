@@ -1,11 +1,12 @@
-"""Write a folder of config files to start from: a site file, a study, and JSON schemas for your editor.
+"""Write a folder of config files to start from: a site file, a study, and JSON schemas for your
+editor.
 
   zeroscale init my
   zeroscale init my --schema
 
-Every key in the files has a comment. Existing files are not overwritten. With the schemas, an editor
-with a YAML language server completes and checks study, launcher and machine files. `--schema` renews
-only the schemas; use it after the package or its plug-ins have changed.
+Every key in the files has a comment. Existing files are not overwritten. With the schemas, an
+editor with a YAML language server completes and checks study, launcher and machine files.
+`--schema` renews only the schemas; use it after the package or its plug-ins have changed.
 """
 
 import argparse

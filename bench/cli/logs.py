@@ -4,10 +4,10 @@
   zeroscale logs 3fa9c1d27b/0.1 --rank 3 --lines 50
   zeroscale logs 3fa9c1d27b results/runs/paper --follow
 
-A point is named by its config_id or by an unambiguous beginning of it. To select one attempt, append
-a slash and the name of the attempt's folder. `zeroscale status --json` and every table show both
-names. `run.log` has the lines of all ranks, each with its rank in front. The exit code is 0 if a log
-was found.
+A point is named by its config_id or by an unambiguous beginning of it. To select one attempt,
+append a slash and the name of the attempt's folder. `zeroscale status --json` and every table show
+both names. `run.log` has the lines of all ranks, each with its rank in front. The exit code is 0 if
+a log was found.
 """
 
 import argparse

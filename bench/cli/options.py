@@ -155,7 +155,7 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 @contextlib.contextmanager
 def explain_end(folder: Path) -> Iterator[None]:
-    """Print how to resume the study if Ctrl-C or SIGTERM ends this block. SIGTERM is handled like Ctrl-C."""
+    """Context in which Ctrl-C or SIGTERM prints how to resume the study. SIGTERM is handled like Ctrl-C."""
     ended_by = "Ctrl-C"
 
     def terminate(number: int, frame: FrameType | None) -> None:

@@ -1,13 +1,15 @@
-"""Predict memory and step time of a point before it runs, with the terms of both and their intervals.
+"""Predict memory and step time of a point before it runs, with the terms of both and their
+intervals.
 
   zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
   zeroscale predict model=mt5_xl engine=zero3 devices_per_node=8 machine=h100 --page prediction.html
 
-For a single point all terms are printed, for several points two lines each. Memory is in GB (10^9 bytes) of the rank
-that needs most. An uncertain number is followed by its interval, from the best case to the worst. For a point that does
-not fit in memory, no step time is predicted. Instead, the command prints changes with which the point would fit.
+For a single point all terms are printed, for several points two lines each. Memory is in GB (10^9
+bytes) of the rank that needs most. An uncertain number is followed by its interval, from the best
+case to the worst. For a point that does not fit in memory, no step time is predicted. Instead, the
+command prints changes with which the point would fit.
 """
 
 import argparse

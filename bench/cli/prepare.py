@@ -1,4 +1,5 @@
-"""Fetch and build everything that a sweep needs on nodes without a network, and check it. Run it on a login node.
+"""Fetch and build everything that a sweep needs on nodes without a network, and check it. Run it on
+a login node.
 
   zeroscale prepare study=paper launcher=my_cluster
   zeroscale prepare data=text data.tokenizer=google/mt5-base optimizer.implementation=native --arch 8.0,9.0
@@ -6,10 +7,10 @@
 
 The command fetches data sets and tokenizers, and tokenises the corpus into Hugging Face's cache
 (HF_HOME). It builds DeepSpeed's ops for each kind of node, which is a combination of processor or
-GPU, software versions and container image. Then a process without a network loads everything as a run
-would. With `--offline` only this check is made. On a compute node the check shows what a run will
-find there, and builds ops that are missing for that kind of node. The exit code is 0 if nothing is
-missing.
+GPU, software versions and container image. Then a process without a network loads everything as a
+run would. With `--offline` only this check is made. On a compute node the check shows what a run
+will find there, and builds ops that are missing for that kind of node. The exit code is 0 if
+nothing is missing.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Run one rank of a job that may be far larger than this machine, with real steps and simulated collectives.
+"""Run one rank of a job that may be far larger than this machine, with real steps and simulated
+collectives.
 
   zeroscale rehearse model=mt5_xxl engine=zero3 nodes=64 devices_per_node=8 machine=h200
   zeroscale rehearse model=tiny engine=zero2 nodes=4 devices_per_node=8 --rank 31

@@ -3,8 +3,8 @@
   zeroscale resume results/runs/paper
   zeroscale resume results/runs/paper --autopilot --notify "mail -s done me@example.org -a"
 
-Attempts that ended without a record get a record first. A point is attempted at most as often as its
-study allows.
+Attempts that ended without a record get a record first. A point is attempted at most as often as
+its study allows.
 """
 
 import argparse

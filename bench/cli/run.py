@@ -4,9 +4,9 @@
   zeroscale run model=mt5_small engine=zero3 batch.micro=2
 
 The run uses the GPUs of this machine or, without GPUs, two processes on the CPU. devices_per_node
-sets another number of devices or processes. On a CPU, the precision, sequence lengths and measurement
-protocol of the smoke study are used unless you set them, so that a run takes less than a minute. The
-command prints the keys that it set in this way.
+sets another number of devices or processes. On a CPU, the precision, sequence lengths and
+measurement protocol of the smoke study are used unless you set them, so that a run takes less than
+a minute. The command prints the keys that it set in this way.
 """
 
 import argparse

@@ -1,14 +1,15 @@
-"""Find the best point of a study's search space in the fewest node-hours. The study's `search` section defines it.
+"""Find the best point of a search space in the fewest node-hours.
 
   zeroscale search study=search_smoke --dry-run
   zeroscale search study=search_smoke
   zeroscale search study=search_smoke search.sampler=random
   zeroscale resume results/runs/search_smoke
 
-Every trial is a run in separate processes, with a record in the results folder. The same command, or
-`resume`, continues an interrupted search. `status` and `report` read a search like any study. With a
-scheduler, a few trials at a time are submitted; `--autopilot` submits the next trials when these have
-ended.
+The study's `search` section defines the space, the objective and the limits of the search. Every
+trial is a run in separate processes, with a record in the results folder. The same command, or
+`resume`, continues an interrupted search. `status` and `report` read a search like any study. With
+a scheduler, a few trials at a time are submitted; `--autopilot` submits the next trials when these
+have ended.
 """
 
 import argparse

@@ -1,11 +1,13 @@
-"""Show the outcomes of a sweep, and every point that is pending, running or not `ok`, with the reason.
+"""Show the outcomes of a sweep, and every point that is pending, running or not `ok`, with the
+reason.
 
   zeroscale status results/runs/smoke
   zeroscale status results/runs/smoke --all
   zeroscale status results/runs/paper --wait && zeroscale report results/runs/paper --out reports/paper
 
-Attempts that ended without a record get a record, with the scheduler's job state as evidence. For up
-to 300 runs, the flags of `zeroscale table` are shown. The exit code is 0 if every point is answered.
+Attempts that ended without a record get a record, with the scheduler's job state as evidence. For
+up to 300 runs, the flags of `zeroscale table` are shown. The exit code is 0 if every point is
+answered.
 """
 
 import argparse

@@ -5,8 +5,8 @@
   zeroscale sweep study=paper launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run
   zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
-On a CPU, comma lists without a study use the sequence lengths, precision and measurement protocol of
-the smoke study, as `zeroscale run` does. Points of comma lists run once, which gives indicative
+On a CPU, comma lists without a study use the sequence lengths, precision and measurement protocol
+of the smoke study, as `zeroscale run` does. Points of comma lists run once, which gives indicative
 results only. The last printed line is the command for five repeats, with its cost.
 
 Points that already have a final answer on this machine in this environment are skipped, so that an

@@ -78,8 +78,8 @@ def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a composed config tree with its model's default objective. Callers use it if the user chose no
-    objective."""
+    """Return a composed config tree with its model's default objective. The tree is unchanged if the model has no
+    default. Callers use it if the user chose no objective."""
     try:
         decoded = _decode_part("model", plain["model"])
         family = load_file(models, decoded.family)

@@ -45,7 +45,7 @@ PointFields = Mapping[str, Any]
 
 
 class _RuleError(Exception):
-    """Error in a rule. Its arguments are the broken rule of the syntax and a remedy."""
+    """Error in an exclude rule. Its two arguments are the reason and a remedy."""
 
 
 def _find_kind(value: Any) -> str:

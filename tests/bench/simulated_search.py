@@ -56,7 +56,7 @@ def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | No
 
 
 def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
-    """Return the result of a finished trial, with a step-time interval of ± `width`, as a share."""
+    """Return the result of a finished trial. The interval of its step time is ± `width` × step time."""
     ended, spec = run(trial.values), trial.point.spec
     if isinstance(ended, str):
         return TrialResult(trial, ended, node_hours=0.01)

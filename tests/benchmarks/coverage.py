@@ -127,7 +127,7 @@ def prewhitened(series: Array) -> Array:
 
 
 def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
-    """Return a function that computes 95 % bounds of a statistic for each series by the moving-block bootstrap
+    """Return a function that computes 95 % bounds of a statistic for each series. It uses the moving-block bootstrap
     (Künsch, Annals of Statistics 17, 1989)."""
 
     def ends(series: Array) -> Ends:
@@ -198,8 +198,8 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print the per cent of pairs that tests on run means call different, for pairs with equal and with different
-    truth.
+    """Print the per cent of pairs of configurations that tests on run means call different: for truly equal pairs, and
+    for truly different pairs.
 
     The significance levels are 5 % for one pair and 0.5 % for the smallest p-value among ten pairs.
     """

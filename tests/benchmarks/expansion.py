@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def fresh(study: Path, folder: Path) -> dict[str, float]:
-    """Return the seconds of each part of the expansion, and of the whole command `zeroscale sweep --dry-run`. Each
-    of the two is timed in a new process."""
+    """Return the seconds of each part of the expansion, and of the whole command `zeroscale sweep --dry-run`. A new
+    process is started for the expansion and another for the command."""
     own = [sys.executable, "-m", "tests.benchmarks.expansion", "--study", str(study)]
     seconds: dict[str, float] = json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
     listing = [str(Path(sys.executable).with_name("zeroscale")), "sweep", f"study={study}", "--dry-run",

@@ -1,8 +1,8 @@
 """Simulated step times of real machines: generators with a known truth, which do not depend on the harness.
 
-A process yields the seconds of successive optimizer steps without end. A machine that is slowed down works at a lower
-speed, so a step may begin at one speed and end at another. The truth of a process is its long-run mean step time. This
-is the average over hours of training, which is the cost that a user pays.
+A stochastic process yields the seconds of successive optimizer steps without end. A machine that is slowed down works
+at a lower speed, so a step may begin at one speed and end at another. The truth of a process is its long-run mean step
+time. This is the average over hours of training, which is the cost that a user pays.
 """
 
 import math
@@ -22,8 +22,8 @@ NOISE = 0.01
 
 
 class Process(NamedTuple):
-    """A process that generates step times. `slowdown` is its long-run mean step time divided by the time of an
-    undisturbed step."""
+    """A stochastic process that generates step times. `slowdown` is its long-run mean step time divided by the time
+    of an undisturbed step."""
 
     kind: str
     name: str
@@ -187,5 +187,5 @@ PROCESSES = (
         "background storms", "1 min of 10 min twice as long", work(alternate(540.0, 60.0, 2.0)), _slowed(540, 60, 2)
     ),
 )
-"""All simulated processes, by kind. Recompiles and slow heating end after a while, so their truth is the step time
-that remains."""
+"""All simulated stochastic processes, by kind. Recompiles and slow heating end after a while, so their truth is the
+step time that remains."""

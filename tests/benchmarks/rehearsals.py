@@ -221,8 +221,8 @@ FRONTIER = (
     "batch.micro=1", "batch.accumulation=20", "sequence.tokens=2048", "activation_checkpointing=true", "precision=bf16",
     "optimizer.implementation=fused", "machine=cpu",
 )  # fmt: skip
-"""Overrides of the rehearsed job on Frontier. It has 20 micro-batches instead of the log's 640. Peak memory is the
-same, because a rank of 1F1B has at most 16 micro-batches in flight."""
+"""Overrides of the rehearsed job on Frontier. The log's job had 640 micro-batches per step, this job has 20. Peak
+memory is the same, because a rank of 1F1B has at most 16 micro-batches in flight."""
 STAGE_COLUMNS = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
 
 

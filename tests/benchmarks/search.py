@@ -117,8 +117,8 @@ def describe(replays: Sequence[Replay], points: int) -> str:
 
 
 def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
-    """Return the quantile `part` of a sorted list of costs to success, one per successful replay. None if fewer
-    replays succeeded."""
+    """Return the cost (trials or tokens) within which a share `part` of all replays succeeded. `found` has the
+    sorted costs of the successful replays. None if fewer replays succeeded."""
     place = math.ceil(part * replays) - 1
     return found[place] if place < len(found) else None
 

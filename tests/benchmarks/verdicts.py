@@ -108,7 +108,7 @@ def family(noise: Array, rng: np.random.Generator, *, blocked: bool) -> Family:
 
 
 def slower(one: Family) -> list[bool]:
-    """Return a bool for each configuration: is it called slower than the fastest?"""
+    """Return one bool per configuration, True if the configuration is called slower than the fastest."""
     gaps = [one.gap(place, one.lead) for place in range(one.means.size)]
     return [gap.value > gap.margin for gap in gaps]
 

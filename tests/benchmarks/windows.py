@@ -88,8 +88,7 @@ class SimulatedRun(NamedTuple):
 def simulate(
     process: Process, step_s: float, seed: tuple[int, ...], protocol: MeasureSpec | None = None
 ) -> SimulatedRun:
-    """Run the real measurement loop on step times of a process. `step_s` is the time of an undisturbed step in
-    seconds."""
+    """Run the real measurement loop on simulated step times. `step_s` is the time of an undisturbed step in seconds."""
     series = Series(())
     steps = process.draw(np.random.default_rng(seed), step_s)
     run(cast(Any, SteppedDevice(steps)), MeasureSpec(), lambda: None, series)
