@@ -1,5 +1,5 @@
-"""`zeroscale prepare`: data and ops staged with a network suffice without one, and missing ones are named in one line.
-"""
+"""`zeroscale prepare`: data and ops staged with a network suffice without one, and missing ones are named in one
+line."""
 
 import hashlib
 import json

@@ -75,8 +75,8 @@ for name, words in json.loads(sys.argv[1]).items():
 
 @pytest.fixture(scope="module")
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """All rehearsals of this file: one by the command, the others by the program that makes the inputs of predictions.
-    """
+    """All rehearsals of this file: one by the command, the others by the program that makes the inputs of
+    predictions."""
     results = tmp_path_factory.mktemp("rehearsals")
     named, others = (
         "the last of 1024",
