@@ -3,13 +3,13 @@
 Rates are those calibrated on the machine; without a calibration, the machine's published rates. Matrix products,
 attention, element-wise work and the optimizer run one after the other. A product whose rate was not calibrated takes
 the time of its tiles or of its memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785).
-On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time. On
-a CPU, the time to start operations is added to the pass.
+On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time.
+On a CPU, the time to start operations is added to the pass.
 
-A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and each tile has a
-start and an end. A library divides the result into tiles, and a multiprocessor computes one tile at a time (NVIDIA,
-Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses the tile size, and the
-division of k, with the shortest time; so does this model.
+A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and the start and
+end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one tile at a time
+(NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses the tile
+size, and the division of k, with the shortest time; so does this model.
 """
 
 import functools
