@@ -1,9 +1,10 @@
-"""Compare predictions of memory and time with recorded and published numbers: signed errors, no point omitted.
+"""Compare predictions of memory and time with recorded and published numbers.
 
   python -m analysis.validation
   python -m analysis.validation repository/results --out here
 
-It writes a page, and a table for each comparison. It needs the recorded runs of a checkout.
+The command writes a page, and a table for each comparison. Errors have a sign, and no point is
+omitted. The recorded runs of a checkout are needed (folder `results`).
 """
 
 import argparse

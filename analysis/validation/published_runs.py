@@ -66,8 +66,8 @@ MULTIPROCESSORS = {"A100-SXM-80": 108, "MI250X-GCD": 110}
 """Number of multiprocessors: of A100 from NVIDIA's white paper, and of one MI250X die (compute units) from AMD's data
 sheet."""
 BETWEEN_NODES = {"A100-SXM-80": 8 * 25e9, "MI250X-GCD": 4 * 25e9}
-"""Bytes/s of all network links of a node, in one direction. For A100, 8 cards of 200 Gbit/s are assumed, the usual
-build of such a node, since the page of T5-3B has no number. A node of Frontier has 4 cards."""
+"""Bytes/s of all network links of a node, in one direction. A node of A100 is assumed to have 8 cards of 200 Gbit/s,
+as is usual, since the page of T5-3B has no number. A node of Frontier has 4 cards."""
 FP16_SUSTAINED = {"MI250X-GCD": 92.0}
 """Sustained TFLOP/s in fp16 for devices where it differs from bf16. As in bf16, it is 0.60 of the best product, which
 is taken as 0.8 of the peak."""

@@ -21,7 +21,8 @@ from bench.core.spec import RunSpec
 from bench.predict.workload import SOFTWARE, USUAL
 
 SEED, SET_ASIDE = 20260, 2
-"""Seed of the random draw of held-out sources, and their number. The draw of held-out traces uses the same seed."""
+"""Seed of the random draw of held-out sources, and the number of held-out sources. The draw of held-out traces uses
+the same seed."""
 DRAWN_FROM = ("BigScience BLOOM", "Databricks MI250", "IBM fms-fsdp", "MosaicML llm-foundry", "torchtitan")
 """Sources that were known at the time of the draw. Sources that came later are not held out: constants were chosen on
 them."""
@@ -37,8 +38,8 @@ class SourceErrors(NamedTuple):
 
 
 def compare() -> list[PredictionComparison]:
-    """Return three comparisons. They cover the held-out sources, cross-validation within each class (each source
-    predicted from the other sources), and the sources on which constants were chosen."""
+    """Return three comparisons: of the held-out sources, of cross-validation, and of the sources on which constants
+    were chosen. Cross-validation predicts each source of a class from the other sources of the class."""
     runs, aside = read_runs(), draw_sources_aside()
     blind, chosen = ([run.predict_step() for run in runs if (run.source in aside) is away] for away in (True, False))
     left_out = predict_left_out([run for run in runs if run.software.name != USUAL.name])

@@ -41,7 +41,7 @@ from bench.predict.step_time.network import MIB, RankSpan, compute_collective_s
 from bench.predict.workload import get_network
 
 SEED, SET_ASIDE = 20260, 3
-"""Seed of the random draw of held-out traces, and the number of traces of which one is held out."""
+"""Seed of the random draw of held-out traces. One in SET_ASIDE traces is held out."""
 HOST_S = (10e-6, 35e-6)
 """Plausible range of the host's seconds to start one operation of a Python module (bench.predict.workload.USUAL)."""
 INSIDE = (
@@ -102,8 +102,8 @@ contrib/optimizers/distributed_fused_adam.py). Weights are gathered in the model
 (NeMo, setup_optimization of megatron_base_model.py).
 """
 BETWEEN_NODES = 8 * 25e9 / T5_TENSOR
-"""Bytes/s of a node's network links for one of its two data-parallel groups, which share the links equally. 8 cards of
-200 Gbit/s are assumed, the usual build of such a node, since the page has no number."""
+"""Bytes/s of a node's network links for one of its two data-parallel groups, which share the links equally. The node
+is assumed to have 8 cards of 200 Gbit/s, as is usual, since the page has no number."""
 
 
 class PublishedScalingRow(NamedTuple):

@@ -120,8 +120,8 @@ BEYOND = 25.0
 
 
 def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return four comparisons. Step times are compared at the link rate that was not calibrated, at the calibrated
-    rates, and at all rates without rehearsals. The fourth compares the order of ZeRO stages by speed."""
+    """Return four comparisons. The first three compare step times: at the link rate that was not calibrated, at the
+    calibrated rates, and at all rates without rehearsals. The fourth compares which of two ZeRO stages is faster."""
     found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
     blind = [one for one in found if one.rate not in (SLOW, FAST)]

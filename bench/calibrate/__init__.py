@@ -1,7 +1,7 @@
-"""Calibration of a machine: its operations are measured, and the results are tables that predictions read.
+"""Calibration of a machine: it measures the machine's operations and writes tables that predictions read.
 
 This module has the request and the result that the processes of a calibration exchange as files in a folder. It also
-has the machine file that is made from a result.
+makes the machine file from a result.
 """
 
 import json
@@ -31,7 +31,7 @@ SHARES: dict[Part, float] = {
 """Share of the requested time for each part of a calibration. Only `matmul`, `contention` and `collectives` may use
 their whole share. The other parts take a fixed amount of work."""
 ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
-"""The part of a calibration that is not measured on this kind of device. A CPU has no link to itself, and ranks do not
+"""The part of a calibration that is skipped on this kind of device. A CPU has no link to itself, and ranks do not
 share a GPU."""
 _DIGITS = 4  # significant digits of measured numbers in the file
 
@@ -179,13 +179,13 @@ def format_calibration(machine: Machine) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Return a float with four significant digits and a dot. Without a dot, YAML 1.1 reads 1e+07 as text."""
+    """Return a float as text with four significant digits and a dot. Without a dot, YAML 1.1 reads 1e+07 as text."""
     mantissa, *exponent = f"{value:.{_DIGITS}g}".split("e")
     return "e".join([mantissa if "." in mantissa else f"{mantissa}.0", *exponent])
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that writes floats with four significant digits, and text of several lines as blocks."""
+    """YAML writer that writes floats with four significant digits. It writes a text of several lines as a block."""
 
 
 _Dumper.add_representer(float, lambda dumper, v: dumper.represent_scalar("tag:yaml.org,2002:float", _format_number(v)))

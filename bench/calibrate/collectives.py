@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Group = torch.distributed.ProcessGroup
 
 ROUND_S = 0.3
-"""Seconds of work of one process alone between two barriers. Ranks leave a barrier some milliseconds apart, which is
-short compared with it."""
+"""Seconds of work of one process alone between two barriers. Ranks leave a barrier a few milliseconds apart, which is
+short compared with this time."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
@@ -48,10 +48,10 @@ def count_sharers(request: CalibrationRequest) -> int:
 
 
 def count_rounds(sharers: int, seconds: float) -> int:
-    """Return the number of rounds in which each number of processes is timed once.
+    """Return the number of rounds that fit into `seconds` in the worst case, within fixed bounds. In each round,
+    every number of processes up to `sharers` is timed once.
 
-    The time of a round is not known before. Two processes on two cores take as long as one, but in the worst case all
-    processes take turns. The number is chosen for the worst case.
+    In the worst case all processes take turns. Two processes on two cores take only as long as one.
     """
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
@@ -164,11 +164,11 @@ def list_payloads(device: str, ranks: int) -> list[int]:
 
 
 def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
-    """Return the number of timed calls for a payload, if one call may take `expected_s` seconds. Return 0 if even the
-    minimum of calls does not fit in `left_s` seconds.
+    """Return the number of timed calls for a payload. `expected_s` is the time that one call may take, and `left_s`
+    is the remaining time, both in seconds. Return 0 if even the minimum of calls does not fit.
 
-    Most of the time is kept for the next payload, whose calls take up to GROWTH times as long. The last payload may use
-    all of it.
+    Most of the remaining time is kept for the next payload, whose calls take up to GROWTH times as long. The last
+    payload may use all of it.
     """
     if expected_s * (_WARM_CALLS + _MIN_CALLS) > left_s:
         return 0
@@ -244,8 +244,8 @@ def _broadcast_number(number: int, members: "Group") -> int:
 
 
 def _time_slowest(call: Callable[[], object], calls: int, device: "torch.device", members: "Group") -> list[float]:
-    """Return the seconds of each call on its slowest rank. A barrier before each call makes all ranks begin together;
-    its time is excluded."""
+    """Return the seconds of each call on its slowest rank. All ranks start a call together after a barrier, whose
+    time is excluded."""
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,8 @@
 """Measurements of one rank alone: rates of matrix products, attention and copies, and the host's time to start an
 operation.
 
-Products are those of models: the forward pass of `linear`, from a number of tokens, with each weight matrix. Attention
-is torch's `scaled_dot_product_attention` with an additive mask, as a position bias makes it.
+Products are those of models: the forward pass of `linear` with each weight matrix, for several numbers of tokens.
+Attention is torch's `scaled_dot_product_attention` with an additive mask, as T5's position bias makes it.
 """
 
 import math
@@ -161,7 +161,7 @@ def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
 
 
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return shapes in an order whose first entries, for any number of them, are spread evenly over all shapes.
+    """Return shapes in an order in which the first n shapes, for any n, are spread evenly over all shapes.
 
     The order is that of the reversed bits of their indices (van der Corput's sequence). Whenever the time ends, every
     shape that is missing has a measured neighbour.
@@ -189,8 +189,8 @@ def measure_within(
 
 
 def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], left_s: float) -> Shape | None:
-    """Return the first shape that needs only a small share of the remaining time, or else the first that fits into it.
-    Return None if no shape fits."""
+    """Return the first shape that needs only a small share of the remaining time. If there is none, return the first
+    shape that fits into it; None if no shape fits."""
     if not known:
         return waiting[0] if waiting else None
 

@@ -1,6 +1,8 @@
-"""Measured runs compared with their predictions. They give step times of the same configuration, and show which
-configurations run out of memory. They also correct predictions of neighbours, which are runs of the same model on the
-same machine."""
+"""Measured runs compared with their predictions.
+
+A measured run gives the step time of its configuration, or shows that the configuration runs out of memory. It also
+corrects the predictions of neighbours, which are configurations of the same model on the same machine.
+"""
 
 import json
 import math
@@ -15,8 +17,8 @@ from bench.core.spec import ModelSpec, RunSpec
 from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
-"""Number of measured runs that is needed to correct memory, and to use only runs of the same engine in place of runs of
-all engines. A single run may have been disturbed."""
+"""Number of measured runs needed to correct predicted memory. As many runs of one engine are needed to ignore the runs
+of other engines. A single run may have been disturbed."""
 
 
 class PredictedRun(NamedTuple):

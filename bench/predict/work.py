@@ -1,5 +1,5 @@
-"""Work of one pass over a model on one rank: matrix products, attention, memory traffic and the number of operations.
-Also a model's FLOPs.
+"""Work of one pass over a model on one rank: matrix products, attention, memory traffic, and the number of operations.
+This module also computes a model's FLOPs.
 
 Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as written,
 without fusion: each operation reads its operands from memory and writes its result. In compiled blocks, everything
@@ -27,8 +27,8 @@ ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2
 scalings, two sums, a tanh and a product."""
 COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
 """Number of reads and writes of the whole tensor in compiled blocks: for a norm, for a residual sum with its dropout,
-and for softmax with all work on scores. For the last, 2 to 6 are plausible; 4 was chosen together with BESIDE of
-`compute`."""
+and for softmax with all work on scores. For the last, 2 to 6 are plausible; 4 was chosen together with the constant
+BESIDE of `compute`."""
 Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
@@ -93,9 +93,10 @@ class PassWork(NamedTuple):
 def compute_backward(forward: PassWork) -> PassWork:
     """Return the work of a backward pass.
 
-    Every product of forward has two products of equal size in backward. A fused attention kernel has five for two,
-    since it recomputes the scores (arXiv 2307.08691, section 3.1). Element-wise traffic doubles: the gradient of every
-    result is read, and that of every operand is written. The number of operations doubles.
+    Every product of forward has two products of equal size in backward. A fused attention kernel has five products in
+    backward for its two in forward, since it recomputes the scores (arXiv 2307.08691, section 3.1). Element-wise
+    traffic doubles: the gradient of every result is read, and that of every operand is written. The number of
+    operations doubles.
     """
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors

@@ -36,12 +36,13 @@ takes 5 µs. No published step here is limited by the host, so the middle of tha
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
 """Class of Transformers with DeepSpeed, and of software of 2021.
 
-The pace is the geometric mean over two sources: DeepSpeed 0.14 on 8 A800, and BLOOM's trials of Megatron-DeepSpeed. The
-host's time per operation was chosen on traces of PyTorch modules (analysis.validation.published_times).
+Its `pace`, a factor on predicted times, is the geometric mean over two sources: DeepSpeed 0.14 on 8 A800, and BLOOM's
+trials of Megatron-DeepSpeed. The host's time per operation was chosen on traces of PyTorch modules
+(analysis.validation.published_times).
 """
 FUSED = Software("fused", fused=True, pace=0.955, interval=(0.82, 1.22))
-"""Class of software tuned by its makers, with hand-written kernels. The pace is the geometric mean over three sources
-of NVIDIA: T5-3B and mT5-3B by NeMo, GPT by Megatron (arXiv 2205.05198)."""
+"""Class of software tuned by its makers, with hand-written kernels. Its `pace`, a factor on predicted times, is the
+geometric mean over three sources of NVIDIA: T5-3B and mT5-3B by NeMo, GPT by Megatron (arXiv 2205.05198)."""
 SOFTWARE = {software.name: software for software in (EAGER, USUAL, FUSED)}
 OWN = USUAL
 """Class of software of this project's engines."""
@@ -109,8 +110,8 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
 def is_fused(load: Workload, attention: Attention) -> bool:
     """Return True if an attention never writes its scores to memory.
 
-    On a CPU, torch's sdpa writes them if a bias needs a gradient. With checkpointing, transformers also gives a
-    gradient to the zeros that stand in for a bias.
+    On a CPU, torch's sdpa writes them with dropout, or if a bias needs a gradient. With checkpointing, transformers
+    also gives a gradient to the zeros that stand in for a bias.
     """
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer

@@ -21,8 +21,8 @@ Kind = TypeVar("Kind")
 Point = TypeVar("Point")
 
 CLOSE = 0.05
-"""Two configurations count as equal if their times per token (or device-seconds per token) differ by at most this
-share. The best predictions have errors of this size on average (results/predictions, step times)."""
+"""Share of the time per token (or device-seconds per token) within which two configurations count as equal. The best
+predictions have errors of this size on average (results/predictions, step times)."""
 
 
 Best = Literal["shortest", "cheapest"]
@@ -109,8 +109,8 @@ class AdviceQuestion(NamedTuple):
         return tokens / choice.time.tokens * step_s / 3600 / goodput if goodput else math.inf
 
     def compute_weight(self, choice: Choice) -> float:
-        """Return the factor by which `choice` must process more tokens than the minimum. Large batches need more tokens
-        to reach a loss, and failures repeat tokens."""
+        """Return the number of tokens that a training with `choice` must process, as a multiple of the minimum. Large
+        batches need more tokens to reach a loss, and failures make a training repeat tokens."""
         goodput = self.predict_goodput(choice)
         share = goodput.share if goodput else 1.0
         tokens = self.need.compute_tokens(choice.time.tokens) / self.need.least_tokens if self.need else 1.0
@@ -142,12 +142,12 @@ class Advice(NamedTuple):
 
     question: AdviceQuestion
     winner: Choice
-    engines: list[Choice]  # of each engine, on the winner's number of nodes if possible; best first
+    engines: list[Choice]  # best choice of each engine, on the winner's node count if possible; best first
     nodes: list[Choice]  # best choice of each node count
     perhaps: Choice | None  # a better choice, if it fits into memory and keeps the limits
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return whether the winner is better than `rival` at every end of the prediction errors."""
+        """Return True if the winner is better than `rival` at every end of the prediction errors."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 
@@ -223,9 +223,10 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     """Return the advice for a question. If every choice misses the limits, the winner misses them too. Raises
     ValueError if `choices` is empty.
 
-    Choices are ordered by their time at the slow end of their own error. Of two choices with equal predictions, this
-    advises the more certain choice, such as the lower ZeRO stage or the measured point. Among choices within CLOSE of
-    the first, the order is: fewest nodes, measured, largest micro-batch.
+    Choices are ordered by their time (or cost) per token at the slow end of their own error. Of two choices with equal
+    predictions, the more certain choice comes first, such as the lower ZeRO stage or the measured configuration. Among
+    choices within CLOSE of the first, the winner has the fewest nodes. Of several with as few nodes, a measured choice
+    wins, then the largest micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -253,7 +254,8 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
 
 
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the choice to advise from a list that is sorted by `order`."""
+    """Return the best choice of a list that is sorted by `order`. Only choices with the same doubt as the first are
+    considered."""
     return _find_thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
 
 
@@ -276,8 +278,8 @@ def _find_best_of_each(ranked: list[_RankedChoice], kind: Callable[[Choice], Kin
 
 
 _UNITS = ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (48 * 3600.0, 3600.0, "h"), (math.inf, 86_400.0, "days"))
-"""Upper bound in seconds, size in seconds and name of each time unit. A duration uses the first unit whose upper bound
-it is below; so up to two days are printed in hours."""
+"""Upper bound in seconds, length in seconds, and name of each unit of time. A duration is printed in the first unit
+whose upper bound it does not reach. So durations of less than two days are printed in hours."""
 
 
 def format_hours(hours: float) -> str:

@@ -15,10 +15,10 @@ STAGES = (1, 2, 4)
 and one stage per block (layered gradient accumulation)."""
 ENOUGH = 2
 """Largest number of ranks per model copy that is searched, as a multiple of the ranks of the smallest copy that fits.
-Larger copies only compute smaller portions and wait longer. Layouts that the user names are not limited."""
+In a larger copy, each rank computes a smaller portion and waits longer. Layouts that the user names are not limited."""
 MOST_MICRO_BATCHES = 128
-"""Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. Beyond it, a larger
-micro-batch or more model copies have the same effect; the search tries those as well."""
+"""Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. Larger
+micro-batches and more model copies have the same effect as more accumulation, and the search tries them."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Node counts that the search tries by default."""
 
@@ -36,8 +36,8 @@ class Axes(NamedTuple):
     """Values and limits of the search.
 
     If `micro` is None, micro-batches are powers of two, the numbers halfway between them, and the largest number that
-    fits. If `accumulation` is None, it doubles up to the largest global batch; without a limit on the global batch a
-    step has one micro-batch per rank of a model copy.
+    fits. If `accumulation` is None, it doubles until the largest global batch is reached. If the global batch is not
+    limited either, a step has one micro-batch per rank of a model copy.
     """
 
     nodes: tuple[int, ...] = NODES
@@ -79,7 +79,8 @@ class Shortage(NamedTuple):
 
 
 class CandidateSearch(NamedTuple):
-    """Configurations that fit, configurations that do not fit, and those whose global batch cannot be divided."""
+    """Result of a search: configurations that fit, configurations that do not fit, and configurations whose ranks
+    cannot divide the global batch."""
 
     candidates: list[Candidate]
     short: list[Shortage]  # one for each engine, node count and checkpointing without a candidate

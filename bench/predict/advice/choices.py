@@ -1,11 +1,13 @@
 """Candidates with the time of their step, and the comparison of two candidates.
 
 A step's time is measured if such a run exists. Otherwise it is predicted, and corrected by runs of neighbouring
-configurations. All candidates of a question run on the same machine. So they share the error of the machine's rates and
-the error of the overlap of communication with compute. A candidate is surely faster if it is faster at both ends of
-both errors, with the same error applied to both candidates. If two candidates have the same engine and equal portions
-(micro-batch and checkpointing), the errors cancel. Otherwise each candidate also has an error of its own, as large as
-the error of a rehearsal. This error is larger for an engine with work on the host, which no calibrated rate includes.
+configurations. All candidates of a question run on the same machine. So they share two errors: that of the machine's
+rates, and that of the overlap of communication with compute. A candidate is surely faster if it is faster at both ends
+of both errors, with the same error applied to both candidates.
+
+If two candidates have the same engine, layout, micro-batch and checkpointing, they have no other error. Otherwise each
+candidate also has an error of its own, as large as the error of a rehearsal. This error is larger for an engine with
+work on the host, which no calibrated rate includes.
 """
 
 import itertools
@@ -83,8 +85,8 @@ class Choice(NamedTuple):
 
 
 def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choice:
-    """Return a candidate with the best estimate of its step time: measured, corrected by neighbouring runs, or the
-    prediction `time`."""
+    """Return a candidate with the best estimate of its step time. The estimate is a measured time, or the prediction
+    `time` corrected by neighbouring runs, or `time` itself."""
     if timed := known.timed.get(format_decisive(candidate.spec)) if known.timed else None:
         return Choice(candidate, time, StepEstimate(timed.step_s, timed.low_s, timed.high_s, "measured", timed.runs))
     if near_runs := known.near(candidate.spec.engine.name):
@@ -134,7 +136,8 @@ def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
 
 
 def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
-    """Return the smallest and largest ratio of true to predicted computing time that concerns `choice` but not `other`.
+    """Return the smallest and largest ratio of true to predicted computing time that `choice` may have without `other`
+    having it too.
 
     CALIBRATED is the range over all engines. Its high end comes from ZeRO's stage 3, which works on the host. The other
     engines differed from each other by no more than the error of a rehearsal.

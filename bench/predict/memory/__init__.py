@@ -35,7 +35,8 @@ bytes. The low value is the best case. The high value is a tenth, since blocks o
 and differ in size from step to step."""
 LARGEST_MICRO_BATCH = 2**16
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
-"""Resident bytes of a rank's process without tensors, low and high, for torch, DeepSpeed and transformers.
+"""Resident bytes of a rank's process without tensors, low and high, by kind of device. The process has loaded torch,
+DeepSpeed and transformers.
 
 Measured with torch's CPU build on 74 recorded ranks: 0.44 to 0.60 GB after initialisation, up to 0.68 GB at the end.
 CUDA adds up to 2 GB if it loads all kernels at once (pytorch issues 12873, 19397). It adds little if it loads each

@@ -106,7 +106,7 @@ def _count_keys(network: Stacks, stack: Stack, part: Attention, load: Workload) 
 
 
 def _add_waiting(part: Segment, waiting: int) -> Segment:
-    """Return a copy of this segment whose backward holds `waiting` extra bytes from its begin to its end."""
+    """Return a copy of this segment whose backward holds `waiting` extra bytes from its start to its end."""
     return part._replace(backward=part.backward + waiting, standing=part.standing + waiting)
 
 
@@ -129,9 +129,9 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     """Return the embedding of a stack with its positions and with the tensors that are made once for all blocks. These
     are buckets of the position bias, zeros in place of a bias, cosines and sines, and the mask of documents.
 
-    One embedding matrix serves all stacks. The gradients of the other stacks are kept until the backward of the first
-    stack ends. With a tied head, the gradients of all stacks are kept. torch adds them to the head's gradient, which
-    nn.Linear leaves transposed, in a third tensor.
+    One embedding matrix serves all stacks, and each stack adds to its gradient. The gradients from the other stacks are
+    kept until the backward of the first stack ends. With a tied head, the gradients from all stacks are kept. torch
+    adds them to the head's gradient, which nn.Linear leaves transposed, in a third tensor.
     """
     length, table, last = load.tokens(stack.tokens), network.table, stack == network.stacks[-1]
     buckets, heads = stack.bias_table or (0, 0)

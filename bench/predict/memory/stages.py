@@ -1,9 +1,9 @@
 """Memory of the ranks of a pipeline, by position in the pipeline.
 
 A rank holds a smaller network: the model is cut into stages, and each stage is sliced for tensor parallelism. A pass
-through a stage consists of the segments of its layers, plus the states that the stage receives and sends. At each
-moment of the schedule, a position holds three kinds of bytes: tensors kept by the passes of its stages, states in
-transit between stages, and the states of its engine.
+through a stage consists of the segments of its layers. It also receives and sends hidden states, which are called
+states in this module. At each moment of the schedule, a position holds three kinds of bytes: tensors kept by the passes
+of its stages, states in transit between stages, and weights, gradients and optimizer states of its engine.
 
 States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted once, by
 `bench.core.engine_costs.StageMoment`, and excluded from the bytes kept by a pass.

@@ -101,7 +101,7 @@ def predict_passes(
     spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES,
     software: Software = OWN,
 ) -> Sequence[SimulatedPass]:  # fmt: skip
-    """Return begin and end of each pass of a pipeline step, in seconds.
+    """Return start and end of each pass of a pipeline step, in seconds.
 
     Empty for an engine without a pipeline, and for a step with more than `most` passes. Raises the errors of
     `predict_step_time`.

@@ -3,13 +3,13 @@
 Rates are those calibrated on the machine; without a calibration, the machine's published rates. Matrix products,
 attention, element-wise work and the optimizer run one after the other. A product whose rate was not calibrated takes
 the time of its tiles or of its memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785).
-On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time. On
-a CPU, the time to start operations is added to the pass.
+On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time.
+On a CPU, the time to start operations is added to the pass.
 
-A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and each tile has a
-begin and an end. A library divides the result into tiles, and a multiprocessor computes one tile at a time (NVIDIA,
-Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses the tile size, and the
-division of k, with the shortest time; so does this model.
+A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and the start and
+end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one tile at a time
+(NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses the tile
+size, and the division of k, with the shortest time; so does this model.
 """
 
 import functools
@@ -35,11 +35,11 @@ NEEDED_INTENSITY = 43.0
 """FLOPs per loaded byte below which a tile waits for memory. An A100 does 221,184 FLOPs per clock in 16 bits, and its
 L2 cache delivers 5,120 bytes per clock (NVIDIA, A100 white paper)."""
 STARTED_K = 160
-"""Overhead of the begin and end of a tile, as a number of elements of k that take as long.
+"""Overhead of the start and end of a tile, as a number of elements of k that take as long.
 
 A tile loads its operands from memory and writes its result back. With this value, a product of k = 1024 loses 14 %.
 Values of 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. The value was chosen in that range
-together with BESIDE.
+together with the constant BESIDE.
 """
 ALIGNMENT_BYTES = 16
 """Row alignment in bytes that tensor cores need to load whole vectors of the operands."""
@@ -73,7 +73,7 @@ and small operations wait for it; each pass has both. Chosen on two thirds of th
 (analysis.validation.published_times).
 """
 BETWEEN_S = 1.5e-6
-"""Seconds between two operations on a GPU whose queue is never empty, from the end of one to the begin of the next.
+"""Seconds between two operations on a GPU whose queue is never empty, from the end of one to the start of the next.
 NVIDIA reports 1 to 2 µs (Getting Started with CUDA Graphs)."""
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values that AdamW reads and writes per parameter, by implementation.

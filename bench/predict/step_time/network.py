@@ -67,8 +67,8 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
 
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
-    """Return the seconds of sending `payload_bytes` from one device to another in a node, or from one node to another
-    with `between_nodes`."""
+    """Return the seconds of sending `payload_bytes` from one device to another in the same node. With
+    `between_nodes`, all devices of a node send to another node, and the payload is their sum."""
     return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
 
 

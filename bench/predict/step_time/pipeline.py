@@ -40,8 +40,8 @@ collective. Chosen together with BESIDE in `compute`; 1 or 3 would be plausible 
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
-    """Return the share of a pipeline's passes for which a rank is idle, as the mean over ranks; None without a
-    pipeline.
+    """Return the share of time for which a rank is idle during the passes of a pipeline, as the mean over ranks. None
+    without a pipeline.
 
     The time of a stage is assumed proportional to its FLOPs. Transfers and the update are assumed to take no time.
     Raises UserError if the engine cannot predict its schedule.
@@ -56,7 +56,7 @@ def predict_idle_share(spec: RunSpec) -> float | None:
 
 
 def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
-    """Return begin and end of each pass of a pipeline step. Times are given as FLOPs of one sample, since no machine is
+    """Return start and end of each pass of a pipeline step. Times are given as FLOPs of one sample, since no machine is
     known.
 
     Empty without a pipeline. The assumptions and errors are those of `predict_idle_share`.
@@ -123,7 +123,7 @@ def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
 
 
 def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[SimulatedPass]:
-    """Return begin and end of each pass of a pipeline step, in seconds."""
+    """Return start and end of each pass of a pipeline step, in seconds."""
     _, forward_s, backward_s = _time_places(context, costs)
     return costs.list_passes(forward_s, backward_s, _build_hop(context))
 
@@ -187,8 +187,8 @@ def _time_part(
 def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Transfer]:
     """Return the tensor-parallel exchanges of one stage in a forward and a backward pass.
 
-    States are exchanged before and after each sub-layer; the loss exchanges two numbers per label. A recomputation ends
-    with its last product, so it skips the exchange after the last sub-layer of a block.
+    States are exchanged before and after each sub-layer. The loss adds two all-reduces, of one and of two fp32 numbers
+    per label. A recomputation ends with its last product, so it skips the exchange after the last sub-layer of a block.
     """
     if slices.ranks == 1:
         return []

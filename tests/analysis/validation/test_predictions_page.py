@@ -104,7 +104,7 @@ def found() -> list[PredictionComparison]:
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[PredictionComparison]) -> None:
-    """If this fails, write the files again with `make predictions`, and review the changes before the commit."""
+    """After a failure, write the files again with `make predictions`, and review the changes before the commit."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
     assert committed == ledger.render_files(found)
 

@@ -23,7 +23,7 @@ def test_predictions_are_within_three_percent_of_rehearsals() -> None:
 
 
 def test_every_case_was_rehearsed_as_it_is_composed() -> None:
-    """If this fails, the configuration of a case has changed. Rehearse the case again with
+    """A failure means that the configuration of a case has changed. Rehearse the case again with
     `tests.benchmarks.rehearsals`."""
     specs = ([run.spec for run in REHEARSED], [build_spec(case) for case in list_cases()])
     # Neither the number of steps nor, for synthetic samples, the mean of the loss changes the memory of a rehearsal.
