@@ -60,8 +60,8 @@ class _MeanSpread(NamedTuple):
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
     """Return the interval of the median of independent values, by ranks; None for too few values (below six at 95 %).
 
-    Its bounds are the two order statistics closest to the middle that cover the median with probability `level`, for
-    any distribution (Hoefler & Belli, SC'15, section 3.1.3).
+    Its bounds are the two order statistics closest to the middle that cover the median with probability `level`
+    (Hoefler & Belli, SC'15, section 3.1.3). This holds for any distribution.
     """
     rank = _find_rank(len(values), level)
     ordered = sorted(values)

@@ -120,8 +120,8 @@ class Options(SampleOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a mixture with no text or too many, with weights for only some texts, or with a text that
-    `data=text` does not support."""
+    """Raise UserError for a mixture without texts or with too many, or with weights for only some texts. Also raise it
+    for a text that `data=text` does not support."""
     if not 1 <= len(options.sources) <= CYCLE:
         rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
