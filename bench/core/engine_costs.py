@@ -16,10 +16,12 @@ from bench.core.machine import CollectiveKind
 from bench.core.network import EqualTensors, Part, Unit, WeightModule
 
 Array = NDArray[np.int64]
-"""Array of shape (segments,): a value for each segment of the model, in forward order."""
+"""Array of shape (segments,): a value for each segment of the model, in forward order. Segments are embeddings,
+sub-layers of blocks, final norms, the head and the loss."""
 
 Terms = dict[str, int]
-"""Bytes of memory by the name of their use. The uses exist at the same time, so the total is the sum."""
+"""Bytes of memory by the name of their use, such as weights or gradients. All uses exist at the same time, so the total
+is their sum."""
 
 ByteRange = tuple[int, int]
 """Lower and upper bound of a number of bytes."""
@@ -129,7 +131,8 @@ StepPass = Literal["forward", "backward", "update"]
 
 
 class Transfer(NamedTuple):
-    """Collectives of one kind in a forward pass, a backward pass or an update. A step repeats it `passes` times."""
+    """Collectives of one kind in one pass: a forward pass, a backward pass or an update. A step contains the pass, and
+    thus these collectives, `passes` times."""
 
     kind: CollectiveKind
     when: StepPass
@@ -144,7 +147,7 @@ class Transfer(NamedTuple):
 
 
 class EngineStep(NamedTuple):
-    """Work that an engine adds to one optimizer step of one rank."""
+    """Additions of an engine to one optimizer step of one rank: elements to update, and collectives."""
 
     updated: int  # elements that AdamW updates on this rank, padding included
     transfers: list[Transfer]  # empty for a single rank

@@ -26,7 +26,7 @@ Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
 
 
 SUMMED_STEPS = 3
-"""Number of first optimizer steps whose gradient norms are used to verify a run."""
+"""Number of optimizer steps, from the first, whose gradient norms are used to verify a run."""
 
 
 class Division(NamedTuple):
@@ -85,7 +85,7 @@ class EngineFacts:
     """Return the memory that the engine adds to a rank. The last two arguments are the device's memory in bytes (None
     if unknown), and True if collectives are simulated."""
     step: "Callable[[RunSpec, ModelSizes, Device], EngineStep] | None" = None
-    """Return the work that the engine adds to a step of a rank."""
+    """Return the engine's additions to a step of a rank: the elements to update, and the collectives."""
     pipeline: "Callable[[RunSpec, Stacks, Device, bool], PipelineCosts] | None" = None
     """Return the costs of the engine at each position of a pipeline. This function replaces `memory` and `step` for an
     engine with `cut`. The last argument is True if collectives are simulated."""

@@ -25,8 +25,8 @@ class NoPrediction(UserError):
 
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a remedy for an unknown name. It suggests the most similar known name or, if no name is similar, is
-    `otherwise`. If that is empty, it lists known names within 200 characters."""
+    """Return a remedy for an unknown name: a suggestion of the most similar known name. If no known name is similar,
+    return `otherwise`. If that is empty, too, return a list of known names within 200 characters."""
     known = sorted(set(known))
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.55):
         return f"did you mean {close[0]}?"

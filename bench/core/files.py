@@ -40,8 +40,8 @@ def get_cache_folder(variables: Mapping[str, str]) -> Path:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file and return its descriptor; for the argument `opener` of `open`. Raise OSError for a link or
-    any other kind of file."""
+    """Open a regular file and return its descriptor. Raise OSError for a link or any other kind of file. This function
+    can be the argument `opener` of `open`."""
     try:
         # O_NONBLOCK: opening a pipe would otherwise wait for a writer, for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -86,8 +86,8 @@ def read_regular(path: Path) -> bytes:
 
 
 def split_archive(path: Path) -> tuple[Path | None, str]:
-    """Split a path into an archive and the path inside it. The second is empty for the archive itself. The archive is
-    None if the path contains no archive."""
+    """Split a path into the path of an archive and the path inside the archive. The inner path is empty for the archive
+    itself. If the path contains no archive, return None and an empty path."""
     for place in (path, *path.parents):
         if place.suffix == ARCHIVE and place.is_file():
             return place, "" if place == path else path.relative_to(place).as_posix()

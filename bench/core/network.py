@@ -72,8 +72,8 @@ class Mlp:
 class Stack:
     """A stack of equal blocks, between a token embedding and a final norm.
 
-    A block consists of sub-layers. Each has a norm before it, and dropout and a residual sum after it. Activation
-    checkpointing recomputes whole blocks.
+    A block consists of sub-layers. Before each sub-layer there is a norm; after each there are dropout and a residual
+    sum. Activation checkpointing recomputes whole blocks.
     """
 
     name: str
@@ -230,8 +230,8 @@ def list_modules(network: Stacks) -> list[WeightModule]:
 
 
 def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
-    """Yield each segment between the first embedding and the head: the index of its block (None outside blocks), and
-    its modules."""
+    """Yield the segments between the first embedding and the head. A segment is given by the index of its block (None
+    outside blocks) and its modules."""
     blocks = itertools.count()
     norms = _join(network.norm_sizes)
     # The order is that of forward, in which ZeRO traces modules.

@@ -1,7 +1,8 @@
 """Plug-ins: the Protocol of each kind, and a loader that imports a plug-in by the name in a config.
 
-A plug-in is a file or folder in the package of its kind, or a module that an installed package declares as an entry
-point of the group `zeroscale.<kind>`. There is no registration. A plug-in is imported only when it is loaded.
+A plug-in is a file or folder in the package of its kind. It can also be a module of an installed package, which
+declares the module as an entry point of the group `zeroscale.<kind>`. There is no registration. A plug-in is imported
+only when it is loaded.
 """
 
 import contextlib
@@ -144,8 +145,9 @@ def list_installed_files(kind: Kind[Any]) -> list[Path]:
 class EnginePlugin(Protocol):
     """A training engine: a folder of bench/engines with `facts.py`. Its `__init__` does not import torch.
 
-    The module may define `FITTED_TO_MODEL`, a tuple of option names. If neither study nor user sets such an option, the
-    preset's value is limited to the model's number of parameters (`bench.config.decode.fit_engine`).
+    The module may define `FITTED_TO_MODEL`, a tuple of names of size options. If neither the study nor the user sets
+    such an option, the preset's value is limited to the model's number of parameters
+    (`bench.config.decode.fit_engine`).
     """
 
     Options: type[BaseModel]
@@ -168,9 +170,9 @@ class EngineBuilder(Protocol):
         before it enters the context."""
 
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
-        """Return a context in which every rank has the whole `parameters`, without partitions. Changes by rank 0 are
-        kept at its end. The parameters belong to a module that the engine has not wrapped yet. All ranks must enter it,
-        since it is a collective."""
+        """Return a context in which every rank has the whole `parameters` instead of partitions. At the end of the
+        context, the values of rank 0 are kept. The parameters belong to a module that the engine has not wrapped yet.
+        This is a collective, so all ranks must enter the context."""
 
     def parameter_count(self, parameters: "Iterable[Parameter]") -> int:
         """Return the number of elements of all `parameters`, including partitions on other ranks."""
@@ -194,8 +196,8 @@ class FamilyPlugin(Protocol):
         family."""
 
     def check(self, shape: Any, spec: RunSpec) -> None:
-        """Raise UserError for a spec that a model of this shape does not support. For example, it lacks a kernel, or
-        sequences exceed its positions."""
+        """Raise UserError for a spec that a model of this shape does not support. For example, the model lacks a
+        kernel, or the sequence has more tokens than the model has positions."""
 
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
         """Return the kinds of tokens in a sample of such a model, in order. The model supports every objective with
@@ -235,10 +237,10 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         """Return the uninitialised module of one pipeline part. Its parameters have the same names as in the whole
         model.
 
-        `among` are the ranks of this rank's tensor-parallel group; the module then holds only this rank's slice of each
-        matrix. Inputs of its forward are the states of the previous part, one tensor per stack (none for the first
-        part), and a micro-batch as keyword arguments. It returns a tuple of states; the last part returns the loss, a
-        0-d tensor.
+        `among` are the ranks of this rank's tensor-parallel group. With them, the module holds only this rank's slice
+        of each matrix. The forward function takes the states of the previous part, one tensor per stack (none for the
+        first part). It takes a micro-batch as keyword arguments. It returns a tuple of states; the last part returns
+        the loss, a 0-d tensor.
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
@@ -314,7 +316,7 @@ class StartingLauncherPlugin(LauncherPlugin, Protocol):
     machines."""
 
     def submit(self, launch: LaunchPlan) -> Popen[bytes]:
-        """Start the planned work as a process. Other functions of a launcher have no side effects except `cancel`."""
+        """Start the planned work as a process, and return the process."""
 
     def poll(self, handle: Popen[bytes]) -> bool:
         """Return True if the work has ended."""
@@ -371,8 +373,9 @@ class MetricPlugin(Protocol):
     """A group of metrics, each derived from one record: a file of analysis/metrics."""
 
     METRICS: Sequence[Any]
-    """Metrics, as `analysis.metrics.Metric`. Each has a column name, short description, unit, better direction ("more",
-    "less" or "neither"), and a function of the record that returns None for an unknown value."""
+    """Metrics, as `analysis.metrics.Metric`. A metric has a column name, a short description, a unit and a better
+    direction ("more", "less" or "neither"). It also has a function of the record that returns None for an unknown
+    value."""
 
 
 class FigurePlugin(Protocol):
@@ -418,16 +421,16 @@ def load_queueing(name: str) -> QueueingLauncherPlugin | None:
 
 
 class JobAndLauncher(NamedTuple):
-    """The scheduler's job of this process, and the launcher that recognised the job. Outside any job, both have their
-    defaults."""
+    """The scheduler's job of this process, and the launcher that recognised the job. A process outside any job has the
+    default values."""
 
     launcher: QueueingLauncherPlugin | None = None
     context: JobContext = JobContext()
 
 
 def find_context(name: str, environment: Mapping[str, str]) -> JobContext:
-    """Return the job, recognised by the launcher `name`, of a process with these environment variables. Outside any
-    job, return the defaults."""
+    """Return the job of a process with these environment variables, as recognised by the launcher `name`. A process
+    outside any job gets the default values."""
     launcher = load_queueing(name)
     return (launcher.context(environment) if launcher else None) or JobContext()
 

@@ -1,8 +1,8 @@
 """Fields of a point: a spec flattened to dotted names, and a table of the purposes for which each field matters.
 
-Fields have the names of the command line, such as `batch.micro` and `engine.options.stage`. For each of three purposes,
-the table decides which fields two points must have in common: the config_id, the comparison of losses, and the
-comparison of measured and predicted step times.
+Fields have the names of the command line, such as `batch.micro` and `engine.options.stage`. There are three purposes:
+the config_id, comparisons of losses, and comparisons of measured with predicted step times. Two points are equal for a
+purpose if all fields that matter for it are equal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,8 +53,8 @@ FIELDS: Mapping[str, FieldRole] = {
     "seed": FieldRole(step_time=False),
     "measure": FieldRole(losses=False, step_time=False),
 }
-"""Roles of the fields that differ from the default role. The role of a group applies to all of its fields without an
-own row. A group precedes its fields."""
+"""Roles of the fields that differ from the default role. The role of a group applies to all of its fields that have no
+entry of their own. A group precedes its fields."""
 
 MODEL_KERNELS = tuple(
     name.removeprefix("model.") for name, role in FIELDS.items() if role is _KERNEL and name.startswith("model.")

@@ -155,10 +155,10 @@ BUSY_SHARE = 0.05
 """Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which is as
 much as two configurations may differ."""
 PRESSURE_SHARE = 0.05
-"""Share of the window above which waits for memory, or for input and output, make a machine busy. A wait counts even if
-it is the run's own."""
+"""Share of the window above which waits for memory, or for input and output, make a machine busy. Waits of the run
+itself count, too."""
 FOREIGN_BYTES = 2**28
-"""Device memory above which another process counts as background load. A display server uses less."""
+"""Device memory in bytes above which another process counts as background load. A display server uses less."""
 
 
 def compute_background_load(load: NodeLoad) -> float | None:
@@ -171,8 +171,8 @@ def compute_background_load(load: NodeLoad) -> float | None:
 def is_busy(observed: Observations, window_s: float) -> bool:
     """Return True if any node was busy during the window of `window_s` seconds.
 
-    Reasons are background load, waits for memory or for input and output, a control group's CPU quota, another process
-    on a device, and a user's later mark of the record as busy.
+    A node is busy because of background load, waits for memory, waits for input and output, a control group's CPU
+    quota, or another process on a device. A user can also mark a record as busy later.
     """
     if observed.known_busy is not None:
         return True
@@ -195,9 +195,9 @@ _SLOW_LINK = 0.5
 def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
     """Return the ranks that spend far more time outside collectives per step than other ranks with the same work.
 
-    Far more means over 20 % and over 20 ms above the median of the other ranks, of which an even number gives the
-    larger of the two middle values. Ranks have the same work if they hold the same of `parts` consecutive pipeline
-    parts.
+    Far more means over 20 % and over 20 ms above the median of the other ranks. For an even number of other ranks, the
+    larger of the two middle values is used. Ranks have the same work if they hold the same of `parts` consecutive
+    pipeline parts.
     """
     alike = len(outside_s) // parts or 1
     found = []
@@ -212,8 +212,8 @@ def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
 
 
 def compare_to_alike(values: Sequence[float], parts: int = 1) -> list[tuple[float, float]]:
-    """Return, for each rank, its value and the median over all ranks with the same pipeline part. The model has `parts`
-    of them."""
+    """Return, for each rank, its own value and the median value of all ranks with the same pipeline part. `parts` is
+    the number of pipeline parts."""
     alike = len(values) // parts or 1
     medians = [statistics.median(values[first : first + alike]) for first in range(0, len(values), alike)]
     return [(own, medians[rank // alike]) for rank, own in enumerate(values)]

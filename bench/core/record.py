@@ -36,7 +36,7 @@ Evidence = Literal["measured", "rehearsed", "predicted"]
 
 
 class MemoryShortage(Frozen):
-    """The memory that ran out on a rank: its use in bytes when the allocation failed."""
+    """Facts about the memory that ran out on a rank. Bytes are those at the moment of the failed allocation."""
 
     rank: int
     where: Literal["device", "host"]
@@ -181,9 +181,9 @@ class Environment(Extensible):
 class RankMemory(Frozen):
     """Memory of one rank in bytes.
 
-    `allocated` is the bytes of live tensors, counted by the device's allocator or, on a CPU, by a wrapper of torch's
-    allocator. `drift` checks that count: its relative difference from the tensor storages that Python can reach between
-    steps.
+    Fields named `allocated` count the bytes of live tensors. The count comes from the device's allocator or, on a CPU,
+    from a wrapper of torch's allocator. `drift` checks this count. It is the relative difference from the tensor
+    storages that Python can reach between steps.
     """
 
     rank: int
@@ -362,7 +362,7 @@ class TimedPass(NamedTuple):
 
 
 class Observations(Frozen):
-    """All measurements of one attempt. Values with one number for all ranks are the maximum over ranks."""
+    """All measurements of one attempt. Times of ranks are stored for each rank, or as the maximum over ranks."""
 
     parameters: Positive = Field(description="counted on the built model, partitions included")
     trainable_parameters: int | None = Field(None, description="those of them that are trained")

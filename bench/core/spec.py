@@ -105,7 +105,7 @@ class Batch(Frozen):
     """Batch sizes. `micro` is samples per rank and forward pass, `accumulation` is forward passes per optimizer step,
     and `global` is samples per optimizer step.
 
-    At most one of `accumulation` and `global` has to be given. A RunSpec always contains both.
+    It is enough to give `accumulation` or `global`; without both, `accumulation` is 1. A RunSpec always contains both.
     """
 
     micro: Positive

@@ -31,7 +31,7 @@ LEAST = 6
 """Minimum number of independent values for the interval of a median. For fewer values, even the range from minimum to
 maximum covers the median with less than 95 %."""
 SHORT = 15
-"""Number of steps below which the autocorrelation of their signs cannot be estimated.
+"""Number of steps below which an autocorrelation cannot be estimated from the steps' signs (above or below the median).
 
 With so few signs, both cosines may be orthogonal to them, which gave intervals of zero width. For fewer than SHORT
 steps, the interval of the median is therefore at least one rank wider than that of independent values. It is at most
@@ -60,8 +60,8 @@ class _MeanSpread(NamedTuple):
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
     """Return the interval of the median of independent values, by ranks; None for too few values (below six at 95 %).
 
-    Its bounds are the two order statistics closest to the middle that cover the median with probability `level`, for
-    any distribution (Hoefler & Belli, SC'15, section 3.1.3).
+    Its bounds are the two order statistics closest to the middle that cover the median with probability `level`
+    (Hoefler & Belli, SC'15, section 3.1.3). This holds for any distribution.
     """
     rank = _find_rank(len(values), level)
     ordered = sorted(values)

@@ -57,7 +57,8 @@ _Value = TypeVar("_Value", bound=BaseModel)
 
 
 class Unreadable(UserError):
-    """Error: the content of a file is not valid for its file name in this version. `why` is the reason."""
+    """Error: a record or another file of a results folder has invalid content for this version of zeroscale. `why` is
+    the reason."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(str(path), why)
@@ -342,8 +343,8 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *,
 
 
 def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
-    """Add two facts that only the supervisor knows to the record at `path`, and return it. The facts are why a run
-    ended before its untimed steps did, and for how long it was paused."""
+    """Complete the record at `path` with two facts that only the supervisor knows, and return the record. The facts are
+    why a run ended before its untimed steps did, and for how many seconds it was paused."""
     record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
     if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:

@@ -98,7 +98,8 @@ class Dimension(Frozen):
         return tuple(dict.fromkeys([*(value for value in doubled if value <= listed[-1]), *listed]))
 
     def compute_share(self, value: Any) -> float:
-        """Return the sampling weight of a value, relative to the other values of the dimension."""
+        """Return the sampling weight of a value, relative to the other values. Weights are equal, except for an integer
+        range with `log`, where they are uniform in the logarithm."""
         return math.log((value + 0.5) / (value - 0.5)) if self.log and self.whole else 1.0
 
 

@@ -103,8 +103,8 @@ def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
     """Yield a function that shows progress on standard error. On a terminal, it shows a bar with elapsed and remaining
     time.
 
-    In a log, the function prints a line at the start of each subject and then one line per minute, so that a long point
-    does not look like a hang.
+    In a log, the function prints a line at the start of each subject and then one line per minute. A long point
+    therefore does not look like a hang.
     """
     if quiet:
         yield lambda shown: None

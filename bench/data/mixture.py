@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from bench.data.pipeline.loader import SampleStream
 
 CYCLE = 1000
-"""Number of samples after which the order of the texts repeats. Shares are multiples of 1 / CYCLE, so the error of a
-share is at most 0.1 % of all samples."""
+"""Number of samples after which the order of the texts repeats. Shares are multiples of 1 / CYCLE, or 0.1 %."""
 
 
 def compute_shares(weights: Sequence[float], temperature: float) -> NDArray[np.float64]:
@@ -65,8 +64,8 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     samples.
 
     After n samples, every text has given n times its share, within less than one sample. The algorithm is that of R.
-    Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). Of the texts that are not ahead of their
-    share, the one with the earliest deadline gives the next sample.
+    Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). Of the texts that the next sample
+    does not put too far ahead of their share, the text with the earliest deadline gives it.
     """
     import numpy as np
 
@@ -120,8 +119,8 @@ class Options(SampleOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a mixture with no text or too many, with weights for only some texts, or with a text that
-    `data=text` does not support."""
+    """Raise UserError for a mixture without texts or with too many, or with weights for only some texts. Also raise it
+    for a text that `data=text` does not support."""
     if not 1 <= len(options.sources) <= CYCLE:
         rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")

@@ -91,8 +91,8 @@ def _create_worker_context() -> Any:
     """Return the multiprocessing context that starts worker processes with a fork server. The server imports torch once
     for all workers of the rank.
 
-    A fork of the rank itself is unsafe: the rank has threads of gloo, NCCL, CUDA and OpenMP, and a lock held by a
-    thread during the fork would never be released in the child. With spawn, each worker would import torch again.
+    A fork of the rank itself is unsafe, because the rank has threads of gloo, NCCL, CUDA and OpenMP. A lock that a
+    thread holds during the fork would never be released in the child. With spawn, each worker would import torch again.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
