@@ -137,7 +137,7 @@ def decode_options(kind: type[AnyOptions], spec: RunSpec) -> AnyOptions:
     return cast(AnyOptions, _decode_cached(kind, json.dumps(spec.engine.options)))
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
+@functools.lru_cache(maxsize=1024)  # points of a sweep share options, and decoding takes as long as predicting
 def _decode_cached(kind: type[BaseModel], plain: str) -> BaseModel:
     return kind.model_validate_json(plain)
 

@@ -44,7 +44,7 @@ class DdpMemory(NamedTuple):
         }
 
     def kept_buckets(self) -> int:
-        return 0  # counted as gradients
+        return 0  # buckets are already counted as gradients
 
     def initialisation(self, thrown_away: int) -> Terms:
         built = {"weights": self.width * self.model.elements, "thrown away": self.width * thrown_away}
@@ -59,7 +59,7 @@ class DdpMemory(NamedTuple):
         there. Without `gradient_as_bucket_view`, the gradient stays allocated after the copy."""
         none = np.zeros_like(work.parameters)
         fresh = self.width * (np.minimum(work.largest, self.model.largest) + work.transposed)  # (segments,)
-        done = np.cumsum(work.parameters[::-1])[::-1]  # from the last segment to this one
+        done = np.cumsum(work.parameters[::-1])[::-1]  # (segments,): summed from the last segment to this one
         view = decode_options(self.spec).gradient_as_bucket_view
         return SegmentBytes(fresh if view else fresh + self.width * done, none, none)
 

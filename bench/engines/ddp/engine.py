@@ -52,7 +52,7 @@ class DataParallel:
     def __init__(self, module: Module, spec: RunSpec, options: Options) -> None:
         self._given: dict[str, Any] = {
             **options.model_dump(include={"bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}),
-            "find_unused_parameters": False,  # T5 uses all of them, and the search takes time
+            "find_unused_parameters": False,  # T5 uses all parameters, and the search takes time
         }
         self._model = DistributedDataParallel(module.to(torch_dtype(spec.precision)), **self._given)
         if dist.get_backend() == "fake":
@@ -63,14 +63,14 @@ class DataParallel:
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
         for index, batch in enumerate(weigh(micro_batches, self._spec), start=1):
-            # gradients are summed on the rank; the last micro-step's backward averages them over ranks, once a step
+            # the rank sums gradients over micro-steps; only the last micro-step's backward all-reduces them
             with nullcontext() if index == count else self._model.no_sync():
                 loss = batch.weigh(self._model(**batch.tensors).loss)  # 0-d
                 (loss / count * self._update.loss_scale).backward()
             losses.append(loss.detach().float())
         self._update()
-        # A gradient that stays lies in its bucket. With several micro-steps a fresh one would lie next to the bucket
-        # until the last of them.
+        # With several micro-steps, gradients are zeroed in place and stay in their buckets. New gradients would need
+        # memory next to the buckets until the last micro-step.
         self._model.zero_grad(set_to_none=count == 1)
         return torch.stack(losses).mean()
 
@@ -82,7 +82,7 @@ class DataParallel:
 
     def save(self, folder: Path, steps: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # every rank has the same state; after the barrier the checkpoint is complete
+        # all ranks have the same state, so rank 0 writes it; after the barrier the checkpoint is complete
         if dist.get_rank() == 0:
             torch.save({"update": self._update.state(), "steps": steps}, folder / _STATE)
         save_random_state(folder)

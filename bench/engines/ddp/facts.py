@@ -27,7 +27,8 @@ def facts(spec: RunSpec) -> EngineFacts:
 def _predict_memory(
     spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
 ) -> "EngineMemory":
-    from bench.engines.ddp import costs  # imports numpy, which readers of facts do not need
+    # imported here because it imports numpy, which other users of facts do not need
+    from bench.engines.ddp import costs
 
     return costs.DdpMemory(spec, model, device)
 

@@ -67,18 +67,18 @@ class ZeroEngine:
     def __init__(self, engine: Any, config: dict[str, Any], spec: RunSpec) -> None:
         self._engine, self._config, self._spec = engine, config, spec
         self._fp32_norm: Tensor | None = None
-        self._own_norm = True  # DeepSpeed computes a norm
-        self._steps = 0  # so far, over all attempts at a training
-        self._summed_norm: Tensor | None = None  # of the last step, if it was one of the first
+        self._own_norm = True  # True if DeepSpeed computes a norm
+        self._steps = 0  # optimizer steps so far, including those before a resume
+        self._summed_norm: Tensor | None = None  # norm of the last step, if it was one of the first SUMMED_STEPS
         self._scale = 1.0  # loss scale in DeepSpeed's norm of the last step
-        # stage 0 is no ZeRO optimizer: below fp32 DeepSpeed wraps AdamW in its own class, in fp32 it uses AdamW itself
+        # Stage 0 has no ZeRO optimizer. Below fp32 DeepSpeed wraps AdamW in its own class; in fp32 it uses AdamW.
         if engine.zero_optimization_stage() == 0:
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 _forget_first_step(engine.optimizer)
             else:
                 engine.clip_fp32_gradients = self._clip
                 self._own_norm = engine.gradient_clipping() > 0
-        # stages 1 to 3 sum in fp64 by themselves
+        # at stages 1 to 3 DeepSpeed itself sums squares in fp64
         self._sums_norm = engine.zero_optimization_stage() == 0 and not engine.fp16_enabled()
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
@@ -90,12 +90,12 @@ class ZeroEngine:
             # (runtime/fp16/unfused_optimizer.py). Read before the step, which may change it.
             if type(optimizer := self._engine.optimizer).__name__ == "FP16_UnfusedOptimizer":
                 self._scale = float(optimizer.loss_scale_config.cur_scale)
-            # before the step, which clips the gradients; later steps do not pay for the sum
+            # computed before the step, which clips the gradients; later steps do not need it
             if self._sums_norm:
                 gradients = (parameter.grad for parameter in self._engine.module.parameters())
                 present = (gradient for gradient in gradients if gradient is not None)
                 self._summed_norm = sum_squares(present).sqrt() if self._steps < SUMMED_STEPS else None
-            self._engine.step()  # updates with the last of `gradient_accumulation_steps` only
+            self._engine.step()  # updates only in the last of `gradient_accumulation_steps` micro-steps
             losses.append(loss.detach().float())
         self._steps += 1
         return torch.stack(losses).mean()

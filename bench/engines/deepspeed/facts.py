@@ -33,14 +33,14 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
         "train_batch_size": spec.global_batch,
         "train_micro_batch_size_per_gpu": spec.batch.micro,
         "gradient_accumulation_steps": spec.accumulation,
-        "gradient_clipping": optimizer.gradient_clipping,  # unset, 0.19.8 clips at 1.0; 0 clips nothing
+        "gradient_clipping": optimizer.gradient_clipping,  # DeepSpeed 0.19.8 clips at 1.0 if unset; 0 disables clipping
         "optimizer": {
             "type": "AdamW",
             "params": {
                 **optimizer.model_dump(mode="json", include={"lr", "betas", "eps", "weight_decay"}),
                 "adam_w_mode": True,
                 "torch_adam": optimizer.implementation != "native",
-                # DeepSpeed passes keys that it does not know to torch.optim.AdamW
+                # DeepSpeed passes unknown keys to torch.optim.AdamW
                 **({"fused": True} if optimizer.implementation == "fused" else {}),
             },
         },
@@ -74,7 +74,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
-        works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
+        works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),
         step=functools.partial(_predict_step, options),
@@ -90,7 +90,8 @@ def find_division(stage: int, ranks: int) -> Division:
 def _predict_memory(
     options: Options, spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
 ) -> "EngineMemory":
-    from bench.engines.deepspeed import costs  # imports numpy, which readers of facts do not need
+    # imported here because it imports numpy, which other users of facts do not need
+    from bench.engines.deepspeed import costs
 
     return costs.ZeroMemory(costs.build_zero_run(options, spec, model, device, room, rehearsed=rehearsed))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-# DeepSpeed imports these at its first use; a version without one of them imports in another order.
+# DeepSpeed imports these modules at its first use. Some versions lack one of them.
 _LATE = ("zero.muon.muon_optimizer", "zero.stage_1_and_2", "zero.stage3")
 
 
@@ -32,7 +32,7 @@ def load_deepspeed() -> Any:
         # torch 2.13 warns in every collective that DeepSpeed calls, thousands of times per step at stage 3
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         # On a CPU DeepSpeed compiles an all-reduce over shared memory for half a minute (comm/torch.py, build_shm_op).
-        # Only inference calls it, and not if no operator is marked compatible; nothing else reads the marks.
+        # Only inference uses it. DeepSpeed skips it if no operator is marked compatible; nothing else reads the marks.
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False, verbose=False)
     return deepspeed

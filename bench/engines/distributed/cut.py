@@ -26,8 +26,9 @@ def count_unit_flops(network: Stacks, tokens: Mapping[str, int]) -> list[int]:
                 block += sum(2 * own * k * n for k, n in part.matrices(network.width))
                 continue
             others = own if part.over is None else tokens[network.named(part.over).tokens]
-            block += 2 * network.width * (2 * own * part.inner + 2 * others * part.key_inner)  # its four matrices
-            block += 2 * 2 * own * others * part.inner  # scores, and weighted values
+            # four projection matrices
+            block += 2 * network.width * (2 * own * part.inner + 2 * others * part.key_inner)
+            block += 2 * 2 * own * others * part.inner  # attention scores and weighted values
         flops += [block] * stack.layers
     return [*flops, 2 * tokens[network.stacks[-1].tokens] * network.table]
 
@@ -43,7 +44,7 @@ def cut_units(costs: Sequence[int], stages: int) -> list[range]:
         raise ValueError(f"{stages} stages of {len(costs)} units")
     before = [0, *itertools.accumulate(costs)]  # costs of all units before each unit
     limit = _find_limit(before, stages, max(costs))
-    # earliest[n]: earliest end of stage n, so that the stages after it keep the limit
+    # earliest[n]: earliest end of stage n for which the later stages stay within the limit
     earliest = [len(costs)]
     for stage in range(stages - 1, -1, -1):
         earliest.insert(0, max(stage, bisect_left(before, before[earliest[0]] - limit)))
@@ -51,7 +52,7 @@ def cut_units(costs: Sequence[int], stages: int) -> list[range]:
     for stage in range(1, stages + 1):
         even = bisect_left(before, before[-1] * stage / stages)
         if even and before[even] + before[even - 1] > 2 * before[-1] * stage / stages:
-            even -= 1  # the unit before it is nearer
+            even -= 1  # the previous unit is nearer to an equal division
         latest = min(bisect_right(before, before[ends[-1]] + limit) - 1, len(costs) - (stages - stage))
         ends.append(min(max(even, earliest[stage], ends[-1] + 1), latest))
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]

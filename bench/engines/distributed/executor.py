@@ -46,8 +46,8 @@ class RankStages(Module):
         super().__init__()
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
-        # one parameter replaces all those that the stages of this rank have under the same name
-        # by name, since `materialise` separates tied parameters
+        # If several stages of this rank have a parameter of the same name, they share one parameter.
+        # Identified by name, since `materialise` separates tied parameters.
         first: dict[str, Parameter] = {}
         for stage in stages.values():
             for name, parameter in list(stage.named_parameters()):
@@ -164,7 +164,7 @@ class PassUnderWay(NamedTuple):
     """Tensors that a forward pass keeps for its backward pass."""
 
     inputs: States
-    edges: list[GradientEdge]  # of its outputs
+    edges: list[GradientEdge]  # gradient edges of the outputs
 
 
 class ScheduleExecutor:
@@ -177,16 +177,17 @@ class ScheduleExecutor:
         """Argument `gathered`: weights that are partitioned among copies and gathered when needed, by stage number."""
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
         self._gathered = gathered
-        self._ran: tuple[Any, Any] | None = None  # begin and end of the last step …
-        self._passes: list[tuple[Action, Any, Any]] = []  # … and of each of its passes
+        self._ran: tuple[Any, Any] | None = None  # begin and end of the last step
+        self._passes: list[tuple[Action, Any, Any]] = []  # passes of the last step with begin and end
         self._begin_step((), ())
 
     def _begin_step(self, micro_batches: Iterable[dict[str, Tensor]], weights: Sequence[Tensor | None]) -> None:
         self._micro_batches, self._weights = iter(micro_batches), weights
-        self._batches: list[dict[str, Tensor]] = []  # loaded so far
-        self._under_way: dict[tuple[int, int], PassUnderWay] = {}  # by stage and micro-batch
-        self._leaving: dict[Action, States] = {}  # results of a pass, until the next action sends them
-        self._handed: dict[Action, States] = {}  # between two stages of this rank, by the pass that uses them
+        self._batches: list[dict[str, Tensor]] = []  # micro-batches loaded so far
+        # passes whose backward is still to come, by stage and micro-batch
+        self._under_way: dict[tuple[int, int], PassUnderWay] = {}
+        self._leaving: dict[Action, States] = {}  # result of a pass until the next action sends it
+        self._handed: dict[Action, States] = {}  # inputs from another stage of this rank, by the pass that uses them
         self._losses: list[Tensor] = []
         self._unit: Any = None  # gradient of a loss, 0-d
 
@@ -247,14 +248,14 @@ class ScheduleExecutor:
         inputs = [tensor.requires_grad_() for tensor in self._take(action)]  # (batch, length, width) each
         begin = self._neighbours.mark()
         while len(self._batches) <= action.micro_batch:
-            self._batches.append(next(self._micro_batches))  # loaded when it is needed first
+            self._batches.append(next(self._micro_batches))  # loaded when first needed
         made = self._stages[action.stage](*inputs, **self._batches[action.micro_batch])
         if isinstance(made, Tensor):  # the loss, 0-d
             weight = self._weights[action.micro_batch] if self._weights else None
             made = made if weight is None else made * weight
             self._losses.append(made.detach().float())
             outputs: tuple[Tensor, ...] = (made / self._size.micro_batches,)
-            # the mean over micro-batches: each loss enters it with the same gradient
+            # gradient 1, since the division by the number of micro-batches is already part of the output
             self._unit = torch.ones_like(outputs[0], requires_grad=False)
         else:
             outputs = made

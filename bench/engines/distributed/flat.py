@@ -24,13 +24,13 @@ from bench.engines.precision.update import build_adamw, find_clipping_factor, su
 class FlatLayout(NamedTuple):
     """Positions of parameters in a flat tensor, which is padded so that all ranks have equal partitions."""
 
-    spans: tuple[slice, ...]  # of the parameters
-    own: slice  # partition of this rank
+    spans: tuple[slice, ...]  # position of each parameter
+    own: slice  # position of this rank's partition
     size: int  # elements, padding included
 
     @classmethod
     def of(cls, parameters: Sequence[Parameter], ranks: int, rank: int) -> "FlatLayout":
-        # one parameter after the other, padding at the end
+        # parameters are consecutive; padding is at the end
         spans, begin = list[slice](), 0
         for parameter in parameters:
             spans.append(slice(begin, begin + parameter.numel()))
@@ -61,8 +61,8 @@ class FlatLayout(NamedTuple):
 class DividedParameters(Protocol):
     """Interface for parameters of which this rank updates one partition."""
 
-    master: Parameter  # its partition of the weights, in fp32
-    counted: list[slice]  # of that partition, the elements that count in the norm on this rank
+    master: Parameter  # this rank's partition of the weights, in fp32
+    counted: list[slice]  # slices of the partition that this rank counts in the gradient norm
 
     def take_gradient(self) -> Tensor:
         """Return this rank's partition of the gradients in fp32: their mean over the ranks with copies of the
@@ -105,16 +105,16 @@ class WholeParameters:
         if self._ranks > 1:
             own = torch.empty_like(self._gradients[self._own])
             dist.reduce_scatter_tensor(own, self._gradients, group=self._group)
-        if self._holders is not None:  # last, so that every holder has the same sum to the bit
+        if self._holders is not None:  # last, so that the sum is bitwise equal on all holders
             dist.all_reduce(own, group=self._holders)
-        # divided in fp32: below fp32 the division would round once more
+        # divided in fp32, because a division in low precision would round once more
         return own.float().div_(self._ranks)
 
     def publish(self) -> None:
         with torch.no_grad():
             own = self._weights[self._own].copy_(self.master)
             if self._ranks > 1:
-                # a copy, since the partition is a view of the gather's output
+                # a copy is sent, since the partition is a view of the gather's output
                 dist.all_gather_into_tensor(self._weights, own.clone(), group=self._group)
         self._gradients.zero_()
 
@@ -142,7 +142,7 @@ class GatheredParameters:
     def gather(self) -> None:
         """Start the all-gather that makes the weights whole. Collective."""
         own = self.master.detach().to(self._whole.dtype)
-        # the storage alone gets memory again: the tensor, and the parameters as its views, were never replaced
+        # only the storage is allocated again; the tensor and the parameters (its views) were never replaced
         self._whole.untyped_storage().resize_(self._layout.size * self._whole.itemsize)
         self._coming = dist.all_gather_into_tensor(self._whole, own, group=self._group, async_op=True)
 
@@ -155,7 +155,7 @@ class GatheredParameters:
     def release(self) -> None:
         """Free the memory of the whole weights. Autograd graphs that saved a weight stay valid. Only the storage is
         emptied, and the next `gather` fills the same tensor again."""
-        self.wait()  # for a gather that no pass has waited for
+        self.wait()  # if no pass has waited for the last gather
         self._whole.untyped_storage().resize_(0)
 
     def expect_gradients(self) -> None:
@@ -191,12 +191,12 @@ class DividedUpdate:
         self._parts = list(parts)
         self._clipping = optimizer.gradient_clipping
         self._optimizer = build_adamw([part.master for part in parts], optimizer)
-        self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
+        self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d
         self._steps = 0
 
     def __call__(self) -> None:
         """Make one optimizer step from the gradients, and free them. Collective over all ranks."""
-        # all gradients first: the norm is that of all parameters together
+        # all gradients are taken first, because the norm is over all parameters
         for part in self._parts:
             part.master.grad = part.take_gradient()
         norm, self.norm = self._compute_norms()
@@ -207,7 +207,7 @@ class DividedUpdate:
                 part.master.grad *= factor
         self._optimizer.step()
         for part in self._parts:
-            part.master.grad = None  # before the gathers of `publish`, which need memory
+            part.master.grad = None  # freed before the gathers in `publish`, which need memory
             part.publish()
         self._steps += 1
 
@@ -218,7 +218,7 @@ class DividedUpdate:
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]
         like = self._parts[0].master
-        # a rank may count nothing, and still takes part in the collective
+        # a rank may count no parameter, but must still take part in the collective
         square = torch.nn.utils.get_total_norm(found).square() if found else like.new_zeros(())
         dist.all_reduce(square)
         if self._steps >= SUMMED_STEPS:

@@ -57,7 +57,7 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
     batches, kinds = list(micro_batches), objectives.load(spec.objective).KINDS
     counts = torch.stack([count_targets(kinds, batch) for batch in batches]).double()  # (micro-batches,)
     total = counts.sum()
-    dist.all_reduce(total)  # includes the ranks that share a copy of the model and so have the same samples
+    dist.all_reduce(total)  # the sum includes ranks that share a copy of the model and have the same samples
     weights = (counts * (len(batches) * dist.get_world_size()) / total).float()
     for batch, count, weight in zip(batches, counts, weights.unbind(), strict=True):
         labels = batch["labels"].clone()  # (batch, length)

@@ -30,7 +30,7 @@ class Action(NamedTuple):
 
     kind: Kind
     stage: int
-    micro_batch: int = NO_MICRO_BATCH  # number within the step
+    micro_batch: int = NO_MICRO_BATCH  # index within the step
 
     @property
     def computes(self) -> bool:
@@ -117,7 +117,8 @@ def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
         chunk = place // ranks if forward else chunks - 1 - place // ranks
         return rank + chunk * ranks, group * ranks + count % ranks
 
-    # as Megatron-LM: one forward for each later rank; with several stages two, and one group for each further stage
+    # As in Megatron-LM: one forward for each later rank. With several stages: two for each later rank, and one group
+    # for each further stage.
     forwards = [Action("forward", *locate(count, forward=True)) for count in range(total)]
     backwards = [Action("backward", *locate(count, forward=False)) for count in range(total)]
     first = min(total, following if chunks == 1 else 2 * following + (chunks - 1) * ranks)
@@ -165,7 +166,7 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
         ]
         if not ready:
             raise ValueError("no rank can go on: each waits for a pass that comes after its own next pass")
-        # all passes of this moment before all transfers: a rank receives after the pass that it makes meanwhile
+        # all passes of this moment come before all transfers, so a rank receives after its own concurrent pass
         for action in ready:
             places[size.rank_of(action.stage)] += 1
             lists[size.rank_of(action.stage)].append(action)
@@ -199,12 +200,12 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
     for action in order:
         if action.computes:
             coming = _list_next_stages(stages, place, ahead)
-            # releases first, so that the memory of a finished stage is free for the next gather
+            # releases come first, so that the memory of a finished stage is free for the next gather
             result += [Action("release", stage) for stage in whole if stage not in coming]
             result += [Action("gather", stage) for stage in coming if stage not in whole]
             whole, place = coming, place + 1
         result.append(action)
-        # at once, so that the whole gradients of one stage are freed before those of the next are allocated
+        # reduced at once, so that the stage's whole gradients are freed before the next stage allocates its own
         if action == last.get(action.stage):
             result.append(Action("reduce", action.stage))
     return (*result, *(Action("release", stage) for stage in whole))

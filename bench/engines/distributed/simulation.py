@@ -24,7 +24,7 @@ class LinkedPass(NamedTuple):
 
     action: Action
     rank: int
-    source: int | None  # place in the list of the pass whose result it uses; None: it needs no other pass
+    source: int | None  # index in the list of the pass whose result is needed; None: no pass
 
 
 def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPass, ...]:
@@ -33,7 +33,7 @@ def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPa
     places: dict[Action, int] = {}
     passes = list[LinkedPass]()
     waiting = [[action for action in order if action.computes][::-1] for order in schedule]
-    # rank by rank as far as each gets: a pass is appended after its source, whatever the ranks' order
+    # each rank in turn advances as far as it can, so a pass is always appended after its source
     while any(waiting):
         before = len(passes)
         for rank, left in enumerate(waiting):
@@ -74,7 +74,7 @@ def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMome
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)
         for one in _Walk(size, rank).run(order)
     }
-    # by falling sums, since a moment with a smaller sum cannot exceed one with a larger sum
+    # in order of decreasing sum, since a moment with a smaller sum cannot dominate one with a larger sum
     for moment, counts in sorted(counted.items(), key=lambda item: -sum(item[1])):
         rivals = found.setdefault((moment.kind, moment.stage), [])
         if not any(all(map(int.__ge__, other, counts)) for other, _ in rivals):
@@ -116,7 +116,8 @@ class _Walk:
                 self._waiting.add(action._replace(kind="forward"))
             elif kind == "receive_gradients":
                 self._gradients.add(action._replace(kind="backward"))
-            elif len(self._leaving) > SENDS_PER_RANK * self._size.ranks:  # a send; its pass has appended the result
+            # a send; `_give` has already appended the result of its pass
+            elif len(self._leaving) > SENDS_PER_RANK * self._size.ranks:
                 self._leaving.popleft()
 
     def _give(self, action: Action, own: set[Action]) -> None:

@@ -33,11 +33,11 @@ class TensorRanks(NamedTuple):
     group: dist.ProcessGroup
     ranks: int
     rank: int
-    sequence: bool  # states outside the regions are divided by tokens
+    sequence: bool  # True if states outside regions are divided by tokens (sequence parallelism)
 
     def enter(self, states: Tensor) -> Tensor:
         """Return the states of all tokens at the begin of a region."""
-        # forward and backward are adjoint: a gather and a reduce-scatter, or the identity and an all-reduce
+        # backward is the adjoint of forward: reduce-scatter for a gather, all-reduce for the identity
         exchanges = (_gather, _sum_scattered) if self.sequence else (_keep, _sum)
         return _Boundary.apply(states, self, *exchanges)  # type: ignore[no-any-return]
 
@@ -209,7 +209,7 @@ class UnslicedGradients:
         gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
         if not gradients or self._among is None:
             return
-        # one collective in place of one for each small parameter
+        # one collective instead of one for each small parameter
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=self._among.group)
         sizes = [gradient.numel() for gradient in gradients]
@@ -226,7 +226,7 @@ class SlicedEmbedding(Module):
         self.weight, self.among = embedding.weight, among
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # (batch, length, width): zeros for tokens of other ranks, so that the sum over ranks is the embedding
+        # (batch, length, width): zeros for tokens that other ranks hold, so that the sum over ranks is the embedding
         own, here = _find_own(tokens, len(self.weight), self.among)
         return self.among.leave(F.embedding(own, self.weight) * here.unsqueeze(-1))
 

@@ -46,9 +46,9 @@ NORM_BYTES = 4
 class Sizes(NamedTuple):
     """Elements of the FSDP units, padded so that every rank has the same number of rows of each parameter."""
 
-    root: int  # of parameters outside blocks
-    blocks: Array  # (blocks,), in the order of forward
-    shards: tuple[EqualTensors, ...]  # parameters as one rank has them
+    root: int  # elements of parameters outside blocks
+    blocks: Array  # (blocks,): elements of each block in the order of forward
+    shards: tuple[EqualTensors, ...]  # sizes of one rank's partition of each parameter
     of: Array  # (segments,): the block of each segment
     until: Array  # (segments,): the block of each segment, or the last block before it
     enters: NDArray[np.bool_]  # (segments,): forward enters a block here
@@ -78,11 +78,11 @@ class FsdpRun(NamedTuple):
     model: ModelSizes
     device: Device
     sizes: Sizes
-    ranks: int  # that share a copy
+    ranks: int  # number of ranks that share a copy of the model
     copies: int
     width: int  # bytes per element of gathered weights and of fresh gradients
     reduced: int  # bytes per element of gradients while they are reduced
-    gloo: bool  # gloo gathers and reduces, not NCCL and not a rehearsal: it works on a copy of the larger tensor
+    gloo: bool  # True if gloo (not NCCL, no rehearsal) runs collectives; it copies the larger tensor
 
     @property
     def padded(self) -> int:
@@ -145,7 +145,7 @@ class FsdpMemory(NamedTuple):
         of, until = sizes.of, sizes.until
         whole, root = run.width * sizes.blocks, run.width * sizes.root
         flat, root_flat = (whole, root) if run.ranks > 1 else (0 * whole, 0)
-        before = np.concatenate([[root_flat], flat[:-1]])  # (blocks,): flat tensor of the unit gathered before
+        before = np.concatenate([[root_flat], flat[:-1]])  # (blocks,): bytes of the flat tensor of the previous unit
         gathering = before + (1 + run.gloo) * flat + _cast(run, sizes.blocks)
         inside = np.where(sizes.enters, np.maximum(whole + flat, gathering)[of], (whole + flat)[of])
         outside = np.where(until == OUTSIDE, root_flat, flat[until])
@@ -160,14 +160,14 @@ class FsdpMemory(NamedTuple):
         of, until = sizes.of, sizes.until
         whole, root = run.width * sizes.blocks, run.width * sizes.root
         ahead = whole * (run.ranks > 1 and run.options.reshard_after_forward is not False)
-        lower = np.concatenate([[0], ahead[:-1]])  # (blocks,): gathered ahead for the block below
+        lower = np.concatenate([[0], ahead[:-1]])  # (blocks,): bytes gathered ahead for the next block of backward
         begins = np.append(of[1:] != of[:-1], True)  # (segments,): backward enters a block here
         entering = np.maximum(whole + ahead, whole + (1 + run.gloo) * lower)
         inside = np.where(begins, entering[of], (whole + lower)[of])
         outside = np.where(until == OUTSIDE, 0, ahead[until] * (1 + run.gloo * begins))
         gathered = root + np.where(of == OUTSIDE, outside, inside) + _keep(run)
-        # the input of the last reduction stays; where backward leaves a block, that block's own reduction is added, for
-        # which its weights and the working memory are free
+        # The input of the last reduction stays allocated. When backward leaves a block, the block's own reduction is
+        # added; by then its weights and the working memory are free.
         held = np.append(run.reduced * sizes.blocks, 0)[until + 1]
         freed = run.width * sizes.blocks[of] + work.working - work.standing
         buckets = np.where(sizes.enters, np.maximum(held, _reduce(run, sizes.blocks)[of] - freed), held)
@@ -236,7 +236,7 @@ def _count_other_gradients(run: FsdpRun) -> Array:
     """Return the bytes of two kinds of gradients, (segments,): those that this micro-step has already reduced, and
     those that earlier micro-steps left."""
     until, parts = run.sizes.until, run.sizes.blocks // run.ranks
-    done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # of blocks whose backward is over
+    done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # elements in blocks whose backward is over
     left = done * (not run.offloaded)
     if run.accumulates_whole:
         standing = np.concatenate([[0], np.cumsum(run.sizes.blocks)])[until + 1] + run.sizes.root

@@ -63,7 +63,7 @@ class Shard:
         """Store this rank's rows of a whole tensor."""
         chunks = whole.chunk(self.mesh[SHARD].size())
         rank = self.mesh.get_local_rank(SHARD)
-        # torch.chunk returns fewer chunks than ranks where rows are few: the last ranks have none
+        # if there are few rows, torch.chunk returns fewer chunks than ranks, and the last ranks get no rows
         self.data = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
 
     def gather_into(self, whole: Tensor) -> None:
@@ -73,7 +73,7 @@ class Shard:
         ranks = self.mesh[SHARD].size()
         largest = whole.chunk(ranks)[0].shape
         pieces = [whole.new_empty(largest) for _ in range(ranks)]
-        mine = torch.zeros_like(pieces[0])  # padded to the largest piece: gloo gathers pieces of one size
+        mine = torch.zeros_like(pieces[0])  # padded to the largest piece, because gloo gathers pieces of equal size
         mine[: len(self.data)] = self.data
         dist.all_gather(pieces, mine, group=self.mesh.get_group(SHARD))
         whole.copy_(torch.cat(pieces)[: len(whole)])
@@ -91,7 +91,7 @@ def construction(spec: RunSpec) -> Iterator[None]:
 
     def forget(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
         if parameter is None or hasattr(parameter, _HERE):
-            return None  # a parameter that modules share is registered again
+            return None  # a shared parameter is registered more than once
         empty = Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
         setattr(empty, _HERE, Shard(mesh))
         return empty
@@ -109,7 +109,7 @@ def construction(spec: RunSpec) -> Iterator[None]:
 def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
     """Return a context in which `parameters` are whole on every rank. Rank 0's changes to them are kept. Only for a
     model that is not yet passed to `build`. Collective."""
-    # tensors are swapped, not replaced: modules keep their parameter objects, by which tied ones are recognised
+    # tensors are swapped so that modules keep their parameter objects, which identify tied parameters
     held = [(parameter, _get_shard(parameter)) for parameter in parameters]
     places = []
     for parameter, shard in held:
@@ -136,16 +136,16 @@ class ShardedUpdate:
         self._parameters = list(parameters)
         self._clipping = optimizer.gradient_clipping
         on_gpu, fused = self._parameters[0].device.type == "cuda", optimizer.implementation == "fused"
-        # on a GPU torch updates all tensors at once by default, but not where they are DTensors
+        # on a GPU torch's default updates all tensors at once, except for DTensors
         self.optimizer = build_adamw(self._parameters, optimizer, foreach=True if on_gpu and not fused else None)
-        self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
-        self.steps = 0  # so far, over all attempts at a training
+        self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d
+        self.steps = 0  # optimizer steps so far, including those before a resume
 
     def __call__(self) -> None:
         """Make one optimizer step. Collective."""
         gradients: list[Tensor] = [one.grad.to_local() for one in self._parameters if isinstance(one.grad, DTensor)]
         norm = self._add_over_ranks(torch.nn.utils.get_total_norm(gradients).square()).sqrt()
-        # before clipping, which scales the gradients in place
+        # computed before clipping, which scales the gradients in place
         self.norm = self._add_over_ranks(sum_squares(gradients)).sqrt() if self.steps < SUMMED_STEPS else norm
         if self._clipping > 0:
             factor = find_clipping_factor(norm, self._clipping)
@@ -182,7 +182,7 @@ class FullyShardedEngine:
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
         for index, batch in enumerate(weigh(micro_batches, self._spec), start=1):
-            # copies average their gradients in the last micro-step alone
+            # gradients are averaged over copies only in the last micro-step
             if not self._options.reduce_every_micro_step:
                 self._module.set_requires_gradient_sync(index == count)
             elif self._copies > 1:
@@ -195,7 +195,7 @@ class FullyShardedEngine:
 
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
         loss = evaluate(self._module, batches)
-        # a forward without backward leaves weights whole
+        # forward without backward leaves weights whole, so they are resharded here
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -246,10 +246,10 @@ def _divide(module: Module, spec: RunSpec, options: Options) -> Module:
     policies: dict[str, Any] = {
         "mesh": mesh if mesh.size(0) > 1 else mesh[SHARD], "mp_policy": precision, "offload_policy": offload,
     }  # fmt: skip
-    # blocks first: the root then takes the parameters that no block has
+    # blocks first, so that the root gets only the parameters outside blocks
     for block in _list_blocks(module):
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **policies)
-    fully_shard(module, **policies)  # torch's default for the root: whole from forward to the end of backward
+    fully_shard(module, **policies)  # by torch's default, the root's weights stay whole until backward ends
     _fill(module, kept, torch.device("cpu") if options.offload else None)
     return module
 

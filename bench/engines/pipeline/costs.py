@@ -58,14 +58,14 @@ class PipelineRun(NamedTuple):
 
     schedule: ScheduleName
     size: PipelineSize
-    ahead: int | None  # stages whose weights are gathered while another one computes; None: none are divided
+    ahead: int | None  # number of stages whose weights are gathered in advance; None: no weights are partitioned
     copies: int
     tensor: int
     sequence: bool
     width: int  # bytes per element of weights and gradients
     optimizer: OptimizerSpec
     device: Device
-    gloo: bool  # gloo gathers and reduces: it works on a copy of the larger tensor
+    gloo: bool  # True if gloo gathers and reduces; it works on a copy of the larger tensor
     devices_per_node: int
     world_size: int
 
@@ -74,8 +74,8 @@ class FlatTensors(NamedTuple):
     """Elements of the flat tensors on a rank at one place in the pipeline, padded so that all copies have equal
     partitions."""
 
-    kept: tuple[int, ...]  # whole on every copy: of this place alone, then of each set of places that share parameters
-    gathered: tuple[int, ...]  # by stage; 0 where nothing of it is divided
+    kept: tuple[int, ...]  # whole on every copy: parameters of this place alone, then of each set of places
+    gathered: tuple[int, ...]  # by stage; 0 if none of its parameters are partitioned
     copies: int
 
     @property
@@ -123,18 +123,18 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
     own, kept = sum(flat.own), width * sum(flat.kept)
     resident = {
         "weights": kept,
-        # weights below fp32 have masters; where fp32 weights are kept whole, they are the masters
+        # low-precision weights have fp32 masters; fp32 weights that are kept whole are the masters themselves
         "master weights": FULL * (own if width < FULL else sum(flat.gathered) // flat.copies),
         "optimizer moments": 2 * FULL * own,
         "gradients": kept,
     }
-    # weights are gathered from a partition in their own width, gradients are reduced to a partition in fp32
+    # weights are gathered from a partition in the run's precision; gradients are reduced to a partition in fp32
     parts_of_copies = [(elements, elements // run.copies) for elements in flat.gathered]
     by_stage = tuple(
         StageBytes(width * whole, width * whole, FULL * part, width * (part * (width < FULL) + whole * run.gloo))
         for whole, part in parts_of_copies
     )
-    # where backwards begin early, micro-batches beyond FILLED groups make no rank keep a pass longer
+    # if backwards begin early, micro-batches beyond FILLED groups do not raise the number of kept activations
     if run.schedule in ("1f1b", "interleaved"):
         size = size._replace(micro_batches=min(size.micro_batches, FILLED * size.ranks))
     transfers = [
@@ -212,9 +212,9 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
     for size in flat.gathered:
         own = FULL * size // flat.copies
         working = max(working, masters + width * size, masters + own + own * (width < FULL))
-        masters += own - width * size  # the parameters are freed
+        masters += own - width * size  # the whole parameters are freed
     for size in flat.kept:
-        working = max(working, masters + 2 * width * size)  # weights and gradients
+        working = max(working, masters + 2 * width * size)  # flat tensors of weights and of gradients
         masters += width * size + FULL * size // flat.copies * (width < FULL)
     moving = {"weights": built, "working memory": working}
     return max(moving, resident | {"optimizer moments": 0}, key=sum_bytes)
@@ -231,10 +231,10 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
     needed, working = 0, count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
     for size in flat.kept:
         own = size // flat.copies
-        taken += 0 if alone and width == FULL else FULL * own  # alone in fp32, they are those of the flat tensor
+        taken += 0 if alone and width == FULL else FULL * own  # one copy in fp32 uses the flat tensor itself
         needed = max(needed, taken + (0 if alone else width * (own * (width < FULL) + size * run.gloo)))
     needed = max(needed, taken + working)
-    # tensor by tensor: the gradient of one is freed before its weights are published
+    # tensor by tensor: the gradient of a tensor is freed before its updated weights are gathered
     for size in flat.kept:
         own = size // flat.copies
         taken -= FULL * own
@@ -290,7 +290,7 @@ def _list_sums(
     if not run.sequence or tensor == 1:
         return found
     mine = [parts[stage] for stage in stages]
-    payloads = []  # one for each flat tensor: norms and learned positions, which are whole on tensor-parallel ranks
+    payloads = []  # bytes per flat tensor of norms and learned positions, whole on each tensor-parallel rank
     for group in [mine] if run.ahead is None else [[part] for part in mine]:
         sliced, all_of_it = count_part_elements(network, group, tensor), count_part_elements(network, group)
         payloads.append(run.width * ((tensor * sliced - all_of_it) // (tensor - 1)))
@@ -339,11 +339,11 @@ def simulate_ends(
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)
         for one, end_s in zip(passes, simulate_passes(passes, size, forward_s, backward_s, hop), strict=True):
-            ends_s[one.rank] = end_s  # a rank's passes are in their order
+            ends_s[one.rank] = end_s  # passes of a rank are in execution order, so the last one stays
         return tuple(ends_s.values())
 
-    # with alternating passes a rank's end grows linearly once SETTLED groups are through
-    left_out = max(0, size.micro_batches // size.ranks - SETTLED - REPEATED)  # groups
+    # once passes alternate, after SETTLED groups, a rank's end time grows linearly with the number of groups
+    left_out = max(0, size.micro_batches // size.ranks - SETTLED - REPEATED)  # groups that are not simulated
     many = size._replace(micro_batches=size.micro_batches - left_out * size.ranks)
     ends_s = simulate(many)
     if not left_out:

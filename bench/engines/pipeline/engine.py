@@ -43,12 +43,13 @@ class PipelineEngine:
         self._spec, self._options, size = spec, decode_options(spec), size_of(spec)
         self._here = place(spec, dist.get_rank())
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
-        # an empty tensor: a parameter itself would keep memory that `_divide` replaces
+        # an empty tensor, since a parameter would keep memory alive that `_divide` replaces
         like = next(iter(named.values())).detach().new_empty(0)
         self._device = like.device
         self.gathered = self._divide(stages, named)
         neighbours = Neighbours(
-            lambda stage: find_rank(spec, self._here._replace(pipeline=stage % size.ranks)),  # of the same samples
+            # the rank with the same samples
+            lambda stage: find_rank(spec, self._here._replace(pipeline=stage % size.ranks)),
             stages.shapes, like, limit=SENDS_PER_RANK * size.ranks,
         )  # fmt: skip
         order = build_schedule(self._options.schedule, size)[self._here.pipeline]
@@ -61,7 +62,7 @@ class PipelineEngine:
         by stage."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
-        # zero3 gathers stage by stage; parameters that several stages share belong to none of them, and stay whole
+        # zero3 gathers stage by stage; parameters that several stages share stay whole
         gathered = dict[int, GatheredParameters]()
         if self._options.sharding == "zero3" and dist.get_world_size(group) > 1:
             for number in list_stages(self._spec, dist.get_rank()):
@@ -124,8 +125,8 @@ class PipelineEngine:
         """Run the passes of a step without the update. Return the loss of each micro-batch, 0-d; the list is empty if
         another rank has the last stage. Gradients are added to the gradients that the parameters already have."""
         if not objectives.weighs_targets(self._spec):
-            return self._executor.run(micro_batches)  # each is loaded when a pass needs it
-        # Before the first pass: ranks would wait for each other's number of targets in the middle of the schedule.
+            return self._executor.run(micro_batches)  # each micro-batch is loaded when a pass needs it
+        # Count targets before the first pass. Later, the all-reduce would make ranks wait within the schedule.
         weighed = list(weigh(micro_batches, self._spec))
         return self._executor.run([one.tensors for one in weighed], [one.weight for one in weighed])
 

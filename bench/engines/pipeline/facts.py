@@ -34,7 +34,8 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 def _predict_pipeline(spec: RunSpec, network: Stacks, device: Device, rehearsed: bool) -> "PipelineCosts":
-    from bench.engines.pipeline import costs  # imports numpy, which readers of facts do not need
+    # imported here because it imports numpy, which other users of facts do not need
+    from bench.engines.pipeline import costs
 
     return costs.predict_pipeline(spec, network, cut_into_parts(spec, network), device, rehearsed)
 

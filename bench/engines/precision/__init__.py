@@ -95,5 +95,5 @@ def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[
         return 0
     if device == "cuda":
         return FULL * sum(size.elements * size.number for size in sizes)
-    # embedding and head have small neighbours; a layer's matrices are each other's neighbours
+    # embedding and head have small neighbours in the optimizer's list; a layer's matrices have each other
     return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

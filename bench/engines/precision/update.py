@@ -115,9 +115,9 @@ class Update:
         self._optimizer = build_adamw(self._masters, optimizer)
         self._clipping = optimizer.gradient_clipping
         self._scale = DynamicScale(loss_scale) if precision == "fp16" else None
-        self.norm: Tensor | None = None  # of the last step, before clipping; 0-d on the device
+        self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d on the device
         self.skipped = 0
-        self.steps = 0  # so far, over all attempts at a training
+        self.steps = 0  # optimizer steps so far, including those before a resume
 
     @property
     def loss_scale(self) -> float:
@@ -146,7 +146,7 @@ class Update:
 
     def __call__(self) -> None:
         """Make one optimizer step. The host waits for the device in fp16 only, to decide whether to skip the step."""
-        # fp32 copies of all gradients at once: norm and clipping need all of them
+        # all gradients are copied to fp32 at once, because norm and clipping need all of them
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):
                 master.grad = None if parameter.grad is None else parameter.grad.float()
@@ -159,7 +159,7 @@ class Update:
             self.skipped += overflow
             self._scale.update(overflow=overflow)
         if not overflow:
-            # before clipping, which scales the gradients in place
+            # computed before clipping, which scales the gradients in place
             summed = sum_squares(gradients).sqrt() if self.steps < SUMMED_STEPS else norm
             if self._clipping > 0:
                 torch.nn.utils.clip_grads_with_norm_(self._masters, self._clipping, norm)

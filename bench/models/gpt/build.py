@@ -29,7 +29,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
         model = CausalLanguageModel(Shape.model_validate(spec.model.shape), spec.model, **_list_settings(spec))
     if spec.model.compile == "blocks":
         for layer in model.model.layers:
-            layer.compile()  # in place: names of parameters, and so their weights, stay
+            layer.compile()  # in place, so that names of parameters (and their initial weights) do not change
     return model
 
 

@@ -32,14 +32,14 @@ def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tup
     if shape.rotary_scaling:
         frequencies = _scale_frequencies(frequencies, shape.rotary_scaling)
     angles = places.unsqueeze(-1).float() * frequencies
-    angles = torch.cat([angles, angles], dim=-1)  # both elements of a pair, which lie d_head / 2 apart, as in Llama
+    angles = torch.cat([angles, angles], dim=-1)  # the elements of a pair are d_head / 2 apart, as in Llama
     angles = angles.unsqueeze(1) if places.dim() > 1 else angles  # one table for all heads
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return queries or keys, (batch, heads, length, d_head), rotated by their positions."""
-    # element i and i + d_head / 2 are one pair, as in Llama
+    # elements i and i + d_head / 2 are a pair, as in Llama
     first, second = states.chunk(2, dim=-1)
     return states * cosines + torch.cat([-second, first], dim=-1) * sines
 
@@ -53,7 +53,7 @@ def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
     """
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    share = ((turns - low) / (high - low)).clamp(0, 1)  # of the unscaled frequency
+    share = ((turns - low) / (high - low)).clamp(0, 1)  # weight of the unscaled frequency
     return (1 - share) * frequencies / scaling.factor + share * frequencies
 
 
@@ -72,7 +72,7 @@ class WideRmsNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, states: Tensor) -> Tensor:
-        # the order of casts is Llama's: bf16 losses would differ otherwise
+        # the casts are in Llama's order; otherwise bf16 losses would differ
         wide = states.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(states.dtype)
@@ -138,7 +138,7 @@ class SelfAttention(nn.Module):
         takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
         if self.groups > 1 and not takes_groups:
             key, value = self.repeated(key), self.repeated(value)
-        dropout = self.dropout if self.training else 0.0  # the function ignores training mode
+        dropout = self.dropout if self.training else 0.0  # the function does not check the training mode
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout, is_causal=mask is None, enable_gqa=self.groups > 1 and takes_groups
         )
@@ -164,7 +164,8 @@ class FeedForward(nn.Module):
         self.down_proj: nn.Module = nn.Linear(shape.inner, shape.width, bias=shape.biases)
 
     def forward(self, states: Tensor) -> Tensor:
-        # single expressions: a local variable would keep a tensor (batch, length, inner) that backward does not need
+        # single expressions, because a local variable would keep a tensor (batch, length, inner) that backward does not
+        # need
         made: Tensor
         if self.gated:
             made = self.down_proj(self.activated(self.gate_proj(states)) * self.up_proj(states))
@@ -225,7 +226,7 @@ class Decoder(nn.Module):
 
     def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
         """Return the states after the last of this module's `layers`, (batch, length, width)."""
-        # masks and rotations are for all tokens: attention sees them all, also with sequence parallelism
+        # masks and rotations are for all tokens, because attention gets all tokens even with sequence parallelism
         tokens = states.shape[1] if self.among is None else self.among.count_all_tokens(states)
         rotation, mask = None, self.mask(tokens, position_ids, states)
         if self.shape.rotary_base is not None:
@@ -244,7 +245,7 @@ class Decoder(nn.Module):
             return None
         seen = torch.ones(tokens, tokens, dtype=torch.bool, device=states.device).tril()
         if position_ids is not None:
-            document = (position_ids == 0).cumsum(-1)  # (batch, length): number of each token's document
+            document = (position_ids == 0).cumsum(-1)  # (batch, length): index of each token's document
             seen = (seen & (document.unsqueeze(-1) == document.unsqueeze(-2))).unsqueeze(1)
         if not self.eager:
             return seen
@@ -259,7 +260,7 @@ class CausalLanguageModel(nn.Module):
         self.reduction = reduction
         self.model = Decoder(shape, model, checkpointing=checkpointing)
         self.lm_head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=False)
-        # tied before any engine sees the module, so that it counts and updates one parameter
+        # tied before the engine gets the module, so that the engine counts and updates one parameter
         if not shape.separate_head:
             self.lm_head.weight = self.model.embed_tokens.weight  # type: ignore[assignment]
         if model.loss_chunk_tokens:

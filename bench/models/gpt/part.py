@@ -70,7 +70,7 @@ class DecoderPart(CausalLanguageModel):
         [blocks] = part.blocks([shape.layers])
         self.ends_stack = shape.layers - 1 in blocks
         self.model.layers = NumberedBlocks(self.model.layers, blocks)  # type: ignore[assignment]
-        # the whole model was made without memory; modules of other parts are dropped
+        # the whole model was created on the meta device; modules of other parts are dropped
         if not part.first and not (part.last and self.tied):
             del self.model.embed_tokens
         if not part.first and shape.rotary_base is None:
@@ -95,7 +95,7 @@ class DecoderPart(CausalLanguageModel):
     def forward(  # type: ignore[override]
         self, *states: Tensor, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None
     ) -> Tensor | tuple[Tensor]:
-        # states are (batch, length, width); with sequence parallelism, the length of this rank's tokens
+        # states are (batch, length, width); with sequence parallelism, length has only this rank's tokens
         current = self.model.embed(input_ids, position_ids) if self.part.first else states[0]
         current = self.model.run_layers(current, position_ids)
         if self.ends_stack:
@@ -105,6 +105,6 @@ class DecoderPart(CausalLanguageModel):
     def compute_loss(self, states: Tensor, following: Tensor) -> Tensor:
         if (among := self.model.among) is None:
             return super().compute_loss(states, following)
-        # (batch × length, vocabulary / ranks): every tensor-parallel rank has the logits of its own tokens
+        # (batch × length, vocabulary / ranks): every tensor-parallel rank has the logits of its vocabulary slice
         logits = self.lm_head(among.enter(states)).flatten(0, 1)
         return compute_sliced_loss(logits, following.flatten(), among, self.reduction)

@@ -71,7 +71,7 @@ def _read_gpt2(config: Config) -> dict[str, Any]:
 
 def _read_llama(config: Config) -> dict[str, Any]:
     found = models.read_sizes({"max_position_embeddings": LLAMA_POSITIONS, **config}, LLAMA)
-    # a file of transformers 5 has base and scaling in one place, an older file in two
+    # transformers 5 writes rotary base and scaling under one key, older versions under two
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind, scaling = rotation.get("rope_type", rotation.get("type", "default")), None
     if kind not in ("default", "llama3"):
@@ -162,7 +162,7 @@ def check(shape: Shape, spec: RunSpec) -> None:
     if tokens > shape.positions:
         rule = f"the model has {shape.positions} positions"
         raise UserError(f"sequence.tokens={tokens}", rule, "shorten it, or raise model.shape.positions")
-    if spec.model.attention == "flex":  # flex_attention is here for T5's position biases
+    if spec.model.attention == "flex":  # flex_attention is supported only for T5's position biases
         raise UserError("model.attention=flex", "family gpt has no position bias to add", "set model.attention=sdpa")
     reduction = objectives.load(spec.objective).REDUCTION
     if spec.model.loss_chunk_tokens and reduction != "mean":
@@ -201,5 +201,6 @@ def stacks(shape: Shape) -> Stacks:
         tied=not shape.separate_head,
         norm="layer" if shape.norm == "layer" else "rms_wide",
         full_loss=True,
-        discarded=0 if shape.separate_head else shape.vocab * shape.width,  # a tied head
+        # a tied head's own weight is built and then discarded
+        discarded=0 if shape.separate_head else shape.vocab * shape.width,
     )

@@ -23,13 +23,13 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping:
         raise ValueError(f"transformers does not train model_type={config.model_type} with {kind.__name__}")
-    # imported before `construction` is entered: under deepspeed.zero.Init an import of a model class raises
+    # imported before `construction` is entered, because importing a model class within deepspeed.zero.Init raises
     found: type[PreTrainedModel] = kind._model_mapping[type(config)]
     if spec.model.attention == "sdpa" and not found._supports_sdpa:
         raise ValueError(f"transformers has no model.attention=sdpa for model_type={shape.model_type}; set it to eager")
-    with construction or nullcontext(), no_init_weights():  # `initialise` draws whole weights
+    with construction or nullcontext(), no_init_weights():  # `initialise` sets the weights later
         model: Any = kind.from_config(config, attn_implementation=spec.model.attention)
-    model.tie_weights()  # no_init_weights skips it too
+    model.tie_weights()  # no_init_weights skips tying too
     if spec.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"transformers has no activation checkpointing for model_type={shape.model_type}")
@@ -55,14 +55,14 @@ def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> Non
             parameter: f"{name}.{own}"
             for name, member in members.items()
             for own, parameter in member.named_parameters(recurse=False)
-            if parameter not in drawn  # a parameter that two modules share is drawn with the first one
+            if parameter not in drawn  # a shared parameter is drawn with the first module that has it
         }
         drawn |= fresh
         with whole(list(fresh)), torch.no_grad():
             for parameter in fresh:
                 _mark_kept(parameter, False)
-                parameter.fill_(torch.nan)  # marks weights that no rule sets
-            # one seed for each module: the order in which modules are drawn does not matter
+                parameter.fill_(torch.nan)  # NaN marks weights that no rule sets
+            # one seed per module, so that the order of modules does not matter
             for name, member in members.items():
                 torch.manual_seed(derived_seed(spec.seed, name))
                 model._init_weights(member)

@@ -41,7 +41,7 @@ def materialise(make: Callable[[], AnyModule], construction: AbstractContextMana
     """Return the module that `make` creates on the meta device, with memory allocated where `construction` places it.
     Modules that `make` drops are never allocated. Tied parameters become separate parameters."""
     with construction or nullcontext(), SkippedInitialisation():
-        # the context decides the device; inside it the module itself is built on the meta device
+        # the context decides the final device; within it the module is built on the meta device
         place = torch.empty(()).device
         with torch.device("meta"):
             part = make()

@@ -41,7 +41,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
         counted = labels != IGNORED
         share = counted / counted.sum()
-        targets = labels.clamp(min=0).unsqueeze(1)  # (n, 1); ignored labels become a valid index, and their share is 0
+        targets = labels.clamp(min=0).unsqueeze(1)  # (n, 1); ignored labels get a valid index and weight 0
         loss = torch.zeros((), dtype=torch.float32, device=states.device)
         of_states, of_weight = torch.empty_like(states), torch.empty_like(weight)
         for begin in range(0, len(states), rows):

@@ -32,7 +32,7 @@ class ChunkedLoss:
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> Seq2SeqLMOutput:
-        # both (batch, length of the kind, d_model)
+        # each (batch, tokens of its stack, d_model)
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         decoded = self.decoder(
             input_ids=self._shift_right(labels),
@@ -72,7 +72,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():
         model = kind(_build_config(shape, spec.model))
-    if shape.separate_head:  # transformers ties nothing then; the embedding is shared in every T5
+    if shape.separate_head:  # transformers then ties no weights, but every T5 shares its embedding
         for stack in (model.encoder, model.decoder):
             stack.embed_tokens.weight = model.shared.weight
     if spec.model.loss_chunk_tokens:
@@ -81,7 +81,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
         _enable_checkpointing(model)
     if spec.model.compile == "blocks":
         for block in (*model.encoder.block, *model.decoder.block):
-            block.compile()  # in place: names of parameters, and so their weights, stay
+            block.compile()  # in place, so that names of parameters (and their initial weights) do not change
     return model  # type: ignore[no-any-return]
 
 
@@ -106,7 +106,7 @@ def build_part(
 
 def _enable_checkpointing(model: Any) -> None:
     """Enable activation checkpointing: every block is recomputed in backward."""
-    # the second name is older, and deprecated where the first exists
+    # the second name is older, and deprecated if the first exists
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
@@ -133,7 +133,8 @@ def _build_config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
         decoder_start_token_id=0,
         use_cache=False,
     )
-    # T5Config ignores these arguments and ties. Set afterwards they hold: no later tie_weights() ties the head again.
+    # T5Config ignores these arguments and ties the head, so they are set afterwards. They also keep a later
+    # tie_weights() from tying the head.
     config.tie_word_embeddings = not shape.separate_head
     config.scale_decoder_outputs = not shape.separate_head
     return config
@@ -157,7 +158,7 @@ def _register_flex_attention() -> str:
         scaling: float | None = None, position_bias: torch.Tensor | None = None, **_: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         # query, key and value: (batch, heads, length, d_kv); attention_mask: a BlockMask or None
-        assert position_bias is not None  # T5 has it in every layer, in some as zeros
+        assert position_bias is not None  # T5 has a bias in every layer; in some layers it is zeros
         bias = position_bias[0]  # (heads, queries, keys)
 
         def add_bias(score: Any, sample: Any, head: Any, row: Any, column: Any) -> Any:
@@ -197,7 +198,7 @@ def _list_standard_deviations(shape: Shape) -> dict[str, float | None]:
     return {
         "shared": 1.0,
         "lm_head": 1.0,
-        "q": (shape.d_model * shape.d_kv) ** -0.5,  # instead of scaling the scores by d_kv^-1/2
+        "q": (shape.d_model * shape.d_kv) ** -0.5,  # replaces the scaling of scores by d_kv^-1/2
         "k": from_model,
         "v": from_model,
         "o": from_inner,

@@ -54,7 +54,8 @@ def slice_part(part: nn.Module, among: TensorRanks) -> None:
     modules: list[tuple[str, Any]] = list(part.named_modules())  # a list: the loop replaces modules
     for name, module in modules:
         kind = name.rpartition(".")[2]
-        if kind in ("SelfAttention", "EncDecAttention") and hasattr(module, "q"):  # not the owner of a shared table
+        # excludes the owner of a shared table
+        if kind in ("SelfAttention", "EncDecAttention") and hasattr(module, "q"):
             module.n_heads //= among.ranks
             module.inner_dim //= among.ranks
             module.o = SummedLinear(module.o, among)
@@ -75,7 +76,7 @@ class T5Part(nn.Module):
         `among` are the ranks that share each matrix with this rank."""
         super().__init__()
         self.part, self.tied, self.among = part, not shape.separate_head, among
-        self.scale = shape.d_model**-0.5 if self.tied else None  # of the head's input
+        self.scale = shape.d_model**-0.5 if self.tied else None  # factor of the head's input
         self.encoder: Any = None
         self.decoder: Any = None
         if part.first or (part.last and self.tied):
@@ -102,12 +103,12 @@ class T5Part(nn.Module):
     def forward(
         self, *states: Tensor, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        # (batch, length of the kind, width) each; with sequence parallelism, the length of this rank's tokens
+        # each (batch, tokens of its stack, width); with sequence parallelism, only this rank's tokens
         encoded, decoded = self._embed(input_ids, labels) if self.part.first else states
         mask, causal = attention_mask, None
         if self.among is not None and self.among.sequence:
-            # masks of all tokens, (batch, 1, 1, length) and (1, 1, length, length), which are added to scores:
-            # transformers would make them for the tokens of this rank's share
+            # Masks for all tokens, (batch, 1, 1, length) and (1, 1, length, length), which are added to scores.
+            # transformers itself would make them only for this rank's tokens.
             lowest, length = torch.finfo(encoded.dtype).min, labels.shape[1]
             mask = encoded.new_zeros(len(input_ids), 1, 1, input_ids.shape[1])
             if attention_mask is not None:
@@ -132,7 +133,7 @@ class T5Part(nn.Module):
     def _compute_loss(self, decoded: Tensor, labels: Tensor) -> Tensor:
         """Return the loss, 0-d. It is computed in the run's precision as in transformers, or in fp32 by a chunked head
         or sliced logits."""
-        # a tied head scales its input, as in the first T5
+        # a tied head scales its input, as in T5 v1.0
         decoded = decoded if self.scale is None else decoded * self.scale
         if isinstance(self.lm_head, ChunkedHead):
             return self.lm_head(decoded, labels)  # type: ignore[no-any-return]
@@ -153,9 +154,9 @@ def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:
         attention.has_relative_attention_bias, attention.relative_attention_bias = True, table
         owner = nn.ModuleDict({"layer": nn.ModuleDict({"0": nn.ModuleDict({"SelfAttention": nn.Module()})})})
         owner.get_submodule("layer.0.SelfAttention").relative_attention_bias = table
-        kept._modules = {"0": owner, **kept._modules}  # first: a shared parameter gets the name where it is met first
+        kept._modules = {"0": owner, **kept._modules}  # first, because a shared parameter gets the first of its names
     stack.block = kept
-    del stack.embed_tokens  # the first part embeds for both stacks
+    del stack.embed_tokens  # the first part embeds the tokens of both stacks
     if layers - 1 not in blocks:
         stack.final_layer_norm = nn.Identity()
     return stack

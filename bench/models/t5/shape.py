@@ -43,9 +43,10 @@ class Shape(Frozen):
         if self.bias_per_layer and not self.separate_head:
             raise ValueError("bias_per_layer=true with separate_head=false: no umT5 is tied; set separate_head=true")
         buckets, distance = self.relative_attention_buckets, self.relative_attention_max_distance
-        if buckets < 4:  # the encoder halves them by direction, and again into exact and logarithmic buckets
+        if buckets < 4:  # the encoder halves the buckets by direction, and again into exact and logarithmic buckets
             raise ValueError(f"relative_attention_buckets={buckets} is below 4; give at least 4")
-        if distance <= buckets // 2:  # nearer distances have a bucket each, and none would be left for the others
+        # each shorter distance has its own bucket, and no bucket would be left for longer ones
+        if distance <= buckets // 2:
             value = f"relative_attention_max_distance={distance}"
             rule = f"is not above half of relative_attention_buckets={buckets}"
             raise ValueError(f"{value} {rule}; raise the first or lower the second")
@@ -53,7 +54,7 @@ class Shape(Frozen):
 
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
-NAMES = {  # ours: transformers'
+NAMES = {  # our field names and transformers' keys
     "d_model": "d_model",
     "d_kv": "d_kv",
     "d_ff": "d_ff",
@@ -81,14 +82,14 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     }
     form = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
     *gate, activation = str(form).split("-")
-    activation = "gelu_new" if form == "gated-gelu" else activation  # as transformers reads it
+    activation = "gelu_new" if form == "gated-gelu" else activation  # as transformers interprets it
     sizes = models.read_sizes(config, needed)
     sizes = {"decoder_layers": sizes["encoder_layers"], **sizes}  # transformers' default
     if gate not in ([], ["gated"]) or activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
         raise UserError(f"feed_forward_proj={form}", "unknown", f"choose from {known}, plain or after gated-")
-    # transformers 5 writes tie_word_embeddings=true into every file, whatever the model has. Every mT5 and umT5
-    # has a separate head; for a T5, scale_decoder_outputs keeps the value of the file that it was read from.
+    # transformers 5 writes tie_word_embeddings=true into every config.json, even if the head is separate. Every mT5 and
+    # umT5 has a separate head. For a T5, scale_decoder_outputs keeps the value of the original config.json.
     untied = False in (config.get("tie_word_embeddings"), config.get("scale_decoder_outputs"))
     form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": kind != "t5" or untied}
     return Shape.model_validate(sizes | form_and_head | {"bias_per_layer": kind == "umt5"})
@@ -121,7 +122,7 @@ def stacks(shape: Shape) -> Stacks:
     mlp = Mlp(shape.d_ff, shape.activation, gated=shape.gated, inner_dropout=True)
     encoder = Stack("encoder", "encoder", shape.encoder_layers, (own, mlp))
     decoder = Stack("decoder", "decoder", shape.decoder_layers, (replace(own, causal=True), cross, mlp))
-    # embeddings that transformers builds and discards: each stack's own, before it is shared, and a tied head
+    # embeddings that transformers builds and discards: each stack's own (before sharing), and a tied head
     discarded = (2 if shape.separate_head else 3) * shape.vocab * shape.d_model
     return Stacks(
         vocab=shape.vocab,

@@ -49,7 +49,7 @@ def run_rank(out: str, name: Any, size: PipelineSize, rank: int) -> None:
     mine = {s: Stage(first=s == 0, last=s == size.stages - 1) for s in size.stages_of(rank)}
     neighbours = Neighbours(size.rank_of, ((1, 1, 1),), torch.ones(1), limit=2 * size.ranks)
     executor = ScheduleExecutor(mine, build_schedule(name, size)[rank], size, neighbours, {})
-    for _ in range(2):  # the first one makes the connections
+    for _ in range(2):  # the first step creates the connections
         distributed.barrier()
         executor.run([{"number": torch.ones(1, 1, 1)}] * size.micro_batches)
     Path(f"{out}-{rank}.json").write_text(json.dumps(executor.read_times_s()))

@@ -66,7 +66,7 @@ def main() -> None:
 
 def run_rank(out: str, rank: int) -> None:
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # names of collectives that torch is about to change
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's warnings about renamed collectives
     dist.init_process_group("gloo", f"file://{out}-meeting", rank=rank, world_size=RANKS)
     mesh, group = init_device_mesh("cpu", (RANKS,)), dist.group.WORLD
     assert group is not None
@@ -153,7 +153,8 @@ def run_region(among: TensorRanks, mesh: DeviceMesh) -> Both:
     the second bias is whole."""
     torch.manual_seed(2)
     whole, states, upstream = FeedForward(), *torch.randn(2, SAMPLES, TOKENS, WIDTH)
-    states, upstream = (tensor.transpose(1, 2) for tensor in (states, upstream))  # `keep_own_tokens` cuts the last
+    # `keep_own_tokens` divides the last dimension
+    states, upstream = (tensor.transpose(1, 2) for tensor in (states, upstream))
     states, upstream = (among.keep_own_tokens(tensor).transpose(1, 2).contiguous() for tensor in (states, upstream))
     sliced = FeedForward()
     cut_weights(sliced, {"up": 0, "down": 1}, among)
@@ -228,7 +229,7 @@ def take_own(gradient: Any, parameter: nn.Parameter) -> Tensor:
 
 def pair_up(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Both:
     assert ours.keys() == theirs.keys()
-    return {name: (ours[name], theirs[name].clone()) for name in ours}  # a clone has waited for its collective
+    return {name: (ours[name], theirs[name].clone()) for name in ours}  # cloning waits for the asynchronous collective
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def bubble(step: SimulatedStep) -> float:
     return (step.total_s - step.busy_s[0]) / step.busy_s[0]
 
 
-# torch.distributed.pipelining as oracle
+# comparison with torch.distributed.pipelining
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_ranks_compute_in_the_order_of_torch(
 
 @pytest.mark.parametrize("size", [PipelineSize(2, 1, 4), PipelineSize(4, 1, 8), PipelineSize(3, 1, 5)])
 def test_the_first_rank_of_1f1b_computes_in_the_order_of_torch(pipelining: Any, size: PipelineSize) -> None:
-    # of later ranks torch 2.13 numbers the forwards from 1 (in what it prints, not in what it runs)
+    # for later ranks, torch 2.13 prints forwards with numbers from 1 (it runs them from 0)
     ours = [tuple(action) for action in build_computation("1f1b", size)[0]]
     assert ours == order_of_torch(pipelining, "Schedule1F1B", size)[0]
 
@@ -125,7 +125,7 @@ def test_1f1b_as_its_paper_draws_it() -> None:
     assert [list(order) for order in computed] == [read(text, rank) for rank, text in enumerate(drawn)]
 
 
-# what every schedule has to be
+# requirements of every schedule
 
 
 def test_each_pass_is_computed_once_on_its_stages_rank() -> None:
@@ -290,7 +290,7 @@ def test_a_slow_stage_decides_and_a_hop_is_waited_for() -> None:
     size = PipelineSize(2, 1, 3)
     schedule = build_schedule("gpipe", size)
     step = simulate_schedule(schedule, size, [1.0, 3.0], [2.0, 6.0], hop_s=0.5)
-    # rank 1 computes without a pause from 1.5 s on; then come a hop and the last backward of rank 0
+    # from 1.5 s on, rank 1 computes without a pause; a transfer and the last backward of rank 0 follow
     assert step.finish_s[Action("backward", 1, 2)] == pytest.approx(1.5 + 3 * 3 + 3 * 6)
     assert step.total_s == pytest.approx(1.5 + 9 + 18 + 0.5 + 2)
     assert step.busy_s == (9.0, 27.0)
@@ -318,7 +318,7 @@ def test_no_pass_begins_before_what_it_takes_up(data: st.DataObject) -> None:
     assert sum(step.busy_s) == pytest.approx(size.micro_batches * (sum(forward_s) + sum(backward_s)))
 
 
-# weights that are gathered
+# gathers of weights
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

@@ -70,7 +70,7 @@ def train(of: RunSpec, **samples: Any) -> list[float]:
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
-    whole = train(spec(SAMPLES))  # in one micro-batch, torch's own mean over all target tokens
+    whole = train(spec(SAMPLES))  # one micro-batch: torch itself computes the mean over all target tokens
     assert train(spec(micro)) == pytest.approx(whole, rel=2e-6)
     means = train(spec(micro, loss_mean="micro_batches"))
     assert means != pytest.approx(whole, rel=1e-3), "a mean of means is another step"

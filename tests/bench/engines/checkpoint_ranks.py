@@ -41,7 +41,8 @@ def go_on(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
     engine = backend.build(module, spec)
     fresh = not folder.exists()
     distributed.barrier()
-    torch.manual_seed(spec.seed + rank + 100 * (not fresh))  # what is random is taken up, or it is another one
+    # different seeds, so that results are equal only if `load` restores the random state
+    torch.manual_seed(spec.seed + rank + 100 * (not fresh))
     if fresh:
         for step in range(STEPS):
             engine.train_step(micro_batches(spec, step))

@@ -64,7 +64,7 @@ def train(spec: RunSpec) -> dict[str, Any]:
         with backend.whole([parameter]):
             weights.update(name.encode() + parameter.detach().float().numpy().tobytes())
     if spec.model.name == FROZEN:
-        module.encoder.requires_grad_(False)  # with the embedding, which the decoder shares
+        module.encoder.requires_grad_(False)  # includes the embedding, which the decoder shares
     before = copy_whole_weights(backend, module)
     engine = backend.build(module, spec)
     losses, norms = [], []
@@ -131,7 +131,7 @@ def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[
     """Return a whole copy of every parameter, by name."""
     copies = {}
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor):  # built into FSDP, which shows what it has divided as such
+        if isinstance(parameter, DTensor):  # FSDP's engine has partitioned the parameter
             copies[name] = parameter.full_tensor().detach()
             continue
         with backend.whole([parameter]):

@@ -22,7 +22,7 @@ def main() -> None:
     fork_server.preload("cpu", {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs})
     importlib.import_module(Path(script).stem)
     gc.collect()
-    gc.freeze()  # as in a packed job: DeepSpeed searches for garbage several times in every engine that it builds
+    gc.freeze()  # as in a packed job: DeepSpeed runs garbage collection several times for each engine that it builds
     forked = multiprocessing.get_context("fork")
     processes = [forked.Process(target=run_rank, args=(script, jobs, out, rank)) for rank in ranks]
     for process in processes:

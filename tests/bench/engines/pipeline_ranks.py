@@ -35,7 +35,7 @@ WITHOUT_TARGETS = {(0, 1, 0), (1, 1, 2), (0, 3, 3)}
 
 def main() -> None:
     jobs = {label: RunSpec.model_validate(plain) for label, plain in json.loads(Path(sys.argv[1]).read_text()).items()}
-    for spec in jobs.values():  # imported once
+    for spec in jobs.values():  # imported once, before the ranks are forked
         models.load_builder(spec.model.family)
         engines.load_builder(spec.engine.backend)
     for world in sorted({spec.world_size for spec in jobs.values()}):
@@ -89,7 +89,7 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
     engine = backend.build(module, spec)
     losses, norms, idle, evaluations = [], [], [], dict[int, list[float]]()
     data = place(spec, rank).data
-    torch.manual_seed(models.derived_seed(spec.seed, f"rank {rank}"))  # as bench.runtime.worker does it
+    torch.manual_seed(models.derived_seed(spec.seed, f"rank {rank}"))  # the same seed as in bench.runtime.worker
     for step in range(STEPS):
         if evaluates and step in EVALUATED:
             evaluations[step] = [float(engine.evaluate([batch])) for batch in micro_batches(spec, HELD_OUT, data)]
@@ -150,7 +150,7 @@ def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]
         inputs, *targets = (tokens(length) for length in spec.sequence.values())
         batch = {"input_ids": inputs, "labels": targets[0] if targets else inputs.clone()}
         batch["labels"][0, -2:] = -100
-        if objectives.weighs_targets(spec):  # another number of target tokens in every micro-batch of a rank
+        if objectives.weighs_targets(spec):  # a different number of target tokens in every micro-batch of a rank
             batch["labels"][-1, 2 + (micro_step + 2 * data + step) % 4 :] = -100
             if (data, step, micro_step) in WITHOUT_TARGETS:
                 batch["labels"][:] = -100

@@ -63,12 +63,12 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
         found, shares = [], compute_shares(job, [batch for _, batch in owned])
         for (data, batch), share in zip(owned, shares, strict=True):
             torch.set_rng_state(random[data])
-            if share:  # of no target at all, the mean is no number
+            if share:  # without any target, the mean is NaN
                 loss = module(**batch).loss
                 (loss * share).backward()
                 found.append(float(loss.detach()) * share)
             elif job.model.dropout:
-                module(**batch)  # draws as much as any other
+                module(**batch)  # draws as many random numbers as any other micro-batch
             random[data] = torch.get_rng_state()
         for master, parameter in zip(masters, named.values(), strict=True):
             assert parameter.grad is not None
@@ -146,8 +146,8 @@ class Differences(NamedTuple):
     losses: float
     norms: float
     weights: float
-    evaluations: float  # 0 of an engine that has none
-    unequal: list[str]  # what is not equal to the bit, and has to be: parameters, and what evaluations have changed
+    evaluations: float  # 0 if the engine does not evaluate
+    unequal: list[str]  # parameters and results that should be bitwise equal and are not
 
 
 def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:

@@ -46,10 +46,11 @@ def spec(
         "sequence": {"encoder": ENCODER, "decoder": DECODER} if encodes else {"tokens": TOKENS},
         "parallel": {"pipeline": pipeline, "stages_per_rank": stages, "tensor": tensor, "sequence": by_tokens},
         "precision": "fp32",
-        # With an eps of 1e-8 AdamW's first updates hardly depend on how large a gradient is, so they carry the rounding
-        # of the smallest. Gradients of parts and whole agree to 1.5e-7 of each tensor's largest; yet with breadth-first
-        # stages a few weights were more than 1e-6 apart after one step, and their gradients were all below 1e-5 of that
-        # largest, where rounding is up to 1 % of them. In fp64 all weights agreed to 3e-12 with the same eps.
+        # With eps=1e-8, AdamW's first updates hardly depend on the size of a gradient, so rounding errors of small
+        # gradients become visible. Gradients of parts and of the whole model agree to 1.5e-7 of each tensor's largest
+        # gradient. Yet with breadth-first stages, a few weights differed by more than 1e-6 after one step. Their
+        # gradients were below 1e-5 of the largest, where rounding errors reach 1 %. In fp64 with eps=1e-8, all weights
+        # agreed to 3e-12.
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "gradient_clipping": CLIPPING},
     }  # fmt: skip
     return RunSpec.model_validate(plain | fields)

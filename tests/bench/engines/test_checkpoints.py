@@ -12,7 +12,7 @@ SAVED = {
     "fsdp fp32": spec("fsdp", "fp32", **DROPOUT),
     "fsdp bf16": spec("fsdp", "bf16", **DROPOUT),
     "ddp fp32": spec("ddp", "fp32", **DROPOUT),
-    "ddp fp16": spec("ddp", "fp16", **DROPOUT),  # its scale counts too
+    "ddp fp16": spec("ddp", "fp16", **DROPOUT),  # its loss scale is part of the checkpoint
     "zero0 bf16": spec("zero0", "bf16", **DROPOUT),
     "zero1 bf16": spec("zero1", "bf16", **DROPOUT),
     "zero3 fp32": spec("zero3", "fp32", **DROPOUT),

@@ -13,12 +13,12 @@ from bench.core.spec import RunSpec
 
 FROZEN = "frozen"  # of engine_ranks.py
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]  # some forty trainings in turn, beside other tests
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]  # about forty trainings in turn, while other tests run
 
 RANKS = 2
 CLIPPING = 0.5
 CONF = Path(__file__).parents[3] / "conf/engine"
-SMALL: dict[str, dict[str, Any]] = {  # buckets that this model fills more than once
+SMALL: dict[str, dict[str, Any]] = {  # buckets so small that this model fills them more than once
     "ddp": {"bucket_cap_mb": 0.05},
     "zero0": {},
     "zero1": {"reduce_bucket_size": 2000},
@@ -55,7 +55,7 @@ def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = Non
 
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "zero_force_ds_cpu_optimizer": False}
-CHUNKED = {"model": {"name": "test", "shape": SHAPE, "loss_chunk_tokens": 5}}  # of 12 tokens in a micro-step
+CHUNKED = {"model": {"name": "test", "shape": SHAPE, "loss_chunk_tokens": 5}}  # a micro-step has 12 target tokens
 UNCLIPPED = {"optimizer": {"gradient_clipping": 0, "implementation": "fused"}}
 LEFT_OUT = "ddp", "zero1", "zero3", "fsdp"
 """Engines that are tested with a model whose encoder is frozen."""
@@ -139,7 +139,7 @@ def test_a_parameter_that_is_not_trained_stays_as_it_is(seen: Seen, engine: str)
 
 @pytest.mark.parametrize("label", ["zero0 bf16", "zero1 bf16 summed in fp32"])
 def test_bf16_is_ddp_where_gradients_are_rounded_alike(seen: Seen, label: str) -> None:
-    # stage 0 is, once the update that DeepSpeed makes before the first one is undone: without, losses drift by 0.8
+    # Stage 0 agrees only if DeepSpeed's update before the first step is undone. Otherwise losses drift by 0.8.
     same(seen, label, "ddp bf16", losses=4e-3, norms=1e-3)
 
 
@@ -148,7 +148,7 @@ def test_bf16_is_ddp_where_gradients_are_rounded_alike(seen: Seen, label: str) -
     "fsdp bf16 reduced in fp32",
 ])  # fmt: skip
 def test_bf16_is_near_ddp_in_every_stage(seen: Seen, label: str) -> None:
-    # a bf16 loss near 11 is a multiple of 1/16, 0.6 % of it
+    # near 11, bf16 losses are multiples of 1/16, which is 0.6 % of their value
     same(seen, label, "ddp bf16", losses=2e-2, norms=2e-2)
 
 
@@ -157,7 +157,8 @@ def test_without_clipping_the_fused_engines_agree(seen: Seen) -> None:
         same(seen, label, "ddp unclipped", losses=1e-5)
     for label in ("zero1 unclipped", "fsdp unclipped"):
         same(seen, label, "ddp unclipped", losses=1e-5, norms=1e-5)
-    # DeepSpeed computes no norm at stage 0 in fp32; the engine sums that of the first steps, by which a run is verified
+    # At stage 0 in fp32 without clipping, DeepSpeed computes no norm. The engine computes it in the first steps, for
+    # verification.
     norms = seen[0]["zero0 unclipped"]["norms"]
     assert norms[:SUMMED_STEPS] == pytest.approx(seen[0]["ddp unclipped"]["norms"][:SUMMED_STEPS], rel=1e-5)
     assert norms[SUMMED_STEPS:] == [None]

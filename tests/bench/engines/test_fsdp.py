@@ -110,7 +110,7 @@ def test_between_steps_a_rehearsed_rank_holds_what_the_real_one_does(
     there, here = seen[REHEARSED][label], alone[label]
     assert here["resident"] == pytest.approx(there["resident"], abs=64)
     assert here["init_peak"] == pytest.approx(there["init_peak"], rel=0.01)
-    # gloo works on a copy of what it gathers or reduces, and nobody pretends that
+    # gloo works on a copy of the tensors that it gathers or reduces; a rehearsal has no such copy
     assert 0.75 < here["peak"] / there["peak"] < 1.001
 
 

@@ -68,7 +68,8 @@ def test_a_copy_is_among_all_ranks_those_of_a_node_or_as_many_as_one_says() -> N
         found.append(shard_ranks(options.model_validate(asked.engine.options), asked))
     assert found == [8, 4, 2]
     single = spec({"shard_ranks": "node"}, devices_per_node=1)
-    assert shard_ranks(options.model_validate(single.engine.options), single) == 2  # a node's one rank divides nothing
+    # with one rank per node, all ranks share a copy
+    assert shard_ranks(options.model_validate(single.engine.options), single) == 2
 
 
 def test_its_label_tells_it_from_its_plain_form() -> None:

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(6
 BF16 = {"precision": "bf16"}
 ZERO3 = {"sharding": "zero3"}
 AGAIN = {"activation_checkpointing": True}
-# The rest is in `make parity`.
+# `make parity` runs more combinations.
 JOBS = {
     "t5 1f1b": spec("t5", "1f1b", 2),
     "t5 gpipe, tied": spec("tied", "gpipe", 2),
@@ -142,7 +142,7 @@ def test_what_a_rank_sends_is_what_the_closed_form_says(seen: Seen, label: str) 
         passes = 0 if pipeline == 1 else job.accumulation * (2 * stages - 1 if ends else 2 * stages)
         wanted = (passes * len(per_pass), passes * sum(per_pass)) if passes else (0, 0)
         assert found["traffic"].get("send", (0, 0)) == found["traffic"].get("recv", (0, 0)) == wanted
-        elements = Counter[tuple[int, ...]]()  # what other stages have is in a flat tensor of its own
+        elements = Counter[tuple[int, ...]]()  # shared parameters are in flat tensors of their own
         for name, weight in found["weights"].items():
             elements[list_holders(job, name)] += weight.numel()
         padded = [-(-size // data) * data * width for size in elements.values()]

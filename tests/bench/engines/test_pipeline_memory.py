@@ -46,7 +46,7 @@ def activations(job: RunSpec) -> list[int]:
 def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_behind() -> None:
     few, many = ({"batch": {"micro": 2, "accumulation": number}} for number in (4, 64))
     assert activations(spec("gpt", "1f1b", 4, **many)) == activations(spec("gpt", "1f1b", 4, **few))
-    # in the middle stages a pass keeps its blocks' activations, less the states that came in
+    # in middle stages, a pass keeps the activations of its blocks without the received states
     less, more = (activations(spec("gpt", "gpipe", 4, **fields))[1] for fields in (few, many))
     assert more == 16 * less
     first, second, third, _ = activations(spec("gpt", "1f1b", 4, **few))
@@ -86,7 +86,7 @@ def test_gathered_weights_are_those_of_two_stages_and_gradients_those_of_one() -
     job = spec("gpt", "breadth_first", 1, 4, 2, sharding="zero3", precision="bf16")
     network = models.get_network(job.model)
     sizes = [count_part_elements(network, [part]) for part in parts_of(job)]
-    table = network.table  # tied: at both ends, and not gathered with them
+    table = network.table  # the tied embedding is in the first and last stage, and is not gathered with them
     sizes = [sizes[0] - table, *sizes[1:-1], sizes[-1] - table]
     [place] = predict_memory_by_place(job)
     forward, backward = (phase.terms for phase in place.phases[1:3])

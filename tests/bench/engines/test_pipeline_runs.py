@@ -134,10 +134,11 @@ def test_a_rehearsed_rank_holds_what_the_real_one_holds(folder: Path, real: RunR
     assert rehearsed and real.observations
     [own], there = rehearsed.memory, real.observations.memory[rank]
     assert own.rank == there.rank == rank and there.resident_bytes and own.peak_allocated_bytes
-    # but for what the loop keeps of each rank's steps
+    # the difference is data that the measuring loop keeps for each step
     assert own.resident_bytes == pytest.approx(there.resident_bytes, abs=2000)
     assert own.peak_allocated_bytes == pytest.approx(there.peak_allocated_bytes, rel=0.01)
-    assert rehearsed.collectives and rehearsed.collectives["send"].calls == 4 * 3 * 2  # passes that another rank takes
+    # passes whose result another rank needs
+    assert rehearsed.collectives and rehearsed.collectives["send"].calls == 4 * 3 * 2
 
 
 @pytest.mark.processes

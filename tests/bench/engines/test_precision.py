@@ -19,7 +19,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_dynamic_scale_moves_as_deepspeeds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")
-    monkeypatch.setattr(library.dist, "get_rank", lambda: 1)  # asked only to log on rank 0
+    monkeypatch.setattr(library.dist, "get_rank", lambda: 1)  # DeepSpeed reads it only to log on rank 0
     ours = LossScale(**options)
     theirs = library.DynamicLossScaler(
         init_scale=2**ours.initial_scale_power,

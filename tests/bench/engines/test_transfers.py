@@ -44,7 +44,7 @@ def test_calls_and_bytes_are_those_of_a_recorded_run() -> None:
         for kind, (calls, payload) in seen.items():
             gathers = (
                 kind == "all_gather" and record.spec.engine.name == "zero3"
-            )  # packed as the coordinator meets them
+            )  # the number of gathers depends on the order in which the coordinator meets weights
             assert said[kind][0] == pytest.approx(calls, rel=0.1 if gathers else 0), kind
             assert said[kind][1] == pytest.approx(payload, rel=PADDING), kind
 

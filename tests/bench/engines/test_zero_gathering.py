@@ -20,10 +20,11 @@ THREE = ModelSizes(
 
 def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> None:
     forward, _ = replay(THREE, SHORT)
-    # the first comes alone; the others come together and lie in one flat tensor …
+    # the first weight is gathered alone; the other two are gathered together, into one flat tensor
     assert forward.padded[0].tolist() == [1, 1, 1]
     assert forward.exact[0] == 0
-    # … which stays while they are copied out of it; the last is needed: it goes, and the second is fetched for backward
+    # the flat tensor stays after both weights are copied out of it; the use of the last weight frees it, and the second
+    # weight is gathered again for backward
     assert forward.padded[1].tolist() == [0, 1, 1]
     assert forward.exact[1] == 20 + 30
     assert forward.padded[2].tolist() == [0, 1, 0]

@@ -15,15 +15,16 @@ deepspeed_config = pytest.importorskip("deepspeed.runtime.zero.config")
 precision_config = pytest.importorskip("deepspeed.runtime.precision_config")
 zenflow_config = pytest.importorskip("deepspeed.runtime.zenflow.zenflow_config")
 
-DELIBERATE = {"stage", *WRITTEN_OUT}  # without a default
+DELIBERATE = {"stage", *WRITTEN_OUT}  # options that have no default on purpose
 PAIRS: list[tuple[type[BaseModel], Any, set[str]]] = [
     (ours.Zero, deepspeed_config.DeepSpeedZeroConfig, set()),
     (ours.OffloadParam, deepspeed_config.DeepSpeedZeroOffloadParamConfig, set()),
     (ours.OffloadOptimizer, deepspeed_config.DeepSpeedZeroOffloadOptimizerConfig, set()),
     (ours.LeafModule, deepspeed_config.DeepSpeedZeroLeafModuleConfig, set()),
     (ours.ZenFlow, zenflow_config.ZenFlowConfig, {"steps_per_epoch"}),  # set by DeepSpeed while it runs
-    (ours.Bf16, precision_config.DeepSpeedBF16Config, {"enabled"}),  # the run's precision says so
-    (ours.Fp16, precision_config.DeepSpeedFP16Config, {"enabled", "auto_cast"}),  # tokens are integers
+    (ours.Bf16, precision_config.DeepSpeedBF16Config, {"enabled"}),  # `enabled` follows from the run's precision
+    # auto_cast is irrelevant, since inputs are integers
+    (ours.Fp16, precision_config.DeepSpeedFP16Config, {"enabled", "auto_cast"}),
 ]
 each = pytest.mark.parametrize(("mine", "theirs", "left_out"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
 
@@ -89,7 +90,7 @@ def test_types_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: set[
     actual = {name: kinds(field.annotation) - {"NoneType"} for name, field in mine.model_fields.items()}
     for name in {"nvme_path"} & set(actual):
         assert actual.pop(name) == {"str"}
-        assert expected.pop(name) == set()  # a Path
+        assert expected.pop(name) == set()  # the type is Path
     assert actual == expected
 
 

@@ -129,9 +129,9 @@ def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
     assert described
     segments = activations.list_segments(described, build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in segments for segment in block)
-    if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
+    if checkpointing:  # a checkpoint keeps its random state, which autograd does not count as a saved tensor
         saved -= SIZES["layers"] * activations.RANDOM_STATE["cpu"]
-    divisor = 4  # of the loss, one number
+    divisor = 4  # bytes of the loss's divisor, one fp32 number
     assert kept_by_autograd(built, lambda: loss_of(built)) == saved + divisor
 
 

@@ -24,7 +24,7 @@ def head_of(vocabulary: int, width: int, rows: int) -> tuple[torch.nn.Linear, Ch
 
 
 def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(3 * loss, of))  # an engine scales every loss
+    return list(torch.autograd.grad(3 * loss, of))  # scaled, because engines scale every loss
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 100], ids="{} rows".format)
@@ -108,7 +108,7 @@ def test_logits_never_live_at_once() -> None:
 
     plain = peak(lambda: functional.cross_entropy(head(states), labels))
     assert plain >= 2 * logits, "logits, and what cross-entropy keeps of them"
-    small = 4 * (rows + vocabulary) * width  # the gradients
+    small = 4 * (rows + vocabulary) * width  # bytes of the gradients
     assert peak(lambda: chunked(states, labels)) <= 3 * logits / 16 + 2 * small
 
 
@@ -121,7 +121,7 @@ def test_it_is_part_of_what_is_measured_and_renames_nothing_that_was() -> None:
 
 
 def test_compiled_blocks_compute_the_same_under_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_module = torch.nn.Module.compile  # the compiler's own back end would take a minute here
+    compile_module = torch.nn.Module.compile  # torch's default backend would take a minute here
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_module(self, backend="eager"))
     shape = SMALL | {"encoder_layers": 1, "decoder_layers": 1}
     plain, compiled = (initialised(spec_of(shape, {"compile": way})) for way in ("none", "blocks"))

@@ -19,7 +19,7 @@ def forgotten() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.processes  # a C++ compiler
+@pytest.mark.processes  # runs a C++ compiler
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_every_sample_of_a_batch_gets_the_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:

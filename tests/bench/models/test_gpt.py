@@ -26,7 +26,7 @@ from bench.predict.workload import build_workload
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: gpt\n" in path.read_text())
 PUBLISHED = {
-    # the parameters of transformers' models of these names, as their pages on the Hugging Face Hub count them
+    # numbers of parameters on the models' pages of the Hugging Face Hub
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,
@@ -147,7 +147,7 @@ def theirs_of(kind: str, **more: Any) -> Any:
         model: Any = GPT2LMHeadModel(GPT2Config(**SMALL_CONFIGS["gpt2"], **off, **more))
     else:
         model = LlamaForCausalLM(LlamaConfig(**SMALL_CONFIGS["llama"], **more))
-    with torch.no_grad():  # norms and biases start alike, which would hide one that is mistaken for another
+    with torch.no_grad():  # norms and biases have equal initial values, which would hide a mix-up
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model
@@ -267,11 +267,12 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     segments = activations.list_segments(described, build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in segments for segment in block)
     width = 4 if precision == "fp32" else 2
-    if checkpointing:  # a checkpoint keeps its random state and cosines and sines, which autograd does not save
+    # a checkpoint keeps random state, cosines and sines, which autograd does not count as saved tensors
+    if checkpointing:
         saved -= 3 * activations.RANDOM_STATE["cpu"] + (2 * TOKENS * 10 * width if kind == "llama" else 0)
-    # one mask for all blocks, which eager attention adds and each checkpoint keeps, is not predicted
+    # the mask that eager attention adds in all blocks, and that each checkpoint keeps, is not predicted
     mask = width * TOKENS * TOKENS if checkpointing and attention == "eager" else 0
-    divisor = 4  # of the loss, one number
+    divisor = 4  # bytes of the loss's divisor, one fp32 number
     assert kept_by_autograd(built, lambda: loss_of(built)) == saved + mask + divisor
 
 

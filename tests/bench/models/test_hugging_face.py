@@ -80,7 +80,7 @@ def test_weights_are_distributed_as_transformers_draws_them(kind: str) -> None:
         spread = float(other.std()) if other.numel() > 1 else 0.0
         if spread == 0:
             assert torch.equal(own, other), name
-        else:  # ± 5 standard errors of each
+        else:  # within 5 standard errors of each estimate
             doubt = 5 * (2 / other.numel()) ** 0.5
             assert float(own.std()) == pytest.approx(spread, rel=doubt), name
             assert float(own.mean()) == pytest.approx(float(other.mean()), abs=doubt * spread), name

@@ -52,7 +52,7 @@ def loss_of(module: torch.nn.Module, encoder: int = 12, decoder: int = 7) -> tor
 
 def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
     """Return the matmul FLOPs of one training step with one sample, as torch counts them on the meta device."""
-    # without a mask: to read one, transformers would need its values
+    # no mask, because transformers would read its values, which a meta tensor lacks
     inputs = torch.zeros(1, encoder, dtype=torch.long, device="meta")
     labels = torch.zeros(1, decoder, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -77,7 +77,7 @@ def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts
 
 
 PRINTED = {
-    # ByT5 (arXiv 2105.13626, table 1); T5 v1.1 and FLAN-T5 as the Hugging Face Hub counts google's weights
+    # ByT5: arXiv 2105.13626, table 1. FLAN-T5: numbers on the Hugging Face Hub for google's weights.
     "byt5_small": 300e6, "byt5_base": 582e6, "byt5_large": 1.23e9, "byt5_xl": 3.74e9, "byt5_xxl": 12.9e9,
     "flan_t5_small": 77.0e6, "flan_t5_base": 248e6, "flan_t5_large": 783e6, "flan_t5_xl": 2.85e9,
 }  # fmt: skip

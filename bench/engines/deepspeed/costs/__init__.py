@@ -72,7 +72,7 @@ class ZeroMemory(NamedTuple):
             "master weights": FULL * run.on_device * separate,
             "optimizer moments": 2 * FULL * run.on_device,
         }
-        if run.stage == 3 and run.on_device:  # otherwise all gradients lie in the host
+        if run.stage == 3 and run.on_device:  # otherwise all gradients are in host memory
             terms["gradients"] = (FULL if run.optimizer_tier else run.summed_width) * run.on_device
         if run.stage in (1, 2) and run.optimizer_tier:
             terms["offload buffer"] = run.width * run.model.largest
@@ -158,7 +158,7 @@ class ZeroMemory(NamedTuple):
         """Return the peak of the optimizer's step. The gradient norm is computed in fp64. Then the gradients are copied
         to one flat fp32 tensor."""
         run, live = self.run, self.resident()
-        averaged = 0  # bytes of the gradients that backward leaves, next to those that are always resident
+        averaged = 0  # bytes of gradients that backward leaves, in addition to those that are always resident
         if not run.optimizer_tier and run.stage < 3:
             averaged = run.width * (run.model.elements if run.stage == 0 else _count_averaged(run))
         if not run.on_device:
@@ -174,7 +174,7 @@ class ZeroMemory(NamedTuple):
             return live | fixed | {"working memory": max(norm, infinite, updating)}
         norm = DOUBLE * min(run.model.largest, run.partition)
         flat = run.width * run.partition + (FULL * run.partition if run.width < FULL else 0)
-        # two moments: gradients are flattened to fp32; then AdamW steps, when the gradients' own tensors are freed
+        # two peaks: gradients are flattened to fp32; then their tensors are freed, and AdamW steps
         flattening = live | fixed | {"working memory": max(flat, norm)}
         stepping = live | {"gradients": 0, "working memory": FULL * run.partition + _count_adamw_bytes(run)}
         return max(flattening, stepping, key=sum_bytes)
@@ -190,8 +190,8 @@ class ZeroMemory(NamedTuple):
             offloaded |= _offload_optimizer(run, run.optimizer_tier)
         if run.weights_tier:
             offloaded |= _offload_weights(run, run.weights_tier)
-        # Where the device cannot hold the weights twice, stages 1 and 2 build them twice in the host: tensor by tensor,
-        # and as one flat tensor. Both are freed before anything is offloaded; only the excess over that is counted.
+        # If the device cannot hold the weights twice, stages 1 and 2 build them twice in host memory: tensor by tensor,
+        # and as one flat tensor. Both are freed before states are offloaded, so only the excess over these is counted.
         twice = run.width * (run.model.elements + run.partition * run.ranks)
         beyond = twice - _sum_ranges(*offloaded.values())[1]
         if run.flattens_on_host is not False and beyond > 0:
@@ -263,24 +263,24 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     the averaged gradients are allocated.
     """
     oversize = np.where(fresh > run.width * run.bucket, fresh, 0)  # gradients that are larger than a bucket
-    waiting = np.append(oversize[1:], 0)  # until it is reduced, in the segment after its own
-    # A full bucket is reduced during a segment's backward. An oversize gradient waits until the next gradient comes: it
-    # is reduced in the segment that backward reaches next.
+    waiting = np.append(oversize[1:], 0)  # kept until its reduction in the next segment of backward
+    # A full bucket is reduced during a segment's backward. An oversize gradient waits for the next gradient, so it is
+    # reduced in the next segment of backward.
     flushes: NDArray[np.bool_] = (done // run.bucket > (done - work.parameters) // run.bucket) & (oversize == 0)
     flushes[:-1] |= oversize[1:] > 0
     # (segments,): backward goes from the last segment to the first, so sums run from the end
     begun = np.cumsum(flushes[::-1])[::-1] > 0
-    # this rank's averaged gradients are allocated all at once; the embedding, the first tensor, shares a rank with the
-    # tensors next to it
+    # A rank's averaged gradients are allocated all at once. The embedding, the first tensor, shares partitions with the
+    # tensors next to it.
     elements, partition = run.model.elements, run.partition
-    largest = np.maximum.accumulate(fresh[::-1])[::-1] // run.width  # so far
+    largest = np.maximum.accumulate(fresh[::-1])[::-1] // run.width  # largest tensor so far
     reached = elements - done < -(-run.model.largest // partition) * partition
     averaged = _find_kept_whole(run, np.where(reached, run.model.largest, largest))
     own = run.width * averaged * (run.optimizer_tier is None)
-    kept = _count_kept_gradients(run)  # at stage 1 they lie whole in their parameters until they are reduced
+    kept = _count_kept_gradients(run)  # at stage 1 each parameter keeps its whole gradient until the reduction
     buckets = (2 if run.options.overlap_comm else 1) * _count_bucket_bytes(run) * (done > 0)
     free = work.working - work.standing + own * (begun & ~np.append(begun[1:], False))
-    # a full bucket is copied before it is reduced if several ranks own its gradients
+    # if several ranks own the gradients of a full bucket, the bucket is copied before its reduction
     content, first = np.minimum(done, run.bucket), elements - done
     several = first // partition != (first + content - 1) // partition
     copied = np.maximum(run.width * np.where(flushes & several, content, 0) - free, 0)
@@ -291,8 +291,8 @@ class SegmentPeak(NamedTuple):
     """Elements that one rank holds at the peak of each segment, each field (segments,)."""
 
     fresh: Array  # gradients outside the bucket
-    copies: Array  # taken by the reduction of the bucket
-    whole: Array  # weights
+    copies: Array  # copies of gradients during a bucket's reduction
+    whole: Array  # gathered weights
 
 
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
@@ -324,7 +324,7 @@ def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, glo
     copies = np.where(in_place, 0, 2 * packed - plain) + packed * gloo
     stops = np.stack([walk.fresh, copies, whole])  # (3, stops)
     largest = np.zeros((3, walk.segment.max() + 1), np.int64)
-    # sorted by their sum, the largest stop of a segment is assigned last and stays
+    # in order of increasing sum, so the largest stop of each segment is assigned last and stays
     order = np.argsort(stops.sum(axis=0), kind="stable")
     largest[:, walk.segment[order]] = stops[:, order]
     return SegmentPeak(*largest)
@@ -360,7 +360,7 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
     """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. The upper bound
     also has the earlier allocation of each tensor, which the pinned allocator keeps."""
-    low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins it whatever pin_memory says
+    low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
     parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
     return {"weights": (low, high + tier.pin_memory * before)}

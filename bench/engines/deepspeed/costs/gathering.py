@@ -38,11 +38,11 @@ class PassReplay(NamedTuple):
 
     segment: Array  # (stops,)
     exact: Array  # (stops,): elements of weights that were copied out of a flat tensor
-    padded: Array  # (stops, sizes): weights gathered by themselves, and those in flat tensors
+    padded: Array  # (stops, sizes): number of padded weights, gathered alone or in flat tensors
     fresh: Array  # (stops,): elements of gradients outside the bucket
-    reduced: Array  # (stops, sizes): gradients in the bucket that is reduced here
-    gathers: int  # in the whole pass
-    gathered: int  # elements, in the whole pass
+    reduced: Array  # (stops, sizes): number of gradients in the bucket that is reduced at this stop
+    gathers: int  # calls in the whole pass
+    gathered: int  # elements gathered in the whole pass
 
 
 class WeightFetch(NamedTuple):
@@ -70,7 +70,8 @@ def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, Pass
         weights.release(stop.releases)
         if number in (len(forward), len(stops)):
             done.append((weights.gathers, weights.gathered))
-    rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))  # the rest, after the last stop
+    # the last bucket, reduced after the last stop
+    rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))
     passes = []
     for part, before, after in zip((rows[: len(forward)], rows[len(forward) :]), done, done[1:], strict=False):
         columns = np.split(np.array(part, np.int64), [1, 2, 2 + len(sizes), 3 + len(sizes)], axis=1)
@@ -88,7 +89,7 @@ def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iter
         again: list[WeightModule] = []
         if checkpointing and block is not None:
             begin = end = next(number for number, module in enumerate(backward) if module.weight is not None)
-            while backward[end].joined:  # its bias comes before its matrix
+            while backward[end].joined:  # a bias comes before its matrix in this order
                 end += 1
             yield from (WeightFetch(module, False, False) for module in backward[: end + 1])
             again = backward[:end:-1]
@@ -113,8 +114,8 @@ class WeightCoordinator:
         self._queue = iter([(step, weight) for step, weight in enumerate(self._order) if weight is not None])
         self._persistent = {w for w, elements in self._elements.items() if elements <= limits.persistence}
         self._whole = set(self._persistent)
-        self._packs: dict[int, _Pack] = {}  # of weights on their way, or not yet used
-        self._alone: set[int] = set()  # whole, in the padded tensor that they were gathered into
+        self._packs: dict[int, _Pack] = {}  # flat tensors of weights whose gather has started or that are not used yet
+        self._alone: set[int] = set()  # whole weights that stay in the padded tensor into which they were gathered
         self._last_fetched_for = dict.fromkeys(self._elements, -1)
         # elements of all stops before each stop, and the step that uses the weight of each stop next
         sums = itertools.accumulate((0 if w is None else self._elements[w] for w in self._order), initial=0)
@@ -134,7 +135,7 @@ class WeightCoordinator:
             self._wait(weight)
             if self._last_fetched_for[weight] < self._step:
                 self._take()
-        # prefetching: the queue holds all further uses, and weights that are whole or on their way are skipped
+        # prefetching: the queue has all further uses; weights that are whole or being gathered are skipped
         ahead: list[int] = []
         elements, room = 0, min(self._limits.live - self._available, self._limits.prefetch)
         while elements < room and (taken := self._take()) is not None:
@@ -181,7 +182,7 @@ class WeightCoordinator:
         weight, step = self._order[self._step], self._step + 1
         again = self._next_use[self._step]
         self._step = step
-        # persistent weights are never released, nor weights that a later fetch has already counted on
+        # persistent weights are never released, nor weights that a later fetch has already relied on
         if not allowed or weight is None or weight in self._persistent or self._last_fetched_for[weight] > step:
             return
         if again is not None and self._passed[again] - self._passed[step] < self._limits.reuse:
@@ -197,7 +198,7 @@ class WeightCoordinator:
 
 class _Pack(NamedTuple):
     members: tuple[int, ...]
-    left: set[int]  # not used yet
+    left: set[int]  # weights that are not used yet
 
 
 class Bucket:

@@ -34,7 +34,7 @@ class ZeroRun(NamedTuple):
     model: ModelSizes
     device: Device
     room: int | None  # bytes of the device's memory; None: unknown
-    gloo: bool  # gloo reduces, not NCCL and not a rehearsal
+    gloo: bool  # True if gloo reduces; False with NCCL, and in a rehearsal
     stage: int
     ranks: int
     width: int  # bytes per element of weights and gradients
@@ -115,7 +115,7 @@ def build_zero_run(
     stage, ranks = options.stage, spec.data_parallel
     if stage == 0:
         partition = model.elements
-    elif stage < 3:  # one flat tensor is partitioned, at stage 3 each tensor by itself; both are padded
+    elif stage < 3:  # stages 1 and 2 partition one flat tensor, stage 3 each tensor separately; both pad
         partition = pad_elements(model.elements, ALIGNMENT * ranks) // ranks
     else:
         partition = sum(pad_elements(size.elements, ranks) // ranks * size.number for size in model.tensors)
@@ -131,7 +131,8 @@ def list_transfers(run: ZeroRun) -> list[Transfer]:
     if run.stage == 0:
         calls = -(-run.model.elements // STAGE_0_BUCKET)
         gradients = Transfer("all_reduce", "update", run.width * run.model.elements, calls, 1, False, run.ranks)
-        return [gradients, norm] if run.width == FULL else [gradients]  # below fp32 every rank has the whole norm
+        # below fp32 every rank computes the whole norm itself
+        return [gradients, norm] if run.width == FULL else [gradients]
     if run.stage == 3:
         return [*_list_partitioned(run), norm]
     overflow = [] if run.width == FULL else [norm._replace(payload_bytes=OVERFLOW_BYTES)]
@@ -164,13 +165,13 @@ def _list_partitioned(run: ZeroRun) -> list[Transfer]:
     whole, largest = width * run.model.elements, width * run.model.largest
     found = []
     for when, walk in zip(PASSES, replay(run.model, run.limits), strict=True):
-        # ZeRO++'s second copy serves backward alone: forward brings the weights that the update changed
+        # ZeRO++'s second copy is used in backward only: forward has to gather the updated weights from all ranks
         ranks = secondary if secondary > 1 and when == "backward" else run.ranks
         alone = largest * (when == "forward")
         found.append(Transfer("all_gather", when, width * walk.gathered, walk.gathers, passes, True, ranks, alone))
     buckets, small = _count_buckets(run), run.small
     found.append(Transfer("reduce_scatter", "backward", whole, buckets, passes, _overlaps(run), run.ranks, largest))
-    calls = sum(size.number for size in small)  # each by itself
+    calls = sum(size.number for size in small)  # one call per tensor
     found.append(Transfer("all_gather", "update", width * count_elements(small), calls, 1, False, run.ranks))
     return [transfer for transfer in found if transfer.payload_bytes]
 

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(map(format_case, cases)), f"{len(cases)} runs", sep="\n")
         return 0
     cases, wrong = sorted(cases, key=lambda case: case.ranks), 0
-    torch.set_num_threads(1)  # more of them wait for each other longer than such small models compute
+    torch.set_num_threads(1)  # for such small models, more threads wait for each other longer than they compute
     print(" losses    norms  weights  evaluations")
     for begin in range(0, len(cases), AT_ONCE):
         some = cases[begin : begin + AT_ONCE]
