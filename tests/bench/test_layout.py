@@ -1,4 +1,4 @@
-"""Samples of each rank, where ranks share a copy of the model."""
+"""Tests of the assignment of samples to ranks, for layouts in which several ranks share a copy of the model."""
 
 from collections import Counter
 from itertools import islice
@@ -33,7 +33,8 @@ TABLE = {
     (8, 2, 2): [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)],
     (6, 1, 3): [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0)],
 }
-"""By number of ranks, tensor and pipeline: (pipeline, data, tensor) of every rank, computed by hand."""
+"""Expected positions (pipeline, data, tensor) of all ranks, computed by hand. The key is (number of ranks, tensor
+size, pipeline size)."""
 
 
 @pytest.mark.parametrize("case", TABLE)
@@ -67,7 +68,7 @@ def test_every_sample_of_a_global_batch_goes_to_one_data_parallel_rank(
     from bench.data.pipeline import loader
 
     class Indices:
-        """A stream whose sample i is filled with i."""
+        """Data stream whose sample number i is filled with the value i."""
 
         padded: frozenset[str] = frozenset()
 

@@ -1,4 +1,4 @@
-"""The schedule of a training, against values computed by hand and torch's own schedulers."""
+"""Tests of learning-rate schedules and evaluations, compared with hand calculations and with torch's schedulers."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,7 +156,10 @@ def test_targets_are_labels_that_something_predicts() -> None:
 
 
 def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Path) -> None:
-    """Micro-batches with three targets (mean loss 2), no target, and one target (loss 4): (3 × 2 + 4) / 4."""
+    """Three micro-batches have 3, 0 and 1 target tokens. Their mean losses are 2, NaN and 4.
+
+    The loss per target token is (3 × 2 + 1 × 4) / 4 = 2.5.
+    """
     held_out = [
         MicroBatch({"labels": torch.tensor([row])}, {})
         for row in ([9, 5, 6, 7], [9, IGNORED, IGNORED, IGNORED], [9, 5, IGNORED, IGNORED])

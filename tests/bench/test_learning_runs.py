@@ -1,4 +1,4 @@
-"""A training as a user starts it, killed halfway and resumed."""
+"""Tests of trainings that are started as by a user, killed before their end, and resumed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TRAINING = (
     "batch.global=8", "optimizer.lr=1e-3", "learning.tokens=15360", "learning.schedule=cosine",
     "learning.evaluate_every=5120", "learning.checkpoint_every=1280", "measure.inspect=false",
 )  # fmt: skip
-"""60 steps, with a checkpoint after every fifth."""
+"""Overrides of a training with 60 steps and a checkpoint after every fifth step."""
 
 
 def wait_for_checkpoint(run: Command) -> None:
@@ -39,7 +39,11 @@ def read_last(results: Path) -> RunRecord:
 def test_a_training_that_was_killed_goes_on_and_ends_as_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranks with DDP; the uninterrupted training on one rank with ZeRO and the same global batch."""
+    """The killed training has two ranks with DDP. It is compared with an uninterrupted training on one rank with
+    ZeRO.
+
+    Both have the same global batch.
+    """
     two = ("engine=ddp", "devices_per_node=2", "batch.micro=2")
     one_rank = ("engine=zero1", "engine.reduce_bucket_size=1000000", "devices_per_node=1", "batch.micro=4")
     killed = Command(tmp_path / "killed", (*TRAINING, *two))

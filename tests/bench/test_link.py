@@ -1,4 +1,4 @@
-"""Bandwidth by node, on links of known rate between processes in network namespaces."""
+"""Test of the measured bandwidth of nodes, on links with known rates between processes in network namespaces."""
 
 import json
 import os
@@ -29,15 +29,17 @@ def test_neighbours_meet_once_each_and_nobody_is_in_two_places(nodes: int) -> No
 
 
 def test_a_node_has_the_better_one_of_its_two_pairs() -> None:
-    # nodes 0 and 1 with 9, 1 and 2 with 2, 2 and 3 with 3, 3 and 0 with 8: node 2 is the slow one
+    # Rates of the pairs: nodes 0 and 1 have 9, 1 and 2 have 2, 2 and 3 have 3, 3 and 0 have 8. Node 2 is slow.
     assert compute_node_rates([9, 2, 3, 8]) == (9, 9, 3, 8)
     assert compute_node_rates([5, 0]) == (5, 5), "two nodes are one pair, and none of them can be told"
 
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """One network namespace per node, each with an interface `eth0` of its own rate in both directions, and a switch
-    between them."""
+    """Network namespaces, one per node, connected by a switch.
+
+    The interface `eth0` of each node has its own rate limit in both directions.
+    """
     if os.geteuid() != 0:
         pytest.skip("making network namespaces needs root")
     switch, *nodes = names = [f"zeroscale-{os.getpid()}-{number}" for number in range(NODES + 1)]

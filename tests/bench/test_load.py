@@ -1,4 +1,5 @@
-"""Background load of a machine: by hand on a made-up /proc, and next to processes that really compute."""
+"""Tests of the measured background load: by hand calculation on a simulated /proc, and with real processes that
+compute."""
 
 import os
 import signal
@@ -24,21 +25,22 @@ SPIN = "import os\nif os.fork():\n    os._exit(0)\nprint(os.getpid(), flush=True
 
 
 class Machine:
-    """A simulated /proc with two cores, and five more that the run may not use; times in hundredths of a second."""
+    """Simulated /proc of a machine with seven cores. The run may use cores 0 and 1. Times are in ticks of 10 ms."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.processes = root, dict[int, list[int]]()
         (root / "proc").mkdir(parents=True)
 
     def process(self, number: int, parent: int, session: int, ticks: int, ended: int = 0) -> None:
-        """Write a process with its processor time, and that of the children that it has waited for (`ended`)."""
+        """Write the stat file of a process. `ticks` is its own CPU time, `ended` that of its reaped children."""
         folder = self.root / "proc" / str(number)
         folder.mkdir(exist_ok=True)
         fields = [parent, number, session, 0, -1, 0, 0, 0, 0, 0, ticks, 0, ended, 0]
         (folder / "stat").write_text(f"{number} (a) name) S {' '.join(map(str, fields))} 20 0 1\n")
 
     def counted(self, user: int, stolen: int, idle: int, elsewhere: int = 0) -> None:
-        """Write the counts of cores 0 and 1 together, and those of the five others."""
+        """Write the CPU counters: the sum for cores 0 and 1, and the user time of each of the other five cores
+        (`elsewhere`)."""
         lines = [f"cpu{core} {user // 2} 0 0 {idle // 2} 0 0 0 {stolen // 2} 0 0" for core in (0, 1)]
         lines += [f"cpu{core} {elsewhere} 0 0 0 0 0 0 0 0 0" for core in range(2, 7)]
         (self.root / "proc/stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]) + "\n")
@@ -49,8 +51,11 @@ def read(machine: Machine, *sessions: int) -> HostMonitor:
 
 
 def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_others(tmp_path: Path) -> None:
-    """In 10 s, 2 cores have 20 s: 13.5 s of the run, 0.5 of the kernel, 4 of background load, 1 of the hypervisor, 1
-    idle."""
+    """Two cores have 20 s of CPU time in 10 s.
+
+    The run uses 13.5 s, kernel threads 0.5 s, background load 4 s, and other guests of the hypervisor 1 s. The cores
+    are idle for 1 s.
+    """
     machine = Machine(tmp_path)
     monitor = read(machine, 100, 200)
     for moment, scale in enumerate((0, 1)):
@@ -58,12 +63,12 @@ def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_
         machine.process(1, 0, 1, 0)
         machine.process(2, 0, 0, 0)
         machine.process(9, 2, 0, 50 * scale)  # a thread of the kernel
-        machine.process(50, 1, 50, 100 * scale, ended=9000 * scale)  # the supervisor; what it waited for is over
-        machine.process(100, 50, 100, 500 * scale, ended=200 * scale)  # a rank, and a loader that has ended
+        machine.process(50, 1, 50, 100 * scale, ended=9000 * scale)  # the supervisor, with time of reaped children
+        machine.process(100, 50, 100, 500 * scale, ended=200 * scale)  # a rank, with an ended loader
         machine.process(101, 100, 100, 150 * scale)  # a loader
-        machine.process(102, 100, 102, 100 * scale)  # what a rank compiles with leads a session of its own
+        machine.process(102, 100, 102, 100 * scale)  # a compiler started by a rank, in its own session
         machine.process(200, 1, 200, 300 * scale)  # a rank of another node of the run, on the same machine
-        machine.process(300, 50, 300, 400 * scale)  # somebody else, though of the same parent
+        machine.process(300, 50, 300, 400 * scale)  # background load, although it has the supervisor as parent
         if moment == 0:
             before = monitor.sample()
     after = monitor.sample()
@@ -76,7 +81,7 @@ def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_
 
 
 def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Path) -> None:
-    """Each of two containers on one machine has its own process ids."""
+    """Two ranks are in different containers on one machine, each with its own process ids."""
     machine = Machine(tmp_path)
     machine.counted(user=10, stolen=0, idle=10)
     apart = HostMonitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)
@@ -119,7 +124,7 @@ def test_a_machine_that_counts_nothing_has_no_load(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spinning() -> Iterator[list[int]]:
-    """Processes that compute, one per core, whose parent has ended."""
+    """Process ids of processes that compute all the time, one per core. Their parent has ended."""
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]
@@ -149,7 +154,7 @@ def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[i
 
 
 def quiet() -> bool:
-    """Return whether this machine has little background load at the moment."""
+    """Return True if this machine currently has little background load."""
     monitor = HostMonitor([HERE])
     before = monitor.sample()
     time.sleep(3)

@@ -1,4 +1,4 @@
-"""One local run at a time: real processes that compete for the lock."""
+"""Tests of the lock that allows only one local run at a time, with real processes that compete for it."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holder() -> "subprocess.Popen[str]":
-    """Start a process that holds the lock until it reads a line."""
+    """Start a process that holds the lock until it receives a line of input."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", HOLD], text=True, **pipes)
 
@@ -76,7 +76,8 @@ def test_where_nothing_can_be_locked_nobody_is_waited_for(
 @pytest.mark.processes
 @pytest.mark.parametrize("waits", ["true", "false"])
 def test_two_who_go_through_the_same_sweep_measure_a_point_once(tmp_path: Path, waits: str) -> None:
-    """Two commands in turn, or at the same time: the second sees the state of the first, including its start."""
+    """Two sweep commands run one after another, or at the same time. The second must notice that the first has
+    started the point."""
     words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "devices_per_node=1", "seed=0"]
     both = [
         subprocess.Popen(

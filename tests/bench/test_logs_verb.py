@@ -1,4 +1,4 @@
-"""`zeroscale logs`: logs of a point's attempts and jobs."""
+"""Tests of `zeroscale logs`, which prints the logs of a point's attempts and jobs."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ POINT = config_id(SPEC)
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A study with one point, two attempts at it, and two jobs, of which the second started no attempt."""
+    """Study with one point, two attempts and two jobs. The second job started no attempt."""
     folder = tmp_path / "runs" / "s"
     circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={"name": "slurm"})
     requested = RequestedRun(spec=SPEC, circumstance=circumstance, config_id=POINT)

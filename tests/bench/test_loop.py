@@ -1,4 +1,5 @@
-"""The measuring loop by hand: scripted clocks of two ranks, and scripted data and losses."""
+"""Tests of the measured training loop, compared with hand calculations. Clocks of two ranks, data and losses are
+scripted."""
 
 import io
 import itertools
@@ -42,7 +43,7 @@ def a_spec(**changed: Any) -> RunSpec:
 
 
 class Scripted:
-    """A clock and an engine with scripted seconds and losses of rank 0, step by step."""
+    """Clock and engine in one object. Seconds and losses of rank 0 are given for each step."""
 
     def __init__(self, seconds: Iterable[float], losses: Iterable[float] = itertools.repeat(1.0)) -> None:
         self._seconds, self._losses = iter(seconds), iter(losses)
@@ -77,7 +78,7 @@ class Scripted:
 
 
 class TwoRanks:
-    """Rank 0 of two ranks. The seconds of the other rank are scripted; everything else is equal on both."""
+    """Rank 0 of two ranks. The step seconds of the other rank are given. All other values are equal on both ranks."""
 
     are_real = True
     is_main = True
@@ -121,7 +122,10 @@ def in_window(series: Series) -> list[bool]:
 
 
 def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
-    """Warm-up of two blocks, then a window of two steps that end at 2 and 4 s on the slowest rank, and one of 3 s."""
+    """The warm-up has two blocks of two steps. The window has a block of two steps and a block of one step.
+
+    The slowest rank completes the first block's steps at 2 s and 4 s. The second block's step takes 3 s.
+    """
     steps = observe.reduce_steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
     assert (steps.cut, steps.stopped) == (4, "window")
     assert steps.step_s == (5, 1, 1, 1, 2, 2, 3)
@@ -145,7 +149,7 @@ def test_only_steps_of_a_window_are_in_it() -> None:
 
 
 def test_a_run_that_ends_in_its_warm_up_has_no_step_in_a_window() -> None:
-    """Its loss is not finite, or it is interrupted."""
+    """The run ends in its warm-up because its loss is not finite, or because it is interrupted."""
     series = trained(Scripted([1] * 7, [1.0, math.nan]), [1] * 7)
     steps = observe.reduce_steps(series)
     assert (series.stopped, steps.cut, steps.window_s) == ("invalid", 2, 0.0)
@@ -161,14 +165,14 @@ def test_a_run_whose_loss_is_lost_in_its_window_keeps_its_cut() -> None:
 
 
 class WithoutLoss(Scripted):
-    """An engine on a rank without a loss, such as the first of two pipeline stages."""
+    """Engine on a rank without a loss, such as a rank of the first of two pipeline stages."""
 
     def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> None:
         super().train_step(micro_batches)
 
 
 class OneLoss(TwoRanks):
-    """Rank 0 of two ranks; only the other rank has a loss, 3.0."""
+    """Rank 0 of two ranks. Only the other rank has a loss, which is 3.0."""
 
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         gathered = super().all_gather(rows)
@@ -200,7 +204,7 @@ def test_a_loss_that_is_not_where_the_facts_say_is_refused(engine: Scripted, has
 
 
 class Stepwise(Scripted):
-    """An engine that notes how many micro-batches were fetched when it computes each of them."""
+    """Engine that records, for each micro-batch that it receives, how many micro-batches have been fetched so far."""
 
     def __init__(self, fetched: list[int]) -> None:
         super().__init__(itertools.repeat(1.0))
@@ -214,7 +218,8 @@ class Stepwise(Scripted):
 
 
 def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> None:
-    """So a loader has the time of a micro-step for the next micro-batch."""
+    """A micro-batch is fetched only after the engine has used the previous one. Its loader has this time to prepare
+    it."""
     fetched: list[int] = []
 
     def loaded() -> Iterator[MicroBatch]:
@@ -235,14 +240,17 @@ def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> 
 
 
 class Device:
-    """A device that executes its queue by the clock of a simulated host. A launch takes the host `launch_s`, a step
-    takes the device `step_s`, and the harness's work between two blocks takes the host `between_s`."""
+    """Simulated device with a queue of work, and the clock of its simulated host.
+
+    `launch_s` is the host's time to launch a step. `step_s` is the device's time to execute a step. `between_s` is
+    the host's time for the harness's work between two blocks.
+    """
 
     def __init__(self, step_s: float, launch_s: float, between_s: float = 0.0) -> None:
         self.step_s, self.launch_s, self.between_s = step_s, launch_s, between_s
-        self.host_s = self.free_s = 0.0  # what time it is for the host, and when the device has done all that it has
-        self.idle_s = 0.0  # that the device had nothing to do, since its first step
-        self.waits: list[tuple[float, float]] = []  # (when the host began to wait for an event, when it had come)
+        self.host_s = self.free_s = 0.0  # host's current time, and end of the device's queued work
+        self.idle_s = 0.0  # seconds in which the device was idle since its first step
+        self.waits: list[tuple[float, float]] = []  # (time when the host began to wait for an event, time of the event)
         self.drained = 0
 
     def launch(self) -> None:
@@ -257,7 +265,7 @@ class Device:
 
 
 class PlaceInQueue:
-    """An event on such a device."""
+    """Event of a simulated device, with the interface of `torch.cuda.Event`."""
 
     def __init__(self, device: Device) -> None:
         self._device, self.at_s = device, 0.0
@@ -275,7 +283,7 @@ class PlaceInQueue:
 
 
 class OnDevice(Scripted):
-    """An engine that launches a step without waiting for it."""
+    """Engine that launches a step on a simulated device and does not wait for it."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -287,7 +295,7 @@ class OnDevice(Scripted):
 
 
 class Alone(TwoRanks):
-    """The only rank; its all-gather takes the host some time."""
+    """Single rank whose all-gather takes some time of the simulated host."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -310,8 +318,10 @@ def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
 
 
 def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> None:
-    """A step takes 100 ms, its launch 10 ms, and work between blocks 30 ms, while the next block runs. The device is
-    idle once, where the window opens. If it were drained after each block, each first step would wait for its launch.
+    """A step takes 100 ms, its launch 10 ms, and the work between blocks 30 ms while the next block runs.
+
+    The device is idle only once, where the window begins. In the comparison, the device is drained after each block,
+    and the first step of each block waits for its launch.
     """
     device = Device(step_s=0.1, launch_s=0.01, between_s=0.03)
     series = timed_on(device)
@@ -323,8 +333,10 @@ def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> 
 
 
 def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
-    """With blocks of 2 steps of 100 ms: when the host reads a block, it has launched the next one, and waits only for
-    the first."""
+    """Blocks have 2 steps of 100 ms. Before the host reads the times of a block, it has launched the next block.
+
+    It then waits only for the end of the first block.
+    """
     device = Device(step_s=0.1, launch_s=0.001)
     timed_on(device)
     in_window = device.waits[-6:]
@@ -335,8 +347,11 @@ def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
 
 
 def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_slower() -> None:
-    """A launch takes 50 ms, a step 10 ms, so a step takes 50 ms untimed. Of the 30 ms between blocks, at most the
-    device's time for a step is counted."""
+    """A launch takes 50 ms and a step 10 ms on the device. Without timing, a step therefore takes 50 ms.
+
+    The work between two blocks takes 30 ms. At most 10 ms of it, a device step, are added to the first step of a
+    block.
+    """
     series = timed_on(Device(step_s=0.01, launch_s=0.05, between_s=0.03))
     assert series.step_s[series.warmup + 1 :: 2] == pytest.approx([0.05] * 6)
     assert all(0.0499 < first < 0.0601 for first in series.step_s[series.warmup :: 2])
@@ -355,7 +370,8 @@ def test_what_is_under_way_when_a_window_has_its_seconds_belongs_to_it() -> None
 
 
 def test_a_window_lasts_its_seconds_however_short_its_steps_are() -> None:
-    """On a GPU, 500 steps of 5 ms take 2.5 s, less than its clock rate needs to settle."""
+    """On a GPU, 500 steps of 5 ms take only 2.5 s. This is too short for the clock rate to settle, so a window has a
+    minimum time."""
     quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, window_s=0.5)
     assert quick.stopped == "window" and 0.5 <= quick.window_s < 0.53
     assert len(quick.ranks) - quick.warmup >= 100
@@ -368,7 +384,7 @@ def test_a_window_whose_steps_are_too_long_ends_when_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("stalled", [None, 8, 20])
 def test_the_length_of_a_window_does_not_depend_on_what_its_steps_show(stalled: int | None) -> None:
-    """One of its steps takes 3 s in place of 1 s: the window has the same seconds, and fewer steps."""
+    """One step takes 3 s, all others 1 s. The window must have the same length in seconds, with fewer steps."""
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
     seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
     series = trained(Scripted(seconds), seconds, spec)
@@ -392,7 +408,8 @@ def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
 
 
 def test_a_stretch_without_barriers_adds_up_to_the_slowest_rank() -> None:
-    """Two blocks without a barrier between them: the ranks end the first at 3 and 4 s, the second at 7 and 6 s."""
+    """There is no barrier between two blocks. The ranks complete the first block at 3 s and 4 s, and the second at 7
+    s and 6 s."""
     times = StepTimes()
     times.append([[1, 2], [2, 2]], together=True)
     times.append([[3, 1], [1, 1]], together=False)

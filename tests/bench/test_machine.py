@@ -1,4 +1,5 @@
-"""Machine files: an implausible number gives one line with a remedy, in a file and on the command line."""
+"""Tests of machine files. An implausible number leads to a one-line message with a remedy, in a file and on the
+command line."""
 
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_an_absurd_number_on_the_command_line_is_refused_as_well(number: str) ->
 
 
 def test_a_measured_ceiling_may_lie_above_a_published_peak() -> None:
-    """Files by `zeroscale calibrate` stay readable."""
+    """A measured rate may exceed the published peak. Otherwise files of `zeroscale calibrate` would be rejected."""
     words = [
         "machine=a100_80",
         "machine.matmul_ceiling_tflops.bf16=320",

@@ -1,4 +1,5 @@
-"""Peaks of conf/machine against arithmetic: multiprocessors × FLOPs per clock × clock, by the vendors' white papers."""
+"""Test of the peak rates in conf/machine: multiprocessors × FLOPs per clock × clock rate, from the vendors' white
+papers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The parts of a measurement, each compared with an independent truth."""
+"""Tests of the measuring functions, each compared with an independent value."""
 
 import gc
 import threading
@@ -54,7 +54,7 @@ def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_what_another_thread_frees_is_not_lost() -> None:
-    """The profiler's memory events miss it; gloo frees memory on threads of its own."""
+    """Another thread frees a tensor, as gloo's threads do. Memory events of torch's profiler would miss this."""
     before = memory.read_live_bytes(CPU)
     box = [torch.empty(1 << 20)]
     thread = threading.Thread(target=box.clear)
@@ -65,7 +65,7 @@ def test_what_another_thread_frees_is_not_lost() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_what_has_no_bytes_is_freed_like_the_rest() -> None:
-    """torch's fused attention requests an empty buffer."""
+    """torch's fused attention allocates and frees an empty buffer."""
     before = memory.read_live_bytes(CPU)
     query = torch.ones(2, 4, 64, 32, requires_grad=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -124,7 +124,7 @@ def test_payloads_are_counted_as_nccl_tests_does() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_functional_collectives_and_those_of_dtensor_are_counted_alike() -> None:
-    """Rank 0 of four has a quarter of 32 numbers; DTensor gathers all of them, and sums up one."""
+    """Rank 0 of four has a quarter of a DTensor with 32 elements. DTensor gathers all 32 elements, and reduces one."""
     rows = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)
     with CollectiveCounter(wait=lambda: None) as counter:
         (all_reduce(torch.ones(1000), "sum", dist.group.WORLD) + 1).sum()
@@ -143,7 +143,8 @@ def test_operators_of_higher_order_are_left_alone() -> None:
 
 
 def test_what_is_compiled_stays_compiled() -> None:
-    """Else the time outside of collectives would be another program's."""
+    """While collectives are counted, compiled code must stay compiled. Otherwise the time outside of collectives
+    would be that of other code."""
     ran: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -162,7 +163,7 @@ def test_what_is_compiled_stays_compiled() -> None:
 
 @pytest.mark.processes
 def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    """Two ranks over gloo: one comes half a second late to an all-reduce for which neither waits."""
+    """Two ranks call an all-reduce over gloo and do not wait for it. One rank calls it half a second later."""
     context = torch.multiprocessing.get_context("spawn")
     begun, told = context.Event(), context.Queue()
     ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", begun, told)) for rank in range(2)]
@@ -172,7 +173,7 @@ def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_
     for rank in ranks:
         rank.join()
     (early_at, early_s), (late_at, late_s) = found[0], found[1]
-    late_by_s = late_at - early_at  # half a second, and what a busy machine adds; both read one clock
+    late_by_s = late_at - early_at  # at least half a second; both ranks read the same clock
     assert early_s > late_by_s / 2, "the early rank spends the other's delay in the collective"
     assert late_s < early_s - late_by_s / 2, "the late one does not"
 
@@ -184,7 +185,7 @@ PATIENCE_S = 250.0  # for two processes to import torch on a busy machine
 def come_late(rank: int, store: Path, begun: Event, told: "Queue[tuple[int, tuple[float, float]]]") -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     with CollectiveCounter(wait=lambda: None):
-        dist.all_reduce(torch.ones(1000))  # the first one of a process opens connections
+        dist.all_reduce(torch.ones(1000))  # the first all-reduce of a process opens connections
     with CollectiveCounter(wait=lambda: None) as counter:
         if rank == 1:
             assert begun.wait(PATIENCE_S)
@@ -251,14 +252,14 @@ def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_o
 
 def hold(megabytes: int, ready: Queue, end: Event) -> None:
     kept = bytearray(megabytes * 2**20)
-    kept[::4096] = bytes(len(kept[::4096]))  # a page that nobody has written to is not resident
+    kept[::4096] = bytes(len(kept[::4096]))  # only pages that were written to are resident
     ready.put(len(kept))
     end.wait(PATIENCE_S)
 
 
 @pytest.mark.processes
 def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
-    """Two processes with 64 MiB each, started like loaders."""
+    """Two processes that are started like DataLoader processes have 64 MiB each."""
     assert memory.read_loaders_rss_bytes() is None, "there is none"
     context = torch.multiprocessing.get_context("forkserver")
     ready, end = context.Queue(), context.Event()
@@ -298,7 +299,7 @@ def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int
 def test_what_is_free_of_a_host_is_what_its_narrowest_limit_leaves(
     limit: int | None, free: int, total: int, tmp_path: Path
 ) -> None:
-    """A host of 8 GiB with 6 GiB available, and a control group that has used 4 GiB of its limit."""
+    """The host has 8 GiB, of which 6 GiB are available. A control group has used 4 GiB of its limit."""
     group = tmp_path / "sys/fs/cgroup/job"
     (tmp_path / "proc/self").mkdir(parents=True)
     group.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""How the supervisors of one allocation find each other, and how unknown clients of their port are treated."""
+"""Tests of how the supervisors of an allocation find each other, and how unknown clients of their port are treated."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """Such as tasks of an array that run at the same time, and a job that was requeued."""
+    """Several allocations use one job folder, for example array tasks at the same time, or a requeued job."""
     allocations = ["37.0", "38.0", "38.1"]
 
     def conduct(allocation: str) -> Future[JobAgents]:
@@ -100,7 +100,7 @@ def test_a_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: st
         check_places([*SEATS, stranger], nodelist)
 
 
-# -- strangers
+# -- unknown clients
 
 NOISE = {
     "nesting": b"[" * 1000 + b"\n",
@@ -121,13 +121,13 @@ def knock(lead: CoordinatorServer | TokenListener) -> socket.socket:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Return whether the other side has closed a connection."""
+    """Return True if the other side has closed a connection."""
     connection.settimeout(0.05)
     try:
         return connection.recv(1) == b""
     except TimeoutError:
         return False
-    except OSError:  # reset: it was closed with something unread
+    except OSError:  # reset, because it was closed with unread input
         return True
 
 
@@ -156,7 +156,8 @@ def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float
 
 
 def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> None:
-    """Reports of the other nodes' ranks after that are a consequence."""
+    """An agent ends its ranks because node 0 is silent. Later reports of other nodes' lost ranks are only a
+    consequence."""
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     assert lead.find_left() is None
@@ -181,7 +182,7 @@ def test_after_a_pause_silence_begins_anew(lead: CoordinatorServer) -> None:
 
 
 def _send(connection: socket.socket, content: bytes) -> None:
-    with contextlib.suppress(OSError):  # it was hung up meanwhile, as it should
+    with contextlib.suppress(OSError):  # the other side has closed the connection, as expected
         connection.sendall(content)
 
 
@@ -226,7 +227,7 @@ def test_any_number_of_silent_strangers_takes_few_descriptors_and_no_run(lead: C
         follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 60.0)
         wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
         crowd.append(knock(lead))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no descriptor is free any more
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no further file descriptor can be opened
         assert lead.poll() == [] and lead.lost() is None
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         follower.close()

@@ -1,4 +1,4 @@
-"""Records of older versions, read as records of today's version."""
+"""Tests of reading records of older versions as records of the current version."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,13 @@ RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 OLD = RECORDED / "smoke"
 
 OWN_S = [[1.0, 1.2], [1.2, 1.0], [1.1, 1.1], [1.0, 1.4], [1.4, 1.0], [1.0, 1.0]]
-"""Each rank's own seconds of six steps. In the first two, a rank is late in one step and early in the other."""
+"""Step times in seconds of two ranks, with shape (6 steps, 2 ranks). In each of the first two steps, another rank is
+the slower one."""
 
 
 @pytest.fixture
 def old() -> dict[str, Any]:
-    """A run of two ranks in version 1: six steps in blocks of two, the first block is its warm-up."""
+    """Record of version 1: a run with two ranks and six steps in blocks of two. The first block is the warm-up."""
     plains = (json.loads(read_regular(path)) for path in store.find_records([OLD]))
     plain: dict[str, Any] = next(plain for plain in plains if plain["spec"]["nodes"] == 1)
     plain["spec"] |= {"nodes": 1, "devices_per_node": 2, "batch": {"micro": 2}}
@@ -57,8 +58,11 @@ def test_version_1_reads_as_todays(tmp_path: Path, old: dict[str, Any]) -> None:
 
 
 def test_step_times_of_version_1_are_corrected_from_every_ranks_own(tmp_path: Path, old: dict[str, Any]) -> None:
-    """Computed by hand. The two ranks complete the steps of the blocks after these seconds: (1.0, 1.2) and (2.2, 2.2),
-    (1.1, 1.1) and (2.1, 2.5), (1.4, 1.0) and (2.4, 2.0)."""
+    """The expected step times are computed by hand. Each block starts at 0 s.
+
+    The two ranks complete the first and second step of a block at these seconds. First block: (1.0, 1.2), (2.2, 2.2).
+    Second block: (1.1, 1.1), (2.1, 2.5). Third block: (1.4, 1.0), (2.4, 2.0).
+    """
     corrected = steps(read(tmp_path, old, OWN_S))
     assert corrected.step_s == pytest.approx((1.2, 1.0, 1.1, 1.4, 1.4, 1.0))
     assert corrected.slowest_rank_s == (1.2, 1.2, 1.1, 1.4, 1.4, 1.0)

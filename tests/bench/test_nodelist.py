@@ -1,4 +1,4 @@
-"""Hosts on node lists in Slurm's notation. `scontrol show hostlist` made the lists below."""
+"""Tests of membership of hosts in Slurm's node lists. The lists were produced by `scontrol show hostlist`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Objectives: their selection by a user, and their micro-batches."""
+"""Tests of objectives: how a user selects an objective, and the micro-batches of each objective."""
 
 from itertools import islice
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_the_defaults_of_a_spec_are_those_of_its_objective() -> None:
 
 @pytest.mark.parametrize("name", plugins.list_names(plugins.OBJECTIVE))
 def test_no_kind_is_called_like_the_padding_of_another(name: str) -> None:
-    """One record has both."""
+    """A record has columns for the kinds of tokens and for their padding, so their names must not conflict."""
     assert not any(kind.endswith("_padding") for kind in objectives.list_kinds(name))
 
 

@@ -1,4 +1,4 @@
-"""Loading of a plug-in by its name: from the package of its kind, or from an installed package."""
+"""Tests of loading a plug-in by name, from the package of its kind or from another installed package."""
 
 from pathlib import Path
 

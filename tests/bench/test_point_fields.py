@@ -1,4 +1,5 @@
-"""The table of a point's fields: ids, verification, advice and variants agree with the role of each field."""
+"""Tests of the table of a point's fields. Ids, verification, advice and variants must agree with the role of each
+field."""
 
 from typing import Any
 
@@ -27,13 +28,13 @@ OTHER: dict[str, Any] = {
     "optimizer.weight_decay": 0.1, "optimizer.gradient_clipping": 0.5, "learning.tokens": 1_000_000, "seed": 1,
     "measure.max_s": 9.0, "measure.inspect": False,
 }  # fmt: skip
-"""Another value of a field."""
+"""For each field of a point, a value that differs from the value in ONE."""
 APART = {"model.name", "engine.name", "parallel.tensor", "learning.tokens"}
-"""Fields with their own columns, or that change other fields with them."""
+"""Fields that have their own columns, or that change other fields too."""
 
 
 def changed(field: str) -> RunSpec:
-    """Return ONE with another value of a field."""
+    """Return the spec ONE with another value of this field."""
     plain = RunSpec.model_validate(ONE).model_dump(mode="json", by_alias=True)
     plain["batch"].pop("global")
     *way, name = field.split(".")
@@ -45,7 +46,7 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the row of the table for a field; None where every question depends on the field."""
+    """Return the role of a field from the table. None if the field matters for every purpose."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 

@@ -1,5 +1,7 @@
-"""`zeroscale prepare`: data and ops staged with a network suffice without one, and missing ones are named in one
-line."""
+"""Tests of `zeroscale prepare`. Data and ops that it has stored suffice for a run without a network.
+
+A missing item is reported in one line.
+"""
 
 import hashlib
 import json
@@ -36,13 +38,13 @@ def command(*words: str) -> list[str]:
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """An environment with caches that are empty at first."""
+    """Return environment variables with cache folders that are empty at first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TORCH_"))}
     return kept | {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 class Prepared:
-    """One call of the command with its own caches, and its findings."""
+    """Call of `zeroscale prepare` with its own cache folders, and the findings that it printed."""
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         done = subprocess.run(
@@ -58,7 +60,7 @@ class Prepared:
 
 
 class Hub(ThreadingHTTPServer):
-    """A small server like Hugging Face's hub: it serves one tokenizer with the headers that clients need."""
+    """Small server that imitates the Hugging Face hub. It serves one tokenizer with the headers that clients need."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -162,14 +164,14 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
 
 
 def users_of(folder: Path) -> list[str]:
-    """Return the commands of living processes whose environment names `folder`."""
+    """Return the command lines of running processes whose environment contains the path `folder`."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if str(folder).encode() in (path / "environ").read_bytes():
                 found.append((path / "cmdline").read_bytes().decode())
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # the process has ended, or belongs to another user
     return found
 
 
@@ -302,7 +304,7 @@ def test_a_folder_that_the_user_chose_and_runs_without_ops_are_left_alone() -> N
 
 @pytest.fixture
 def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A DeepSpeed op that takes a second to build; return the folder of builds."""
+    """Register a small DeepSpeed op that takes about a second to build. Return the folder of builds."""
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.ops import op_builder
@@ -335,7 +337,7 @@ def test_an_op_is_built_once_and_put_into_its_place_whole(greeting: Path, monkey
     assert extensions.load("Greeting", "cpu", greeting)
     assert os.environ[extensions.FOLDER] == str(greeting)
     assert [path.name for path in greeting.iterdir()] == ["greeting"]
-    op_builder.OpBuilder._loaded_ops.clear()  # what another process would not know
+    op_builder.OpBuilder._loaded_ops.clear()  # a new process would not have this cache
     monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", _cpp_extension_versioner.ExtensionVersioner())
     assert not extensions.load("Greeting", "cpu", greeting)
 

@@ -1,4 +1,4 @@
-"""Secrets in every file that zeroscale writes: recognised by a variable's name or by their own form."""
+"""Tests that no file of zeroscale contains secrets. Secrets are recognised by a variable's name or their format."""
 
 import argparse
 import zipfile
@@ -73,7 +73,7 @@ def test_a_token_is_masked_by_its_form_in_logs_records_and_variables(token: str,
 @pytest.mark.parametrize("before", ["\n", "\t", "\x1b[32m", "\x1b[1;38;5;200m", "https://x/?token%3D", "«", "hf_x/"])
 @pytest.mark.parametrize("token", TOKENS)
 def test_a_token_is_masked_after_a_line_break_a_colour_and_an_escape(token: str, before: str) -> None:
-    """JSON writes a line break as two characters, the second of them a letter, which must not hide the token."""
+    """JSON writes a line break as a backslash and the letter n. This letter before a token must not hide the token."""
     said = f"Traceback:{before}{token}"
     assert token[8:] not in mask_tokens(said.encode()).decode()
     assert token[8:] not in to_json(Outcome(kind="error", reason=said)).decode()
@@ -81,7 +81,7 @@ def test_a_token_is_masked_after_a_line_break_a_colour_and_an_escape(token: str,
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_an_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_path: Path) -> None:
-    """A scheduler writes the log of a job by itself, without the mask of run.log."""
+    """The scheduler itself writes the log of a job, so tokens in it are not masked as in run.log."""
     job = tmp_path / "study/jobs/one"
     job.mkdir(parents=True)
     (job / "slurm-1.log").write_text(f"\0+ export X={token}\n")
@@ -108,7 +108,10 @@ def test_what_only_resembles_a_token_stays() -> None:
 
 
 def test_a_librarys_variable_that_is_not_known_is_recorded_with_a_number_alone() -> None:
-    """A library's prefix says nothing about the value, so that no prefix lets a variable into the record."""
+    """The value of an unknown variable may be secret, even if its name has a library's prefix.
+
+    It is recorded only if it is a number or a switch such as `yes`.
+    """
     given = {"NCCL_IB_TIMEOUT": "22", "NCCL_SITE_PLUGIN": "s3cr3t", "UCX_MAX_RNDV_RAILS": "4", "NCCL_NTHREADS": "yes",
              "NCCL_ALGO": "Ring,Tree", "NCCL_SOCKET_IFNAME": "=ib0"}  # fmt: skip
     hidden = given | {"NCCL_SITE_PLUGIN": "(set, not recorded)"}

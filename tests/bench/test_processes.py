@@ -1,4 +1,4 @@
-"""Processes of zeroscale never import files of the current folder."""
+"""Tests that processes of zeroscale never import files from the current folder."""
 
 import os
 import subprocess
@@ -16,7 +16,10 @@ HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder with modules named like those of zeroscale and the standard library. Each notes its import in a file."""
+    """Folder with modules that have the names of modules of zeroscale and of the standard library.
+
+    Each module writes its name to a file when it is imported.
+    """
     folder, ran = tmp_path / "here", tmp_path / "ran"
     (folder / "bench").mkdir(parents=True)
     for name in ("bench/__init__.py", "difflib.py", "statistics.py", "torch.py", "deepspeed.py", "sitecustomize.py"):
@@ -65,7 +68,8 @@ def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not
 
 
 def test_every_module_of_ours_is_started_by_that_command() -> None:
-    """ab starts a side's own code, which may be older than -P. It sets PYTHONSAFEPATH for the same effect."""
+    """The command `zeroscale ab` starts other versions of the code, which may be too old for the option -P. It sets
+    PYTHONSAFEPATH, which has the same effect."""
     code = Path(__file__).parents[2] / "bench"
     starting = {str(path.relative_to(code)) for path in code.rglob("*.py") if '"-m"' in path.read_text()}
     assert starting == {"core/processes.py", "sweep/ab.py"}

@@ -1,4 +1,4 @@
-"""Quantities of a run, against values computed by hand."""
+"""Tests of quantities derived from a run, compared with hand calculations."""
 
 from pathlib import Path
 

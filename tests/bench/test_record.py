@@ -28,7 +28,7 @@ def test_recorded_runs_of_any_version_read_as_the_published_schema_says_and_lose
 
 
 def holds(whole: Any, part: Any) -> bool:
-    """Return True if `whole` contains all of `part`. It may have fields that an older record lacks."""
+    """Return True if `whole` contains all values of `part`. It may have fields that an older record lacks."""
     if isinstance(part, dict):
         return all(key in whole and holds(whole[key], value) for key, value in part.items())
     if isinstance(part, list):

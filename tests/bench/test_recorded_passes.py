@@ -1,4 +1,4 @@
-"""The passes of a pipeline's step that a record holds."""
+"""Tests of which passes of a pipeline step are stored in a record."""
 
 from typing import Any
 
@@ -25,7 +25,8 @@ def pipeline_of(places: int, ranks: int) -> RunSpec:
 
 
 def see(ranks: int) -> list[Inspection]:
-    """Return inspections in which each rank made one pass, of the micro-batch with its number."""
+    """Return the inspections of several ranks. Each rank made one pass, and its micro-batch has the number of the
+    rank."""
     return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
 
 

@@ -1,4 +1,4 @@
-"""One real rank of many, compared with runs in which all ranks were real, and with ZeRO's arithmetic."""
+"""Tests of rehearsals, in which one rank of many is real. They are compared with real runs and with ZeRO's formulas."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ STAGE_3 = (
 
 
 def recorded() -> dict[str, dict[str, str]]:
-    """A real run of two ranks over gloo, by engine."""
+    """Return, for each engine, a recorded real run of two ranks over gloo."""
     lines = (ROOT / "results" / "predictions" / "inputs" / "peaks.csv").read_text().splitlines()
     runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     return {
@@ -46,7 +46,7 @@ SHAPES_ALONE = {
     "modular": ("model=gpt2_tiny", "engine=modular", "parallel.tensor=2", "parallel.pipeline=2",
                 "parallel.stages_per_rank=2", "batch.accumulation=4", "sequence.tokens=64"),
 }  # fmt: skip
-"""Engines that are rehearsed twice: computed, and with `shapes_only`."""
+"""Overrides for engines that are rehearsed twice, with all operations executed and with `--shapes-only`."""
 
 REAL = recorded()
 ASKED = {
@@ -70,13 +70,17 @@ for name, words in json.loads(sys.argv[1]).items():
     spec = compose.compose_request(compose.parse_single(chosen)).spec
     rehearse(spec, 0, Path(sys.argv[2]) / name, shapes_only=chosen != words)
 """
-"""Rehearsals of rank 0, each in a process forked from one that has already imported torch."""
+"""Program that rehearses rank 0 of several points. Each rehearsal is forked from a process that has already imported
+torch."""
 
 
 @pytest.fixture(scope="module")
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """All rehearsals of this file: one by the command, the others by the program that makes the inputs of
-    predictions."""
+    """Records of all rehearsals of this file.
+
+    One rehearsal is made with `zeroscale rehearse`. The others are made with the program that produces inputs of
+    predictions.
+    """
     results = tmp_path_factory.mktemp("rehearsals")
     named, others = (
         "the last of 1024",
@@ -107,8 +111,11 @@ def test_memory_is_that_of_a_real_run(rehearsals: dict[str, RunRecord], engine: 
 
 
 def test_of_a_thousand_ranks_each_holds_its_part(rehearsals: dict[str, RunRecord]) -> None:
-    """ZeRO's arithmetic (arXiv 1910.02054, section 3): 2 Ψ + 12 Ψ / n at stages 1 and 2; 14 Ψ / n at stage 3, whose
-    gradients are freed between steps. Each of the 83 tensors of stage 3 is padded to a multiple of n."""
+    """The expected bytes follow ZeRO's formulas (arXiv 1910.02054, section 3) for Ψ parameters on n ranks.
+
+    Stages 1 and 2 have 2 Ψ + 12 Ψ / n bytes. Stage 3 has 14 Ψ / n bytes, because its gradients are freed between
+    steps. At stage 3 each of the 83 tensors is padded to a multiple of n elements.
+    """
     last, first = (rehearsals[name].observations for name in ("the last of 1024", "the first of 1024"))
     assert last is not None
     assert first is not None
@@ -132,7 +139,8 @@ def test_what_cannot_be_true_is_empty(rehearsals: dict[str, RunRecord]) -> None:
 
 
 def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[str, RunRecord]) -> None:
-    """Stage 2: every gradient once in bf16, with a few scalars; then the weights, padded to a multiple of the ranks."""
+    """At stage 2, every gradient is reduced once in bf16, together with a few scalars. The weights are then gathered,
+    padded to a multiple of the number of ranks."""
     observed = rehearsals["the last of 1024"].observations
     assert observed is not None
     assert observed.collectives is not None
@@ -142,7 +150,7 @@ def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[
 
 @pytest.mark.parametrize("engine", SHAPES_ALONE)
 def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str, RunRecord], engine: str) -> None:
-    """Apart from memory inside kernels, 1 % of a peak here."""
+    """Memory is equal except for temporary memory inside kernels, which is less than 1 % of the peak here."""
     computed, by_shapes = (rehearsals[f"{engine} {how}"].observations for how in ("computed", "by shapes"))
     assert computed is not None
     assert by_shapes is not None

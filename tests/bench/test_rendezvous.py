@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, in torch's own store and groups."""
+"""Tests of the timeouts after which ranks stop waiting for each other, in torch's store and process groups."""
 
 import os
 import subprocess

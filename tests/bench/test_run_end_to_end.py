@@ -1,4 +1,4 @@
-"""`zeroscale run` and `zeroscale sweep` with real processes, as a user calls them."""
+"""Tests of `zeroscale run` and `zeroscale sweep` with real processes, called as by a user."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zerosca
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run of two ranks that has ended."""
+    """Folder of a completed run with two ranks."""
     run = Command(tmp_path_factory.mktemp("ended"), (*QUICK, "engine=ddp"))
     assert run.record().outcome.kind == "ok", run.errors
     return run.folder()
@@ -81,7 +81,7 @@ def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(ended: Path, z
 
 
 def test_a_seed_fixes_a_run_with_dropout_too(zeroscale_run: Start, tmp_path: Path) -> None:
-    """The random generators have another state at each start of the process, and the same on all ranks."""
+    """Dropout depends only on the seed and on the rank. So two runs with the same seed must have equal losses."""
     point = (*QUICK, "engine=ddp", "model.dropout=0.3", "measure.inspect=false")
     losses = []
     for name in ("once", "again"):
@@ -108,7 +108,11 @@ def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine:
 
 @pytest.mark.timed
 def test_of_slices_and_stages_that_wait_for_it_the_slow_rank_is_named(zeroscale_run: Start) -> None:
-    """Rank 0 waits for it in every sub-layer's sum, the other stage in transfers; both are equally late."""
+    """One of four ranks is slow. Its tensor-parallel peer waits in the all-reduces, and the other pipeline stage
+    waits in transfers.
+
+    Step times alone do not show which rank is slow.
+    """
     layout = ("engine=pipeline", "parallel.pipeline=2", "parallel.tensor=2", "batch.accumulation=2")
     drill = {"ZEROSCALE_DRILL": "rank=1 step=0 action=slow_compute"}
     record = zeroscale_run(*QUICK[:-1], *layout, "devices_per_node=4", env=os.environ | drill).record()
@@ -129,7 +133,7 @@ def test_a_machine_that_is_not_what_it_is_called_is_refused_by_the_ranks_before_
 
 
 def supervised(runs: Path, spec: RunSpec, machine: Machine) -> RunRecord:
-    """Run a point as its launcher would, without the checks of a command; return its record."""
+    """Run a point as a launcher does, without the checks of a command. Return its record."""
     circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=machine)
     folder = store.open_attempt(runs, spec, circumstance).folder
     ended = subprocess.run([sys.executable, "-m", "bench.runtime", str(folder)], timeout=PATIENCE_S, check=False)

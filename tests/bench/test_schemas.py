@@ -1,4 +1,4 @@
-"""JSON schemas for editors: every file that ships is valid, and mistakes are found."""
+"""Tests of the JSON schemas for editors. All files of the project are valid, and mistakes are found."""
 
 from typing import Any
 

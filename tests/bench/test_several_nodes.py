@@ -1,4 +1,7 @@
-"""Several nodes: one supervisor each, here next to each other on one machine over loopback, as `srun` starts them."""
+"""Tests of runs on several nodes with one supervisor each.
+
+All supervisors run on this machine and communicate over loopback, started as `srun` would start them.
+"""
 
 import json
 import os
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 
 class Nodes:
-    """The supervisors of one run."""
+    """Supervisors of one run, one process per node."""
 
     def __init__(self, runs: Path, overrides: tuple[str, ...], nodes: int, hang_s: float, **environment: str) -> None:
         asked = compose.compose_request(compose.parse_single([*overrides, f"nodes={nodes}", "devices_per_node=1"]))
@@ -44,7 +47,7 @@ class Nodes:
         ]
 
     def stepping(self) -> list[int]:
-        """Wait until every rank makes steps; return their processes by rank."""
+        """Wait until every rank is making steps. Return the process ids in the order of ranks."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Operations that are skipped: their results, and the operations that are executed anyway."""
+"""Tests of rehearsals with `--shapes-only`: results of skipped operations, and operations that are still executed."""
 
 from collections.abc import Iterator
 
@@ -20,11 +20,11 @@ def left_out() -> Iterator[None]:
 def test_a_large_product_has_its_shape_and_was_not_computed() -> None:
     made = torch.ones(100_000, 1000) @ torch.ones(1000, 10)
     assert (made.shape, made.dtype, made.device.type) == ((100_000, 10), torch.float32, "cpu")
-    assert float(made.sum()) == 0.0  # a small result of what was not done
+    assert float(made.sum()) == 0.0  # a small result computed from a skipped operation is zero
 
 
 def test_a_large_tensor_takes_no_memory_until_somebody_writes_to_it() -> None:
-    """A terabyte in tensors of a gigabyte: more than the host has."""
+    """Tensors of 1 GiB with a total of 1 TiB are created, which is more than the host's memory."""
     parts = [torch.zeros(2**28).add_(1.0) for _ in range(1024)]
     assert sum(part.nbytes for part in parts) == 2**40
 

@@ -43,7 +43,8 @@ def test_identity_leaves_defaults_out_so_that_a_new_field_renames_no_old_run() -
 
 
 def test_identity_by_version_2_of_the_defaults_is_frozen() -> None:
-    """A changed default would rename every earlier run. Raise the version of the defaults instead."""
+    """A changed default would change the id of every earlier run. To change a default, raise the version of the
+    defaults."""
     assert config_id(spec()) == "c7c3b3c193"
 
 
@@ -61,11 +62,11 @@ OLD_PROTOCOL = {
     "warmup_steps": 5, "warmup_max_steps": 60, "block_steps": 5, "min_steps": 30, "min_s": 20.0, "max_steps": 500,
     "max_s": 300.0, "width": 0.02, "inspect": True,
 }  # fmt: skip
-"""A plain spec as in records of versions 1 and 2."""
+"""Measurement protocol as stored in records of versions 1 and 2."""
 
 
 def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
-    """The code of that time computed both ids. They freeze the identity of version 1 and its defaults."""
+    """The ids were computed by the code of that time. They fix the ids of version 1 with its defaults."""
     old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
     assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
     assert old.model_dump(mode="json")["measure"] == OLD_PROTOCOL
@@ -74,7 +75,8 @@ def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
 
 
 def test_a_spec_of_an_older_protocol_has_the_loss_of_its_time() -> None:
-    """All recorded runs averaged over micro-batches, without recording it."""
+    """All runs recorded with the older protocol averaged the loss over micro-batches, but their records do not
+    contain that."""
     old = spec(measure=OLD_PROTOCOL)
     assert (old.loss_mean, spec().loss_mean) == ("micro_batches", "tokens")
     assert RunSpec.model_validate_json(old.model_dump_json(by_alias=True)) == old
@@ -104,7 +106,7 @@ def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
 def test_identity_leaves_each_default_length_of_span_corruption_out(
     sequence: dict[str, int], kept: dict[str, int] | None
 ) -> None:
-    """Every old record has this `config_id`, from the time when lengths were separate fields."""
+    """Old records have ids from the time when sequence lengths were separate fields. These ids must stay the same."""
     found = spec(sequence=sequence)
     assert found.sequence == {"encoder": 512, "decoder": 128} | sequence
     assert list(found.sequence) == ["encoder", "decoder"]
@@ -112,7 +114,7 @@ def test_identity_leaves_each_default_length_of_span_corruption_out(
 
 
 def test_identities_of_before_there_were_objectives_and_layouts() -> None:
-    """Computed by the revision before both fields existed."""
+    """The ids were computed by the revision before the fields `objective` and `parallel` existed."""
     assert config_id(spec(sequence={"decoder": 64}, measure=OLD_PROTOCOL)) == "da82cc1bbb"
     assert config_id(spec(sequence={"encoder": 3, "decoder": 4}, measure=OLD_PROTOCOL)) == "1d1555711c"
 

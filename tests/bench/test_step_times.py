@@ -1,4 +1,4 @@
-"""Step times from the completion times of several ranks."""
+"""Tests of step times computed from the completion times of several ranks."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,10 @@ from bench.core.steps import compute_step_s, list_block_lengths
 
 
 def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:
-    """The second rank completes its steps at 2 and 3 s, the first at 1 and 3 s: two steps in 3 s."""
+    """The first rank completes its two steps at 1 s and 3 s, and the second rank at 2 s and 3 s.
+
+    The slowest rank therefore determines step times of 2 s and 1 s, 3 s in total.
+    """
     assert compute_step_s([[1, 2], [2, 1]], [2]) == [2, 1]
 
 

@@ -71,7 +71,10 @@ def test_a_reserve_that_is_too_small_is_not_used(tmp_path: Path) -> None:
 def test_a_record_is_kept_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
-    """exFAT, some network file systems and full inode tables refuse hard links. The first of two writers is right."""
+    """Hard links fail on exFAT, on some network file systems, and if the inode table is full.
+
+    Of two writers, the first must still win.
+    """
 
     def refused(*paths: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -92,7 +95,7 @@ def test_a_record_is_kept_where_there_are_no_hard_links(
 
 
 def test_a_name_that_is_given_twice_by_one_call_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network file system may carry a call out, lose its answer, and repeat the call."""
+    """A network file system may execute a call, lose the reply, and execute the call a second time."""
     link = os.link
 
     def twice(*paths: Path) -> None:
@@ -202,7 +205,7 @@ def test_records_read_back_what_was_written(tmp_path: Path, spec: RunSpec) -> No
 
 
 def test_of_neighbours_each_has_its_own_spec(tmp_path: Path, spec: RunSpec) -> None:
-    """Equal specs of neighbouring records are decoded once."""
+    """Equal specs of consecutive records are decoded only once and shared."""
     other = spec.model_copy(update={"seed": 7})
     written = [record(one) for one in (spec, spec, other, spec, other)]
     for number, one in enumerate(written):
@@ -237,7 +240,7 @@ def put(folder: Path, content: bytes) -> Path:
 
 
 def whole(spec: RunSpec, **changes: Any) -> bytes:
-    """A record of some 6 KiB, or with so many steps that its end is not decoded, with parts of it replaced."""
+    """Return the content of a record of about 6 KiB, with some of its fields replaced."""
     plain = json.loads(store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * 60)})))
     return json.dumps(plain | changes, indent=1).encode() + b"\n"
 
@@ -280,7 +283,7 @@ def test_a_record_that_says_nothing_of_its_end_is_no_answer(
 
 
 def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
-    """A pipe would block for ever, /dev/zero has no end, and a link may lead out of the folder."""
+    """A named pipe would block the reader forever, /dev/zero never ends, and a link may point out of the folder."""
     good = put(tmp_path / "elsewhere", whole(spec))
     for number, what in enumerate((good, Path("/dev/zero"), tmp_path / "nowhere", Path("record.json"))):
         (tmp_path / f"{number}.0").mkdir()

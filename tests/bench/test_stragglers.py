@@ -11,7 +11,7 @@ from bench.core.quantities import find_slow_links, find_slow_ranks
         ((0.1, 0.3, 0.1, 0.2), [1, 3]),
         ((1.0, 1.2, 1.0), []),  # 20 % is not more than 20 %
         ((1.0, 1.21, 1.0), [1]),
-        ((0.010, 0.030, 0.010), []),  # three times as long, and only 20 ms
+        ((0.010, 0.030, 0.010), []),  # three times as long, but only 20 ms longer
         ((0.010, 0.031, 0.010), [1]),
         ((0.1, 0.1, 0.01), []),  # a fast rank delays no other
         ((5.0,), []),
@@ -25,10 +25,10 @@ def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s
 @pytest.mark.parametrize(
     ("outside_s", "parts", "slow"),
     [
-        ((0.1, 0.1, 0.5, 0.5), 2, []),  # the second part of the layers takes longer
+        ((0.1, 0.1, 0.5, 0.5), 2, []),  # the second pipeline stage takes longer on all its ranks
         ((0.1, 0.1, 0.5, 0.7), 2, [3]),
         ((0.2, 0.1, 0.5, 0.5), 2, [0]),
-        ((0.1, 0.1, 0.1, 0.5), 4, []),  # each rank has its own part
+        ((0.1, 0.1, 0.1, 0.5), 4, []),  # each rank has its own pipeline stage
     ],
 )
 def test_a_rank_is_held_against_those_with_the_same_part_of_the_layers(

@@ -1,4 +1,4 @@
-"""Studies that ship: every point decodes, and the costs are those in the file."""
+"""Tests of the studies in conf/study. Every point is valid, and the costs are those stated in the file."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return the costs in the head of a study's file, as one line."""
+    """Return the section "Costs" of a study file's header comment as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()
@@ -153,7 +153,8 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
 
 
 def test_the_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
-    """The recorded study had twenty points. Its windows ended by their steps, and its loss was a mean of means."""
+    """The recorded smoke study had twenty points. Its windows ended after a number of steps, and its loss was the
+    mean over micro-batches."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}

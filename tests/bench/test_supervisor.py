@@ -1,4 +1,4 @@
-"""Supervisors, with ranks that are small programs in place of training processes."""
+"""Tests of supervisors. Small Python programs replace the training processes of the ranks."""
 
 import contextlib
 import gc
@@ -59,14 +59,14 @@ def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2) -> Path:
 
 
 def running(program: str) -> StartRank:
-    """Start every rank as a Python `program`."""
+    """Return a function that starts each rank as this Python program."""
     return lambda command, environment, descriptors, output: start_process(
         [sys.executable, "-c", program, *command[len(build_module_command("")) :]], environment, descriptors, output
     )
 
 
 def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
-    """Call a function during a run, as soon as the run has reached a state."""
+    """Wait in a separate thread until `ready()` is true, and then call `action`."""
 
     def wait() -> None:
         until = time.monotonic() + PATIENCE_S
@@ -78,7 +78,7 @@ def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
 
 
 def noticed(supervisor: RunCoordinator) -> bool:
-    """Return whether the coordinator knows that a rank is lost."""
+    """Return True if the coordinator has noticed that a rank is lost."""
     return supervisor._lost_at is not None
 
 
@@ -91,8 +91,10 @@ def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: 
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
-    """Keep a killed process from being reaped, as a process in an uninterruptible call: a tracer has to wait for it
-    first."""
+    """Keep a killed process from being reaped, like a process in an uninterruptible system call.
+
+    The process is traced, and its tracer would have to wait for it first.
+    """
     with subprocess.Popen([sys.executable, "-c", _TRACES, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout
         if tracer.stdout.readline() != "holds\n":
@@ -193,7 +195,7 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
 
     def read_starts() -> str:
-        return str(stalled.released.wait(PATIENCE_S))  # other starts of a job are in the study's folder
+        return str(stalled.released.wait(PATIENCE_S))  # stands for a read of the study's folder that stalls
 
     supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks), is_lost=read_starts)
     supervisor.heartbeat = HeartbeatWriter(folder, 0.5, stalled.replace)
@@ -204,7 +206,7 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
 
 
 def limited(folder: Path, **limits: float) -> Path:
-    """Set the limits of an attempt."""
+    """Set the time limits of an attempt, and return its folder."""
     circumstance = store.read_value(folder / store.CIRCUMSTANCE, Circumstance)
     changed = circumstance.model_copy(update={"limits": Limits(startup_s=60, **limits)})
     store.write_json(folder / store.CIRCUMSTANCE, changed)
@@ -303,7 +305,10 @@ def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path
 
 
 def test_a_rank_that_fails_of_one_that_heard_the_signal_first_is_interrupted_too(tmp_path: Path) -> None:
-    """As when a scheduler has given up the first node: it ends the processes on the other nodes only."""
+    """Rank 1 is ended by SIGTERM, and the other rank then fails with a communication error.
+
+    This happens if a scheduler regards the first node as lost and ends only the processes on the other nodes.
+    """
     folder = attempt(tmp_path)
     fails = "import os; os.environ['RANK'] == '1' and os.kill(os.getpid(), 15);"
     fails += 'os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "comm_error", "exception": "E", '
@@ -326,7 +331,7 @@ def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -
 
 
 class Crew:
-    """A coordinator in a thread, and its announcement."""
+    """Coordinator that runs in a thread, with the address that it has announced."""
 
     record: RunRecord
 
@@ -413,6 +418,6 @@ def test_a_supervisor_of_many_runs_leaves_nothing_open(tmp_path: Path) -> None:
         RunCoordinator(attempt(tmp_path), handle_signals=False, start=running("pass")).run()
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    gc.collect()  # what other tests left open, and would close in between
+    gc.collect()  # close objects of other tests now, and not during this test
     one()
     assert one() == one()

@@ -1,4 +1,4 @@
-"""A file system that stalls delays neither ranks nor supervisors."""
+"""Tests that a stalled file system delays neither ranks nor supervisors."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 class Stalled:
-    """A file system that accepts nothing until it is released. Code that waits for it would hang."""
+    """Simulated file system that blocks all writes until it is released. Code that waits for it hangs."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -49,8 +49,8 @@ def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
 
 
 def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
-    """A pipe holds 64 KiB: a rank that prints more would wait forever if its supervisor waited for the file."""
-    os.mkfifo(tmp_path / "run.log")  # to open one that nobody reads takes for ever
+    """A pipe holds 64 KiB. If the supervisor waited for the log file, a rank that prints more would wait forever."""
+    os.mkfifo(tmp_path / "run.log")  # opening a pipe without a reader blocks forever
     log = RankLog(tmp_path / "run.log")
     command = [sys.executable, "-c", "for _ in range(20_000): print('x' * 100)"]
     rank = RankProcess(0, command, dict(os.environ), {}, start_process)
@@ -59,7 +59,7 @@ def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
         time.sleep(0.05)
         rank.drain(log.write)
     assert rank.exit_code == 0
-    log.close(AT_ONCE_S)  # nobody will ever read the pipe
+    log.close(AT_ONCE_S)  # the pipe never gets a reader
     rank.close()
 
 
@@ -89,8 +89,8 @@ def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path:
 
 
 def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None:
-    """Heartbeats are written on another thread, at times that the machine decides: the reader runs until it has seen
-    several."""
+    """Heartbeats are written by another thread at irregular times. The reader continues until it has seen several of
+    them."""
     heartbeat, seen, until = HeartbeatWriter(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
     while len(seen) < 5 and time.monotonic() < until:
         heartbeat.show("running", beat(len(seen)))
@@ -102,7 +102,7 @@ def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None
 
 
 def test_a_heartbeat_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
-    """On a full disk the file can be made, and accepts no byte."""
+    """On a full disk, the file can be created but accepts no bytes."""
     heartbeat, (soft, hard) = HeartbeatWriter(tmp_path, 0.0), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

@@ -1,4 +1,4 @@
-"""Work and options for tests of the Slurm launcher."""
+"""Helpers for tests of the Slurm launcher: a job, a site's options, and the job's script."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
 
 
 def work(**changes: Any) -> Work:
-    """Return a job on two nodes of eight devices."""
+    """Return the work of a job on two nodes with eight devices each, with changed fields if given."""
     job = Work(FOLDER.name, FOLDER, "bench.sweep.allocation", (str(FOLDER),), 2, 8, time_limit_min=90)
     return job._replace(**changes)
 
 
 def options(site: str = "slurm", *overrides: str) -> Options:
-    """Return the options in a site's file in conf/launcher."""
+    """Return the launcher options of a site file in conf/launcher, with overrides."""
     found = compose.compose_request(
         compose.parse_single([f"launcher={site}", "devices_per_node=2", *overrides])
     ).launcher_options
@@ -27,6 +27,6 @@ def options(site: str = "slurm", *overrides: str) -> Options:
 
 
 def script(job: Work, chosen: Options) -> str:
-    """Return the text of the job's script."""
+    """Return the text of a job's script."""
     (text,) = plan(job, chosen).files.values()
     return text

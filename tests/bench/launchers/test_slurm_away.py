@@ -1,5 +1,7 @@
-"""A Slurm that does not answer, or not in time. Scripts play its programs, so that they can fail in the middle of a
-submission."""
+"""Tests of a Slurm that does not answer, or answers too late.
+
+Shell scripts replace Slurm's programs, so that a program can fail in the middle of a submission.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ SLOW = "Socket timed out on send/recv operation"
 
 
 class Programs:
-    """Slurm's programs, played by scripts that count their calls."""
+    """Shell scripts that replace Slurm's programs and count their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +27,10 @@ class Programs:
         self._calls.touch()
 
     def play(self, name: str, *, says: str = "", error: str = "", then: str = "") -> None:
-        """Have `name` print `says`, or fail with `error`. From the second call on, execute the shell code `then`."""
+        """Write a script that replaces the program `name`. It prints `says`, or fails with the message `error`.
+
+        From the second call on, it first executes the shell code `then`.
+        """
         done = f"echo '{name}: error: {error}' >&2; exit 1" if error else f"printf '%s' '{says}'; exit 0"
         second = self.folder / f"{name}.second"
         again = f"if [ -e {second} ]; then {then}; fi\ntouch {second}\n" if then else ""
@@ -52,7 +57,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def row(name: str, number: int = 77, state: str = "PENDING") -> str:
-    """Return a line of squeue's output."""
+    """Return a line of squeue's output for a job."""
     values = {"ArrayJobID": number, "ArrayTaskID": "N/A", "State": state, "RestartCnt": 0, "NumNodes": 1, "Name": name}
     columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
     return "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns) + "\n"

@@ -1,4 +1,4 @@
-"""The context of a process in a Slurm job, and the part of it in a record."""
+"""Tests of the job context that a process in a Slurm job finds, and of its part that is recorded."""
 
 from bench.launchers.slurm import context
 from bench.measure.environment import classify, probe

@@ -1,4 +1,4 @@
-"""Site files: valid options, and the messages for invalid ones."""
+"""Tests of Slurm site files: valid options, and the messages for invalid options."""
 
 import re
 from pathlib import Path
@@ -58,7 +58,7 @@ GPUS = "launcher.gpus=--gres=gpu:{devices}"
 
 @pytest.mark.parametrize("words", [[GPUS], ["launcher.extra=[--gpus=8]"], ["launcher.exclusive=true"]])
 def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> None:
-    """Without this rule its ranks would fail for lack of a GPU, after hours in the queue."""
+    """Without this rule, the job's ranks would find no GPU and fail after hours in the queue."""
     asked = ["machine=h200", "devices_per_node=8", "launcher=slurm"]
     without = compose.compose_request(compose.parse_single(asked))
     with pytest.raises(UserError) as refused:

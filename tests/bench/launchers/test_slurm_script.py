@@ -1,4 +1,7 @@
-"""Job scripts: their content for a site file and a job, and the quoting of names, which never become commands."""
+"""Tests of job scripts: the content for a site file and a job, and the quoting of names.
+
+A quoted name is never executed as a command.
+"""
 
 import re
 import shlex
@@ -48,11 +51,11 @@ def directives(text: str) -> list[str]:
 
 
 def command(text: str) -> list[str]:
-    """Return the words of a script's last command as a shell parses them."""
+    """Return the words of a script's last command, parsed as a shell does."""
     return shlex.split(text[text.index("\nexec ") :].replace("\\\n", ""))[1:]
 
 
-# -- what is generated, as a whole
+# -- complete generated scripts
 
 
 @pytest.mark.parametrize("site", ["slurm_gpu_modules", "slurm_gpu_pyxis"])
@@ -78,7 +81,7 @@ def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[st
     path.write_text(script(work(folder=folder, arguments=(str(folder), NASTY), **changes), chosen))
     subprocess.run(["bash", "-n", path], check=True)
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    meant = "SC2016"  # between our quotes a $ is to mean nothing
+    meant = "SC2016"  # a $ inside the script's single quotes is literal text on purpose
     subprocess.run([shellcheck, "--shell=bash", f"--exclude={meant}", path], check=True)
 
 
@@ -119,7 +122,7 @@ def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["plain-1.2_3", "x; rm -rf ~", 'a "b" \\c', "#no comment", "é", "%j", "a\\"])
 def test_a_directive_is_quoted_as_sbatch_reads_it(text: str) -> None:
-    # sbatch's rules for one line are those of a shell without expansions, which is what shlex knows
+    # sbatch parses a line like a shell without expansions. shlex does the same.
     assert shlex.split(f"--output={quote_directive(text)} --next", comments=True) == [f"--output={text}", "--next"]
 
 
@@ -187,7 +190,7 @@ def test_a_warning_is_a_signal_that_nccl_leaves_alone() -> None:
     assert not any("signal" in option for option in directives(script(work(), Options(warning_s=0))))
 
 
-# -- what runs
+# -- the command that a job runs
 
 
 def test_our_own_python_runs_unless_another_is_named() -> None:
@@ -207,7 +210,7 @@ def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
 
 
 def bindings(**chosen: Any) -> list[str]:
-    """Return the binding options of srun."""
+    """Return the srun options that bind processes to cores, memory and GPUs."""
     return [word for word in command(script(work(), Options.model_validate(chosen))) if "-bind" in word]
 
 
@@ -260,7 +263,7 @@ def test_a_container_is_part_of_the_environment_class() -> None:
     assert f"{digest}sha256:12\n" in script(work(), Options.model_validate({"container": container}))
 
 
-# -- the plan, and what it refuses
+# -- the launch plan, and options that it refuses
 
 
 def test_a_plan_is_a_value_that_writes_nothing(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""Parsing of the output of Slurm's programs.
+"""Tests of parsing the output of Slurm's programs.
 
-The output was recorded on Slurm 22.05 with accounting (recorded/), on Debian 13's 24.11.5 (recorded/24.11), and on
-Debian sid's 26.05.5 without accounting (recorded/26.05), or is taken from the manuals. There are no recordings of
-23.11, 24.05 and 25.05: no package was available, and published output has other columns.
+The output was recorded on three versions: Slurm 22.05 with accounting (recorded/), 24.11.5 of Debian 13
+(recorded/24.11), and 26.05.5 of Debian sid without accounting (recorded/26.05). Some output is from the manuals.
+There are no recordings of 23.11, 24.05 and 25.05, because no package was available and published output has other
+columns.
 
-The calls are the same for all versions: columns by name. JSON is not used, because a state became a list in 23.11, and
-`nodes` an object in 24.05. Only squeue's exit codes and unknown times differ from 22.05 in newer versions, and all
-their forms are parsed. Output in an unknown form is refused.
+The commands are the same for all versions and request columns by name. JSON output is not used, because its format
+differs: a state became a list in 23.11, and `nodes` became an object in 24.05. Versions after 22.05 differ only in
+squeue's exit codes and unknown times. All forms of these are parsed. Output in an unknown format is refused.
 """
 
 import time
@@ -33,7 +34,7 @@ def _in_the_time_zone_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
 
 
-# -- one job, three witnesses
+# -- the same job in three sources
 
 
 def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
@@ -159,7 +160,7 @@ def test_the_programs_of_slurm_26_are_read_like_those_of_22() -> None:
         ("smoke-preempted", None),
     }
     assert {state.ended_at for state in pending.values()} == {None}
-    # so long a reason is cut, and there is no space between it and the next column
+    # A reason of this length is cut off, and there is no space between it and the next column.
     assert pending["smoke-preempted", None].reason.startswith("Nodes required for job are DOWN, DRAINED or reserved")
     logged = select_latest(states.parse_completion_log(recorded("26.05/completion.log")))
     for told in ({key: queued[key] for key in queued.keys() - pending.keys()}, logged):
@@ -180,7 +181,8 @@ def test_the_limits_of_a_slurm_26_are_found() -> None:
 
 
 def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
-    """Taken for missing jobs, it would make zeroscale submit all of them again."""
+    """Output in an unknown format must not be interpreted as missing jobs. Otherwise zeroscale would submit all
+    points again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
         with pytest.raises(UserError, match=f"^{program}: its output has no known form: Job of root; report"):
             list(parse("Job of  root\n  runs\n"))
@@ -194,7 +196,7 @@ def test_the_limits_of_a_slurm_24_are_found() -> None:
     assert cluster.find_max_time_min(cluster.select_partitions(recorded("24.11/partitions.txt"), None)) == 120
 
 
-# -- words of other versions and other sites
+# -- output of other Slurm versions and sites
 
 
 @pytest.mark.parametrize("word", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
@@ -248,7 +250,7 @@ def test_of_two_jobs_of_one_name_the_younger_is_meant() -> None:
 def test_ten_thousand_jobs_are_read_at_once() -> None:
     line = recorded("squeue.txt").splitlines()[0]
     text = "\n".join(f"{number:<12}{line[12:]}" for number in range(10_000))
-    begin = time.process_time()  # what others do on the machine is not counted
+    begin = time.process_time()  # CPU time of this process, so that background load does not matter
     assert len(list(states.parse_squeue(text))) == 10_000
     assert time.process_time() - begin < 1.0
 
@@ -263,7 +265,7 @@ def test_the_limits_of_arrays_and_the_completion_log_are_found() -> None:
 
 
 def test_the_time_limit_is_the_partitions() -> None:
-    told = recorded("partitions.txt")  # one, the default, with MaxTime=1-02:00:00
+    told = recorded("partitions.txt")  # one partition, the default, with MaxTime=1-02:00:00
     told += "PartitionName=gpu Default=NO MaxTime=04:30:00 State=UP\nPartitionName=long Default=NO MaxTime=UNLIMITED\n"
 
     def limit(named: str | None) -> int | None:
@@ -315,7 +317,7 @@ def test_what_no_node_has_is_known_before_a_job_asks_for_it() -> None:
     assert cluster.find_max_cpus([], nodes) is None
 
 
-# -- ends and waits in words
+# -- descriptions of ended and pending jobs
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_what_no_node_has_is_known_before_a_job_asks_for_it() -> None:
     [
         (0, 0, ""),
         (1, 0, "exit code 1"),
-        (137, 0, "exit code 137, as of SIGKILL"),  # a shell's word for 9
+        (137, 0, "exit code 137, as of SIGKILL"),  # 128 + 9
         (127, 0, "exit code 127"),
         (0, 9, "killed by SIGKILL"),
         (255, 0, "exit code 255"),
@@ -335,7 +337,7 @@ def test_exit_codes_are_words(code: int, number: int, words: str) -> None:
 
 
 def queued_line(exit_code: int | str, state: str = "FAILED", reason: str = "NonZeroExitCode") -> JobState:
-    """Return a job's line in squeue's output."""
+    """Return the state of a job from a generated line of squeue's output."""
     values = {
         "ArrayJobID": 7,
         "ArrayTaskID": "N/A",
