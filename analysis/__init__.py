@@ -7,9 +7,9 @@ study = analysis.open_study("results/runs/paper")
 study.plot.step_time()
 ```
 
-`study.answer()` is the answer in sentences. `study.table`, `study.summary`, `study.best` and `study.scaling` are
-DataFrames; their `attrs` hold the units and meanings of their columns. `study.full` has all columns, and
-`study.trusted` only runs that nothing disturbed.
+`study.answer()` returns the results in sentences. `study.table`, `study.summary`, `study.best` and `study.scaling` are
+DataFrames; their `attrs` hold the units and meanings of their columns. `study.full` is the study with all columns, and
+`study.trusted` is the study without disturbed runs.
 """
 
 from collections.abc import Iterable
@@ -29,18 +29,19 @@ def __dir__() -> list[str]:
 
 
 def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
-    """Return the run table of every record at or below `paths`, one row per run; its `attrs` have units and meanings.
+    """Return the run table of all records at or below `paths`: a DataFrame with one row per run.
 
-    Other files are skipped, with a warning. Raises UserError for a path that does not exist.
+    Its `attrs` hold the units and meanings of the columns. Files that are no records are skipped, with a warning.
+    Raises UserError for a path that does not exist.
     """
     return open_study(paths).table
 
 
 def describe_columns(frame: "DataFrame | None" = None) -> "DataFrame":
-    """Return unit and meaning of each column of a table, or of every run table, by its name.
+    """Return the unit and meaning of each column of `frame`, or of all columns of the run table if `frame` is None.
 
-    It needs no `attrs`, so it also works for a table that has lost them in an operation.
+    Columns are recognised by name, so this also works for a table that has lost its `attrs` in an operation.
     """
-    from analysis.columns import tabulate_columns  # here, so that `import analysis` stays light
+    from analysis.columns import tabulate_columns  # imported here, so that `import analysis` stays fast
 
     return tabulate_columns(frame)

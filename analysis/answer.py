@@ -1,6 +1,7 @@
-"""The answer of a set of runs in one to five sentences, for the end of a sweep, the head of a report, or a notebook.
+"""Results of a set of runs in one to five sentences, printed after a sweep, in a report, or in a notebook.
 
-Ratios are times per sample over that of the fastest, with half the width of their 95 % intervals.
+Ratios are the seconds per sample of a configuration divided by those of the fastest. The ± is half the width of the 95
+% interval.
 """
 
 import math
@@ -17,13 +18,13 @@ from analysis.summary import Row
 from bench.core.formatting import format_count
 
 _NAMED = 3
-"""Configurations of one verdict that a sentence names; the rest are counted."""
+"""Maximum number of configurations with the same verdict that a sentence names. It counts the remaining ones."""
 _QUESTIONS = 3
-"""Questions up to which each has a sentence; for more, one sentence counts the leading engines."""
+"""Maximum number of questions that get a sentence each. With more, one sentence counts the fastest engines instead."""
 
 
 def describe_answer(results: Results) -> tuple[str, ...]:
-    """Return the answer, the most important sentence first; empty if nothing was measured."""
+    """Return the results as sentences, the most important first; empty if nothing was measured."""
     found = [one for one in best(results) if one.question["evidence"] == "measured"]
     answered = [one for one in found if one.fastest]
     lines = [_describe_disturbed(results)]
@@ -36,14 +37,14 @@ def describe_answer(results: Results) -> tuple[str, ...]:
 
 
 def _describe_disturbed(results: Results) -> str:
-    """Count the runs whose times decide nothing, because of background load or a pause."""
+    """Return a sentence with the number of runs whose times are excluded because of background load or a pause."""
     table = results.table
     ok = table[(table["outcome"] == "ok") & (table["evidence"] == "measured")]
     disturbed = ok["flags"].fillna("").str.split().map(lambda flags: not set(flags).isdisjoint(DISTURBED))
     count, total = int(disturbed.sum()), len(ok)
     if not count:
         return ""
-    # A sweep adds the repeats that are missing up to this number; those of disturbed runs are not made again.
+    # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
     runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
     return (
@@ -52,10 +53,10 @@ def _describe_disturbed(results: Results) -> str:
 
 
 def _describe_question(one: Best, answered: Sequence[Best]) -> str:
-    """Compare the fastest of one question with its rivals."""
+    """Return a sentence that compares the fastest configuration of a question with its rivals."""
     fastest = one.fastest
     assert fastest is not None
-    # The micro-batch is part of a name only if configurations differ in it.
+    # Names contain the micro-batch only if it varies.
     rows = [fastest, *(rival.row for rival in one.rivals)]
     equal, tied, slower, undecided = (
         [rival for rival in one.rivals if rival.verdict == verdict]
@@ -90,7 +91,7 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
 
 
 class _Names:
-    """Names of the configurations of one question, without the micro-batch if all have the same."""
+    """Names of the configurations of one question. They contain the micro-batch only if it varies."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._with_micro = len({row["micro"] for row in rows}) > 1
@@ -107,7 +108,8 @@ class _Names:
 
 
 def _format_times(rival: Rival) -> str:
-    """Write the ratio of a rival's time ± half the width of its interval, rounded to the first digit of the latter."""
+    """Format the ratio of a rival's time ± half the width of its interval. Both are rounded to the first digit of the
+    latter."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
     margin = (known.high - known.low) / 2 if known else 0.0
     if not margin:
@@ -117,7 +119,7 @@ def _format_times(rival: Rival) -> str:
 
 
 def _count_leading(answered: Sequence[Best]) -> str:
-    """Count the questions in which each engine is the fastest, or not slower than the fastest."""
+    """Return a sentence that counts the questions in which each engine is the fastest or ties with the fastest."""
     leading = Counter(
         engine for one in answered for engine in {row["engine"] for row in (one.fastest, *one.ties) if row}
     )
@@ -131,7 +133,7 @@ def _count_leading(answered: Sequence[Best]) -> str:
 
 
 def _describe_few(answered: Sequence[Best]) -> str:
-    """Write why comparisons are only indicative, if there are too few runs."""
+    """Return a sentence on configurations with too few runs for a comparison; empty if there are none."""
     rows = [row for one in answered for row in (one.fastest, *(rival.row for rival in one.rivals)) if row]
     if not any(one.undecided for one in answered):
         return ""
@@ -142,7 +144,7 @@ def _describe_few(answered: Sequence[Best]) -> str:
 
 
 def _describe_failed(found: Sequence[Best]) -> str:
-    """Count the configurations without a time by their outcomes."""
+    """Return a sentence that counts the configurations without step times, by outcome."""
     failed = Counter(row["outcome"] for one in found for row in one.failed)
     if not failed:
         return ""

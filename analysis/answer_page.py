@@ -1,4 +1,4 @@
-"""The pages of `zeroscale predict` and `zeroscale advise`, with figures like those of the report."""
+"""HTML pages of `zeroscale predict` and `zeroscale advise`, with figures in the style of the report."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,19 +27,24 @@ if TYPE_CHECKING:
     from bench.sweep.prediction import Prediction
 
 MOST_BARS, BEST = 40, 8
-"""Most points of a figure, and the number of choices drawn of each engine and node count, the fastest."""
+"""MOST_BARS is the maximum number of points in a bar chart. BEST is the number of choices that the cost figure shows
+for each engine and node count."""
 BESIDE = "process and fragmentation"
-"""The least memory that a process takes on top of tensors: context, libraries, and fragmentation of the allocator."""
+"""Label of the least memory that a process needs in addition to tensors: context, libraries, and allocator
+fragmentation."""
 _MOVED = ("all-reduce", "gather", "reduce-scatter")
-_GB, _LOG = 1e9, 8  # ratio of largest to smallest value from which an axis is logarithmic
+_GB, _LOG = 1e9, 8  # _LOG: ratio of largest to smallest value above which an axis is logarithmic
 _TIME_UNITS = (("days", 86400.0, 48.0), ("hours", 3600.0, 1.0), ("minutes", 60.0, 1 / 60), ("seconds", 1.0, 0.0))
-"""Name, seconds, and hours from which the unit is used."""
+"""Units of time: name, seconds, and the hours from which the unit is used."""
 _BAR_IN, _LETTERS_PER_IN = 0.42, 16.5
 
 
 class StackedBar(NamedTuple):
-    """A total by its parts, with its predicted range and the limit of the device. `words` follow its value, or replace
-    it if it is unknown."""
+    """A horizontal bar that stacks the parts of a total. It shows the predicted range and the device's limit in the
+    same unit.
+
+    `words` are printed after the total, or in place of a total that is unknown.
+    """
 
     label: str
     parts: Mapping[str, float]
@@ -50,7 +55,8 @@ class StackedBar(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table. Columns from index `numbers` on hold numbers; rows whose last cell is `marked` are highlighted."""
+    """A table of the page. Columns from index `numbers` on are aligned as numbers. Rows whose last cell equals `marked`
+    are highlighted."""
 
     title: str
     head: Sequence[str]
@@ -60,7 +66,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure of the page; its title describes it in words."""
+    """A figure of the page. Its title is also its text description."""
 
     name: str
     title: str
@@ -68,7 +74,7 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section of the page."""
+    """A section of the page. With `listed`, its lines are shown as a list."""
 
     name: str
     title: str
@@ -79,17 +85,19 @@ class Section(NamedTuple):
 
 
 class CostPoint(NamedTuple):
-    """A choice with its time and cost: expected, in the best and in the worst case."""
+    """A choice of advise with its (time, cost): expected (`at`), in the best case (`low`) and in the worst case
+    (`high`)."""
 
     choice: "Choice"
-    doubt: int  # rated by `rate_doubt`
+    doubt: int  # how doubtful it is that the choice fits and keeps the limits; from `rate_doubt`
     at: tuple[float, float]
     low: tuple[float, float]
     high: tuple[float, float]
 
 
 def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAnswer") -> str:
-    """Return the page of predictions as HTML. `answer`: the text of the verb for one point, and its command."""
+    """Return the HTML page of predictions. `answer` holds the texts that `zeroscale predict` prints, and its command
+    line."""
     points = [_list_facts(one.point.composed.spec, one.point.composed.machine.name) for one in found]
     differing = [name for name in points[0] if len({point[name] for point in points}) > 1]
     labels = [f"{place}: {', '.join(one[name] for name in differing)}" for place, one in enumerate(points, start=1)]
@@ -108,7 +116,8 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
 
 
 def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> str:
-    """Return the page of advice as HTML. `text`: the answer in words; `command`: the command that gave it."""
+    """Return the HTML page of advice. `text` holds the sentences and tables of `zeroscale advise`; `command` is its
+    command line."""
     points, (time, cost) = list_points(answer)
     winner = next(point for point in points if point.choice is answer.advice.winner)
     front = find_front((point for point in points if point.doubt <= winner.doubt), attrgetter("at"))
@@ -139,7 +148,8 @@ def _render(title: str, lead: Sequence[str], sections: Sequence[Section], comman
 
 
 def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return bars of memory in GB: every phase and the whole device for one point, only the latter for several."""
+    """Return bars of memory in GB. A single point has a bar for each phase and one for the whole device; several points
+    have only the latter."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         room = one.point.composed.machine.memory_bytes
@@ -161,7 +171,8 @@ def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> l
 
 
 def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return bars of a step in seconds; for one point also the communication that it overlaps."""
+    """Return bars of the step time in seconds. A single point also has a bar of communication that overlaps with
+    computation."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         named, time = "a step" if len(found) == 1 else label, one.time
@@ -176,7 +187,7 @@ def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> lis
 
 
 def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
-    """Return the figure of horizontal bars, or none if all are unknown."""
+    """Return the figure of horizontal bars; an empty list if all values are unknown."""
     keys = choose_keys(dict.fromkeys(part for bar in bars for part, amount in bar.parts.items() if amount))
     space = Space(_BAR_IN * len(bars) + 0.1, 0.12, 0.12)
     draw = partial(draw_bars, bars=bars, keys=keys, unit=unit)
@@ -189,7 +200,7 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
 
 
 def choose_keys(names: Iterable[str]) -> list[Key]:
-    """Return the looks of parts: every colour first plain, then hatched."""
+    """Return the colour and hatching of each part of the bars. All colours are used plain before any is hatched."""
     looks = [(colour, hatch) for hatch in (None, "/////", "...") for colour in COLOURS]
     style: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.3}
     pairs = zip(names, looks, strict=False)
@@ -197,7 +208,7 @@ def choose_keys(names: Iterable[str]) -> list[Key]:
 
 
 def draw_bars(axes: Axes, bars: Sequence[StackedBar], keys: Sequence[Key], unit: str) -> None:
-    """Draw bars, each with its label and value above."""
+    """Draw horizontal bars, each with its label and value above it."""
     across, room = axes.get_yaxis_transform(), get_room_in(axes) * _LETTERS_PER_IN
     for y, bar in enumerate(bars):
         total = sum(bar.parts.values())
@@ -239,7 +250,8 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
 def _list_tables(
     found: "Sequence[Prediction]", points: Sequence[dict[str, str]], differing: Sequence[str]
 ) -> Iterable[Table]:
-    """Yield tables of exact values: bytes and seconds by part for one point, or a row for each of several points."""
+    """Yield tables of exact values. A single point has tables of bytes and seconds by part; several points share a
+    table with a row each."""
     if len(found) > 1:
         head = ("", "config", *differing, "fits", "bound by", *VALUES)
         rows = []
@@ -264,7 +276,7 @@ VALUES = ("GB per device", "s of communication", "s waited for it", "s idle", "s
 
 
 def list_values(one: "Prediction") -> list[str]:
-    """Return the predictions for a point in the order of VALUES; empty if unknown."""
+    """Return the predicted values of a point as texts, in the order of VALUES; unknown values are empty texts."""
     memory = "–".join(dict.fromkeys(number(size / _GB) for size in one.memory.device)) if one.memory else ""
     if (time := one.time) is None:
         return [memory, *[""] * (len(VALUES) - 1)]
@@ -274,8 +286,10 @@ def list_values(one: "Prediction") -> list[str]:
 
 
 def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
-    """Return every choice, the cheapest first, and the units of time and cost: of the whole training if its length is
-    given, else of a million tokens."""
+    """Return every choice of the advice, the cheapest first, and the units of time and cost.
+
+    Time and cost are of the whole training if its length is given, and otherwise of a million tokens.
+    """
     question, price, winner = answer.query.question, answer.query.price, answer.advice.winner
     hours = question.hours(winner, winner.estimate.step_s) if question.has_length else None
     time, seconds = next((unit, size) for unit, size, least_h in _TIME_UNITS if (hours or 0.0) >= least_h)
@@ -285,9 +299,10 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
         cost, size = ("cost of a million tokens", size) if price else ("device-seconds per million tokens", 1.0)
     points = []
     for choice in answer.choices:
-        each = question.hours(choice, 1.0) if question.has_length else None  # hours per second of a step
+        # hours of the training for each second of step time
+        each = question.hours(choice, 1.0) if question.has_length else None
         steps = 1e6 / choice.time.tokens if each is None else 3600 * each
-        if math.isfinite(steps):  # infinite if failures leave no time to train
+        if math.isfinite(steps):  # infinite if node failures leave no time to train
             scale, guess = (steps / seconds, steps * choice.spec.world_size / size), choice.estimate
             ends = [(scale[0] * s, scale[1] * s) for s in (guess.step_s, guess.low_s, guess.high_s)]
             points.append(CostPoint(choice, rate_doubt(choice, question), ends[0], ends[1], ends[2]))
@@ -295,7 +310,7 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
 
 
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
-    """Return the BEST of each engine and node count, and all `kept` points."""
+    """Return the points that the cost figure shows: the BEST of each engine and node count, and all of `kept`."""
     drawn, counts = [], dict[tuple[str, int], int]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
@@ -308,7 +323,8 @@ def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list
 def draw_costs(
     points: Sequence[CostPoint], front: Sequence[CostPoint], winner: CostPoint, units: tuple[str, str]
 ) -> Figure:
-    """Return the figure of cost against time: a mark for each choice by engine, the Pareto front, and the answer."""
+    """Return the figure of cost against time. It marks each choice by engine, the Pareto front, and the recommended
+    choice."""
     looks = choose_looks(point.choice.spec.engine.name for point in points)
 
     def draw(axes: Axes) -> None:
@@ -343,7 +359,7 @@ def draw_costs(
 
 
 def _scale_axes(axes: Axes, points: Sequence[CostPoint]) -> None:
-    """Make an axis logarithmic if its values differ widely, with plain numbers as labels."""
+    """Make an axis logarithmic if its values span a wide range, with plain numbers as tick labels."""
     for place, (axis, scale) in enumerate(((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale))):
         values = [point.at[place] for point in points]
         if max(values) > _LOG * min(values):
@@ -359,7 +375,7 @@ def _describe_cost(point: CostPoint, units: tuple[str, str]) -> str:
 
 
 def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[str]:
-    """Return a choice on the front as cells."""
+    """Return the table cells of a choice on the Pareto front."""
     intervals = [format_interval(*ends) for ends in zip(point.at, point.low, point.high, strict=True)]
     memory = "–".join(dict.fromkeys(map(format_gigabytes, point.choice.candidate.memory.device)))
     spec, note = point.choice.spec, "the answer" if point is winner else ""
@@ -367,7 +383,7 @@ def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[st
 
 
 def _list_facts(spec: "RunSpec", machine: str) -> dict[str, str]:
-    """Return the facts that identify a point, by the name of their column."""
+    """Return the settings that identify a point as texts, by column name."""
     return {
         "model": spec.model.name, "engine": spec.engine.name, "precision": spec.precision,
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",

@@ -1,10 +1,10 @@
 """Columns of the run table and of tables derived from it: their meanings, units and types.
 
-Facts are read from a record and documented here. Quantities are derived, and documented, in `analysis/metrics`. An
-unknown value is missing, never 0 or -1.
+Columns that are read directly from a record are defined here. Columns that are computed are defined in
+`analysis/metrics`. An unknown value is missing, never 0 or -1.
 
-Public tables carry the documentation in pandas' `attrs`: `frame.attrs["units"]` and `frame.attrs["meanings"]` by
-column. pandas keeps them for selections and copies of a table, and gives a single column those of its whole table.
+Public tables carry their documentation in pandas' `attrs`: `frame.attrs["units"]` and `frame.attrs["meanings"]`, by
+column. pandas keeps these for selections and copies of a table. A single column has the `attrs` of its whole table.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,15 @@ from bench.core.point_fields import flatten
 from bench.core.record import Evaluation, RunRecord
 from bench.core.spec import LENGTHS, OBJECTIVE, EngineSpec
 
-if TYPE_CHECKING:  # pandas takes long to import, and processes that read records do not need it
+if TYPE_CHECKING:  # importing pandas is slow, and processes that read records do not need it
     from pandas import DataFrame
 
 Kind = Literal["text", "integer", "number", "truth"]
 
 
 class Column(NamedTuple):
-    """One column of the run table; `unit` is empty for a column without a unit."""
+    """One column of the run table. `value` computes its cell from a record; `unit` is empty for a column without a
+    unit."""
 
     name: str
     meaning: str
@@ -56,38 +57,40 @@ ORDER = (
     "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node",
     "reason", "flags", "notes",
 )  # fmt: skip
-"""The columns in order. Metrics that are not named here come before `reason`, by name."""
+"""Names of the columns of the run table, in order. Metrics that are not listed here are inserted before `reason`,
+sorted by name."""
 
 LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1}
-"""Optional columns with the value of runs before the field existed. A table has one if any run has another value."""
+"""Optional columns, each with the value for records from before the field existed. A table has the column only if any
+run has another value."""
 
 LEARNED = ("tokens_trained", "trained_s", "validation_loss")
-"""Optional columns. A table has them if any run was trained to its end."""
+"""Optional columns for trainings. A table has them only if any run was trained to its end."""
 LEARNED_TIMES = ("trained_s",)
-"""Those of LEARNED that background load changes."""
+"""Columns of LEARNED whose values depend on background load."""
 
 SHOWN = (
     "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
     "evidence", "outcome", "tokens_trained", "validation_loss", "sample_s", "step_s", "tokens_per_s", "compute_s",
     "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
-"""The most important columns, shown where any run has a value; SHOWN_WHERE_DIFFERENT only where values differ."""
+"""The most important columns. Each is shown if any run has a value; SHOWN_WHERE_DIFFERENT only if values differ."""
 
 SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length")
 
 
 def list_columns() -> dict[str, Column]:
-    """Return the columns of every run table by name, in order."""
+    """Return the columns that every run table has, by name and in order."""
     known = {column.name: column for column in _FACTS}
     for metric in load_metrics().values():
         kind: Kind = "integer" if metric.whole else "number"
         known[metric.name] = Column(metric.name, metric.label, metric.value, kind, metric.unit, metric.better)
-    new = sorted(known.keys() - set(ORDER))  # metrics of plug-ins
+    new = sorted(known.keys() - set(ORDER))  # metrics that ORDER does not list, such as those of plug-ins
     return {name: known[name] for name in (*ORDER[:-3], *new, *ORDER[-3:])}
 
 
 def list_all_columns() -> dict[str, Column]:
-    """Return the columns of every run table, then the optional columns."""
+    """Return all columns of run tables by name: those that every table has, then the optional ones."""
     return list_columns() | {column.name: column for column in (*_LATER, *_LEARNED)}
 
 
@@ -95,27 +98,30 @@ def _get_allocation(record: RunRecord) -> str | None:
     around, submitted = find_job(record.environment), record.circumstance.launcher.get("job")
     if around is None or not around.allocation or submitted in (None, around.job_id):
         return around.allocation if around else None
-    return f"{around.allocation}.{submitted}"  # a rebuilt cluster numbers its jobs from 1 again
+    # a rebuilt cluster numbers its jobs from 1 again, so the id of the submitted job is appended
+    return f"{around.allocation}.{submitted}"
 
 
 def _count_tokens(record: RunRecord, kind: str) -> float | None:
-    """Return the tokens of one kind per step; None where a sample has no such tokens."""
+    """Return the number of tokens of one kind per step, over all ranks; None if samples have no tokens of this kind."""
     if counted := get_tokens(record):
         return counted.of(kind)
-    length = record.spec.sequence.get(kind)  # lengths include padding, so a run without a step would have had these
+    # a run without steps has no count, but lengths include padding and so give the same number
+    length = record.spec.sequence.get(kind)
     return None if length is None else float(record.spec.global_batch * length)
 
 
 @remember_latest
 def _format_options(engine: EngineSpec) -> str | None:
-    """Return the options that differ from the engine's file as `name=value`; None if there are none."""
+    """Return the options that differ from the engine's preset file, as `name=value`; None if there are none."""
     preset = dict(flatten(read_engine_preset(engine.name)))
     changed = (f"{name}={value}" for name, value in flatten(engine.options) if preset.get(name, ...) != value)
     return ", ".join(changed) or None
 
 
 def _format_lengths(record: RunRecord) -> str | None:
-    """Return the tokens of a sample by kind; None if the columns of encoder and decoder have them."""
+    """Return the tokens per sample of each kind as text. None if the samples have only encoder or decoder tokens, which
+    have their own columns."""
     lengths = record.spec.sequence
     return None if {*lengths} <= {*LENGTHS} else ", ".join(f"{length} {kind}" for kind, length in lengths.items())
 
@@ -131,7 +137,8 @@ def _find_slowest_link_node(record: RunRecord) -> str | None:
 
 
 def _of_last_evaluation(value: Callable[[RunRecord, Evaluation], Any]) -> Callable[[RunRecord], Any]:
-    """Return a column's value from the evaluation after the last step of a training that ended ok."""
+    """Return a function from a record to a value of the evaluation after its last step; None unless a training ended
+    ok."""
 
     def find(record: RunRecord) -> Any:
         found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
@@ -193,7 +200,7 @@ _FACTS = (
     Column("slowest_host", "host of slowest_rank", _find_slowest_host),
     Column("slowest_link_node", "host with a slow link, if one stands out", _find_slowest_link_node),
     Column("reason", "cause of the outcome; empty when ok", lambda r: r.outcome.reason),
-    # `analysis.reading.rows` fills these two, and `analysis.results` adds `unverified`
+    # these two are filled by `analysis.reading.rows`; `analysis.results` adds the flag `unverified`
     Column("flags", "doubts about the row, separated by spaces", lambda r: ""),
     Column("notes", "width and reliability of the interval of its step time", lambda r: ""),
 )
@@ -263,11 +270,11 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     "efficiency": ColumnMeaning("speed-up over nodes / base_nodes: 1 is ideal"),
     "serial_fraction": ColumnMeaning("serial fraction by Karp and Flatt; of strong curves only"),
 }
-"""Columns of derived tables that the run table does not have."""
+"""Meanings and units of the columns of derived tables that the run table does not have."""
 
 
 def describe(name: str) -> ColumnMeaning | None:
-    """Return the meaning of a column of any public table; None if no table has it."""
+    """Return the meaning and unit of a column of any public table; None if no table has it."""
     if column := list_all_columns().get(name):
         return ColumnMeaning(column.meaning, column.unit)
     if name in DERIVED:
@@ -293,7 +300,7 @@ def annotate(frame: "DataFrame") -> "DataFrame":
 
 
 def tabulate_columns(frame: "DataFrame | None" = None) -> "DataFrame":
-    """Return unit and meaning of each column of a table, or of every run table, by name."""
+    """Return a table of the unit and meaning of each column of `frame`, or of every run table if `frame` is None."""
     import pandas as pd
 
     names = list_all_columns() if frame is None else map(str, frame.columns)

@@ -1,4 +1,4 @@
-"""Export of records: one run per record for TensorBoard or MLflow, or the trials of a search for Optuna's dashboard."""
+"""Export of records as runs of TensorBoard or MLflow, or of the trials of a search for Optuna's dashboard."""
 
 import datetime
 import hashlib
@@ -29,7 +29,7 @@ from bench.sweep.snapshot import read_trial_results
 
 
 def import_library(module: str, package: str, extra: str) -> ModuleType:
-    """Import the library of a format. UserError if its extra is not installed."""
+    """Import the library that an export format needs. Raises UserError if the library is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -46,21 +46,21 @@ _SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
 
 
 class ExportedRun(NamedTuple):
-    """The exported part of one record; unknown values are omitted."""
+    """The exported values of one record. Unknown values are omitted."""
 
     study: str
     name: str  # unique within the study
     parameters: dict[str, Parameter]  # fields of the spec, as named on the command line
-    metrics: dict[str, float]  # the run table's quantities
-    series: dict[str, list[tuple[int, float]]]  # by step, warm-up included
+    metrics: dict[str, float]  # values of all metrics in the run table
+    series: dict[str, list[tuple[int, float]]]  # (step, value) pairs by quantity, warm-up included
     tags: dict[str, str]
     ok: bool
     started_s: float  # Unix time; 0 if unknown
-    seconds: float  # from the start to the last step, as far as it is known
+    seconds: float  # known duration from the start to the last step
 
 
 def list_exported_runs(results: Results) -> list[ExportedRun]:
-    """Return a run for each row of the table. UserError if two rows have the same name."""
+    """Return an exported run for each row of the run table. Raises UserError if two of them have the same name."""
     found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
     # Exports of two records with one name would overwrite each other.
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
@@ -91,7 +91,7 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
 
 
 def _clean_name(text: str) -> str:
-    """Return a name from a record as a safe part of a path."""
+    """Return a name from a record with all characters replaced that are unsafe in a path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
 
 
@@ -106,7 +106,8 @@ _EVENTS = "events.out.tfevents.*"
 
 
 def write_tensorboard(runs: Sequence[ExportedRun], out: Path) -> int:
-    """Write `runs` below `out` and return their number. Older exports of the same runs are replaced."""
+    """Write TensorBoard event files of `runs` below the folder `out`, and return the number of runs. Earlier exports of
+    the same runs are replaced."""
     tensorboardx = import_library("tensorboardX", "tensorboardX", "tensorboard")
     out.mkdir(parents=True, exist_ok=True)
     # All runs are written to a temporary folder first, so that a failure leaves an older export intact.
@@ -130,14 +131,14 @@ def _write_run(writer: Any, run: ExportedRun) -> None:
         for step, value in series:
             writer.add_scalar(f"steps/{name}", value, step, walltime=run.started_s)
     for name, text in run.tags.items():
-        # TensorBoard renders Markdown, so a text from a record becomes a block of code
+        # TensorBoard renders Markdown, so a text from a record is indented as a code block
         block = "".join(f"    {line}\n" for line in text.splitlines())
         writer.add_text(name, block, 0, walltime=run.started_s)
 
 
 def _replace_events(folder: Path, new: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # New files come before older ones are deleted: a reader never finds an empty folder.
+    # New files are moved in before older ones are deleted, so that a reader never finds an empty folder.
     kept = {file.replace(folder / file.name).name for file in new.glob(_EVENTS)}
     for path in folder.glob(_EVENTS):
         if path.name not in kept:
@@ -145,17 +146,17 @@ def _replace_events(folder: Path, new: Path) -> None:
 
 
 _NAME, _DIGEST = "zeroscale.run", "zeroscale.digest"
-_PER_BATCH = 1000  # limit of MLflow for metrics in one call; for parameters and tags it is 100
+_PER_BATCH = 1000  # MLflow accepts this many metrics in one call; parameters and tags are limited to 100
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 needs this to write files
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 needs this to use a folder as its store
 }
 
 
 def write_mlflow(runs: Sequence[ExportedRun], out: Path) -> int:
-    """Write `runs` into the store at `out` and return the number of new or changed ones.
+    """Write `runs` into the MLflow store at `out`, and return the number of new or changed runs.
 
-    The older version of a changed run is moved to MLflow's trash.
+    The earlier export of a changed run is moved to MLflow's trash.
     """
     with _set_environment(_ENVIRONMENT):
         mlflow = import_library("mlflow", "mlflow-skinny", "mlflow")
@@ -173,7 +174,7 @@ def write_mlflow(runs: Sequence[ExportedRun], out: Path) -> int:
 
 @contextmanager
 def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the context."""
+    """Set environment variables inside the `with` block, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -184,7 +185,7 @@ def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
-    """Return the experiment's id, and its runs of earlier exports by name."""
+    """Return the id of the MLflow experiment of a study, and its runs from earlier exports, by name."""
     known = client.get_experiment_by_name(study)
     experiment: str = known.experiment_id if known else client.create_experiment(study)
     there: dict[str, list[Any]] = {}
@@ -195,7 +196,7 @@ def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]
 
 
 def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
-    """Yield all runs of an experiment, page by page."""
+    """Yield all runs of an MLflow experiment. They are requested page by page."""
     page = client.search_runs([experiment], max_results=_PER_BATCH)
     yield from page
     while page.token:
@@ -204,7 +205,7 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Delete older runs of a name, complete or not, and return True if the run must be written."""
+    """Delete earlier exports of a run, also incomplete ones, and return True. If the run is unchanged, return False."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:
@@ -226,15 +227,15 @@ def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> Non
         client.log_batch(made.info.run_id, metrics=numbers[start : start + _PER_BATCH])
     for name, value in run.parameters.items():
         client.log_param(made.info.run_id, name, value)
-    # Times of the record, not of the export, so that runs keep their order in the dashboard.
+    # The end time is that of the record, not of the export, so that runs keep their order in the dashboard.
     client.set_terminated(made.info.run_id, "FINISHED" if run.ok else "FAILED", at + int(1000 * run.seconds))
     client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last, since it marks the run as complete
 
 
 def write_journal(paths: Sequence[Path], out: Path) -> int:
-    """Write the searches of study folders into the file `out`, as a study each, and return the number of trials.
+    """Write the searches of study folders into an Optuna journal at `out`, and return the number of trials.
 
-    An older file is replaced. UserError for a folder without a search.
+    Each search becomes an Optuna study. An existing file is replaced. Raises UserError for a folder without a search.
     """
     optuna: Any = import_library("optuna", "optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -268,7 +269,7 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
 
 
 def _build_trial(optuna: Any, result: TrialResult, value: float | None, kinds: Mapping[str, Any]) -> Any:
-    """Return a trial of Optuna: running without an outcome, failed with an outcome and without a value."""
+    """Return an Optuna trial. It is running if it has no outcome yet, and failed if it has an outcome but no value."""
     states, values = optuna.trial.TrialState, result.trial.values
     failed = states.FAIL if result.outcome else states.RUNNING
     measured = {name: result.quantities.get(name) for name in QUANTITIES} if result.quantities else {}
@@ -283,5 +284,5 @@ def _build_trial(optuna: Any, result: TrialResult, value: float | None, kinds: M
 
 
 def _simplify(value: Any) -> Any:
-    """Return a value that Optuna accepts as a choice: mappings as JSON."""
+    """Return a value in a form that Optuna accepts as a categorical choice; mappings become JSON texts."""
     return value if isinstance(value, str | int | float | None) else json.dumps(value, sort_keys=True)

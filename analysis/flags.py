@@ -1,7 +1,7 @@
 """Flags, notes and outcomes of runs, each with its rule or meaning.
 
-A flag is a doubt whether a number answers what was asked, such as background load or an unfinished warm-up. A note
-qualifies the interval next to the number, but not the number itself.
+A flag marks a reason to doubt that a run measured its configuration, such as background load or an unfinished warm-up.
+A note qualifies the interval of the step time, but not the step time itself.
 """
 
 from collections.abc import Callable
@@ -15,34 +15,34 @@ from bench.core.scheduling import find_foreign
 from bench.core.spec import AdaptiveMeasure, MeasureSpec
 
 _SHORT_STEPS, _SHORT_S = MeasureSpec().min_steps, MeasureSpec().window_s
-_STALL_WINDOW_SHARE = 0.02  # of the window: less excess than this hardly changes the mean
-_MEMORY_DRIFT = 0.01  # relative to the reachable tensors
+_STALL_WINDOW_SHARE = 0.02  # fraction of the window; a smaller stall hardly changes the mean
+_MEMORY_DRIFT = 0.01  # relative to the bytes of all reachable tensors
 
 
 class Flag(NamedTuple):
-    """A rule, and its `meaning`, which completes the sentence "this run …"."""
+    """The rule for raising a flag or note. `meaning` completes the sentence "this run …"."""
 
     meaning: str
     raised: Callable[[RunRecord], bool]
 
 
 def list_flags(record: RunRecord) -> tuple[str, ...]:
-    """Return the flags that a record raises by itself, in the order of FLAGS."""
+    """Return the names of the flags that a record raises on its own, in the order of FLAGS."""
     return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
 
 
 def list_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return the notes of a record, in the order of NOTES."""
+    """Return the names of the notes of a record, in the order of NOTES."""
     return tuple(name for name, note in NOTES.items() if note.raised(record))
 
 
 def _observed(rule: Callable[[Observations], bool]) -> Callable[[RunRecord], bool]:
-    """Return a rule on observations; a record without them does not raise the flag."""
+    """Return a rule for records from a rule for observations. It is false for a record without observations."""
     return lambda record: record.observations is not None and rule(record.observations)
 
 
 def _timed(rule: Callable[[TimedWindow], bool]) -> Callable[[RunRecord], bool]:
-    """Return a rule on the timed window; a record without one does not raise the flag."""
+    """Return a rule for records from a rule for the timed window. It is false for a record without a timed window."""
     return lambda record: (timed := get_window(record)) is not None and rule(timed)
 
 
@@ -50,7 +50,7 @@ def _is_short(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None or len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S:
         return timed is not None
-    # adaptive windows of older records ended by time if their interval stayed too wide, not for a lack of steps
+    # older records have adaptive windows, which ended by time if the interval stayed too wide, not for a lack of steps
     steps = record.observations.steps if record.observations else None
     return steps is not None and steps.stopped == "time" and not isinstance(record.spec.measure, AdaptiveMeasure)
 
@@ -138,7 +138,7 @@ FLAGS = {
         lambda record: bool(record.environment and (record.environment.git or {}).get("dirty")),
     ),
 }
-"""Flags in the order of the column. `analysis.verify` sets `unverified`, which depends on the other runs."""
+"""Flags in the order of the column `flags`. `analysis.verify` sets `unverified`, which depends on other runs."""
 
 NOTES = {
     "wide": Flag(
@@ -155,15 +155,17 @@ NOTES = {
         _timed(lambda timed: describe_window(timed.step_s).stall_s > _STALL_WINDOW_SHARE * timed.seconds),
     ),
 }
-"""Notes in the order of their own column."""
+"""Notes in the order of the column `notes`."""
 
 NO_MEASUREMENT = ("drill", "foreign_hosts")
-"""Flags of runs whose numbers are never used, whatever their outcome."""
+"""Flags of runs whose values are never used, regardless of their outcome."""
 
 DISTURBED = ("busy", "paused")
-"""Flags of runs whose times are excluded, because a cause outside the run changed them. Their memory and losses remain
-valid. A run is never excluded for its own steps, such as `unsteady` ones: a configuration that throttles in some
-allocations would then look as fast as it is in the others."""
+"""Flags of runs whose times are excluded because of an external cause. Their memory and losses remain valid.
+
+A run is never excluded because of its own steps, such as `unsteady` ones. Otherwise a configuration that throttles in
+some allocations would look as fast as it is in the remaining ones.
+"""
 
 OUTCOMES: dict[OutcomeKind, str] = {
     "ok": "measured",

@@ -1,4 +1,5 @@
-"""Tables and numbers as text: exact CSV and JSON for programs; text, Markdown and LaTeX with rounded numbers."""
+"""Tables and numbers as text: CSV and JSON with exact values for programs; text, Markdown and LaTeX with rounded
+numbers."""
 
 import functools
 import io
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from analysis.summary import Row
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
-"""First letters that spreadsheets read as the begin of a formula. A text with one of them gets an apostrophe in front,
-which marks text there."""
+"""First characters of a cell that spreadsheets read as a formula. A cell that begins with one of them gets a leading
+apostrophe, by which spreadsheets recognise text."""
 
 
 class CsvLines:
-    r"""File object for a csv writer with `lineterminator=END`.
+    r"""File object for a csv writer with `lineterminator=END`. The collected lines end in ` `.
 
-    A csv writer quotes a cell only if it contains a letter of the line terminator, so `\r\n` quotes line breaks of
-    every kind. The lines written end in `\n` all the same.
+    A csv writer quotes a cell only if it contains a character of the line terminator. With `\r ` as terminator, it
+    quotes cells with any kind of line break.
     """
 
     END = "\r\n"
@@ -49,32 +50,32 @@ class CsvLines:
 
 
 def escape_cell(cell: str) -> str:
-    """Return the CSV cell of a text, safe to open in a spreadsheet."""
+    """Return a text as a CSV cell that is safe to open in a spreadsheet."""
     return f"'{cell}" if cell.startswith(FORMULA) else cell
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return CSV with a header and exact values. Missing values are empty."""
+    """Return a table as CSV with a header and exact values. Missing values are empty."""
     texts = {}
     for name in frame.columns[frame.dtypes == "string"]:
         column = frame[name]
         texts[str(name)] = column.where(~column.str.startswith(FORMULA).fillna(False), "'" + column)
-    # Only columns of text can hold a formula.
+    # Other columns are written unchanged, because only text can be a formula.
     lines = CsvLines()
     frame.assign(**texts).to_csv(lines, index=False, lineterminator=lines.END)  # type: ignore[call-overload]
     return str(lines)
 
 
 def to_json(frame: pd.DataFrame) -> str:
-    """Return a list of objects, one per row. Missing values are null."""
+    """Return a table as a JSON list of objects, one per row. Missing values are null."""
     return json.dumps(list_rows(frame), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
-    """Return a Markdown table, numbers to four digits."""
+    """Return a run table as a Markdown table, with numbers rounded to four significant digits."""
     known, cells = list_all_columns(), []
     for name in frame.columns:
-        # Many rows share a value, so each is formatted once.
+        # Many rows have equal values, so results are cached.
         write = functools.cache(lambda value, column=known[str(name)]: escape_markdown(format_cell(column, value)))
         cells.append([write(value) for value in list_values(frame[name])])
     right = [known[str(name)].kind in ("integer", "number") for name in frame.columns]
@@ -82,7 +83,7 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 def format_markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Return a Markdown table with these headings. `right`: whether each column is aligned to the right."""
+    """Return a Markdown table with the headings `head`. `right` is True for each right-aligned column."""
     escaped = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
     return _join_markdown(escaped[0], escaped[1:], right)
 
@@ -93,18 +94,18 @@ def _join_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text as one Markdown cell. HTML is escaped as well, which Markdown would pass on."""
+    """Return a text as one Markdown table cell. HTML is escaped too, because Markdown would pass it through."""
     return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", " ".join(text.split()))
 
 
 LONG = 40
-"""Rows from which a LaTeX table needs `longtable`, which breaks over pages."""
+"""Number of rows above which a LaTeX table uses `longtable`, which can break over pages."""
 
 _NEEDS = "% needs \\usepackage{{{}}}\n"
 
 
 def to_latex(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Return a LaTeX table with these headings. `right`: whether each column is aligned to the right."""
+    """Return a LaTeX table with the headings `head`. `right` is True for each right-aligned column."""
     frame = pd.DataFrame([list(map(_join_lines, row)) for row in rows], columns=range(len(head)), dtype=object)
     frame.columns = pd.Index([_join_lines(heading) for heading in head])
     styled = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
@@ -122,7 +123,7 @@ def _join_lines(text: str) -> str:
 
 
 WIDTH = 100
-"""Columns of text output that is not a terminal's."""
+"""Width, in characters, of text output that does not go to a terminal."""
 
 
 def render_text_table(
@@ -132,10 +133,10 @@ def render_text_table(
     width: int | None,
     styles: Sequence[str] = (),
 ) -> str:
-    """Return a table as text, long cells folded to fit `width`; None: one line per row, however wide.
+    """Return a table as text. Long cells are wrapped to fit `width` characters; with None, each row stays on one line.
 
-    `right`: whether each column holds numbers, which are aligned to the right and never folded. `styles`: rich's
-    style of each row, used on a terminal only.
+    `right` is True for each column of numbers, which is right-aligned and never wrapped. `styles` holds a style of the
+    library rich for each row, used on a terminal only.
     """
     from rich.console import Console
     from rich.table import Table
@@ -152,7 +153,7 @@ def render_text_table(
 
 
 def find_width() -> int:
-    """Return the columns that text output has room for: those of the terminal, or WIDTH elsewhere."""
+    """Return the width of text output in characters: that of the terminal, or WIDTH if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
@@ -160,12 +161,12 @@ _KEY = re.compile(r"\b(?:[a-z_]+\.)+(?=[a-z_]+=)")
 
 
 def shorten_keys(text: str) -> str:
-    """Return a text with the last part of each config key: `tensor=2` for `parallel.tensor=2`."""
+    """Return a text in which each config key is reduced to its last part: `tensor=2` for `parallel.tensor=2`."""
     return _KEY.sub("", text)
 
 
 def name_briefly(row: "Row") -> str:
-    """Return the choice of a row without its micro-batch, in the shortest form: `pipeline × 16 (tensor=2)`."""
+    """Return a short name of a row's engine, layout and options, without micro-batch: `pipeline × 16 (tensor=2)`."""
     return shorten_keys(describe_series(row)).replace(" accumulated", "")
 
 
@@ -174,8 +175,8 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_significant(value: float, digits: int = 4) -> str:
-    """Return `value` to `digits` significant digits, with thousands separators; an exponent only below 10^-5 or above
-    10^15."""
+    """Return `value` rounded to `digits` significant digits, with thousands separators. Scientific notation is used
+    only below 10^-5 or above 10^15."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     before = math.floor(math.log10(abs(value))) + 1
@@ -185,10 +186,10 @@ def format_significant(value: float, digits: int = 4) -> str:
 
 
 def format_within(value: float, low: float, high: float, sign: str = "") -> tuple[str, str, str]:
-    """Return a value and the ends of its interval, rounded to the second digit of the interval's width.
+    """Return a value and the two ends of its interval as texts, rounded to the second digit of the interval's width.
 
-    Further digits would be noise. An interval of zero or infinite width supports no rounding: then four significant
-    digits. `sign="+"` writes a plus before positive values.
+    Further digits would be noise. If the width is zero or infinite, four significant digits are kept. `sign="+"` puts a
+    plus sign before positive values.
     """
     width = high - low
     known = math.isfinite(width) and width > 0
@@ -204,7 +205,8 @@ def format_within(value: float, low: float, high: float, sign: str = "") -> tupl
 
 
 def format_short(value: float, low: float, high: float) -> tuple[str, str]:
-    """Return a value to three significant digits, or fewer if its interval supports no more; then its interval."""
+    """Return a value and its interval as texts. The value has three significant digits, or fewer if its interval is
+    wide."""
     text, *ends = format_within(value, low, high)
     width = high - low
     coarse = value == 0 or (math.isfinite(width) and width >= 10.0 ** (math.floor(math.log10(abs(value))) - 1))
@@ -212,7 +214,7 @@ def format_short(value: float, low: float, high: float) -> tuple[str, str]:
 
 
 def format_interval_of(value: float, low: float, high: float) -> str:
-    """Return a value followed by its interval."""
+    """Return a value followed by its interval in parentheses."""
     text, *ends = format_within(value, low, high)
     return f"{text} ({' to '.join(ends)})"
 
@@ -227,18 +229,18 @@ def format_ratio_change(ratio: float, low: float | None = None, high: float | No
 
 
 def find_unit_power(value: float) -> int:
-    """Return the power of 1024 of the largest unit that `value` bytes fill; it is an index of UNITS."""
+    """Return the index in UNITS of the largest unit that is at most `value` bytes. It is also the power of 1024."""
     return min(int(math.log2(value) // 10), len(UNITS) - 1) if value >= 1 else 0
 
 
 def format_size(value: float) -> str:
-    """Return bytes in the largest binary unit that they fill."""
+    """Return a number of bytes as text, in the largest binary unit that does not exceed it."""
     power = find_unit_power(value)
     return f"{format_significant(value / 1024**power)} {UNITS[power]}"
 
 
 def format_cell(column: Column, value: Any) -> str:
-    """Return a cell of the run table for readers; None means missing."""
+    """Return a cell of the run table as text for readers. A `value` of None is shown as missing."""
     if value is None:
         return MISSING
     if column.kind == "truth":
@@ -253,9 +255,9 @@ def format_cell(column: Column, value: Any) -> str:
 
 
 def format_interval_kind(row: "Row") -> str:
-    """Write level and kind of the intervals of a row of the summary, or that they come from a single run.
+    """Describe the level and kind of the intervals of a summary row, or that they come from a single run.
 
-    A run of few steps may have an interval of its rate and none of its median, whose kind is then missing.
+    A run of few steps may have an interval of its rate but none of its median. The kind is then missing in the row.
     """
     kind = row["interval_kind"] or "within the run"
     if kind == "within the run":
@@ -264,7 +266,8 @@ def format_interval_kind(row: "Row") -> str:
 
 
 def format_effect(comparison: "Comparison") -> str:
-    """Write the change of the time per sample, with its interval where there are enough runs for a verdict."""
+    """Return the relative change of the time per sample. Its interval is included if there are enough runs for a
+    verdict."""
     known = comparison.interval
     if known is None or not comparison.decides:
         return format_ratio_change(comparison.ratio)
@@ -274,8 +277,10 @@ def format_effect(comparison: "Comparison") -> str:
 
 
 def load_template(package: str, name: str) -> "Template":
-    """Return a template of `package` or of the report. It escapes its values; an unknown name in it is an error."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # here: only pages need jinja2
+    """Return a jinja2 template of `package` or of the report. It escapes its values, and undefined names raise an
+    error."""
+    # imported here because only pages need jinja2
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("analysis.report")]),

@@ -1,9 +1,11 @@
-"""Importance of each field of a search: a functional analysis of variance of its objective.
+"""Importance of each field of a search: a functional analysis of variance of the search's objective.
 
-The objective is modelled by a Gaussian process through the logarithms of the trials. Its covariance has a constant
-part, a part for each field, and a part for their combination. The distance of two numeric values of a field is the
-number of values between them; other values are equal or different. Scales and noises are weighted by their marginal
-likelihood and a prior (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2 and 5.4.1).
+The logarithm of the objective is modelled by a Gaussian process that is fitted to the trials. Its covariance is the sum
+of a constant part, a part for each field, and a part for the combination of all fields. The distance of two numbers of
+a field is the number of candidate values between them; values that are not numbers are equal or different.
+
+The candidate scales and noises are weighted by marginal likelihood and prior (Rasmussen & Williams, Gaussian Processes
+for Machine Learning, 2006, sections 2.2 and 5.4.1).
 """
 
 import importlib
@@ -26,10 +28,10 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def _import_on_one_thread(name: str) -> Any:
-    """Import a part of scipy with its linear algebra on one thread.
+    """Import a module of scipy with its linear algebra limited to one thread.
 
-    On a busy machine, several threads wait for each other fifty times as long as the work takes. The environment is
-    restored, so that later processes do not inherit the limit.
+    On a busy machine, several threads wait for each other fifty times as long as the work takes. The environment
+    variable is restored, so that later processes do not inherit the limit.
     """
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = before or "1"
@@ -43,23 +45,23 @@ def _import_on_one_thread(name: str) -> Any:
 _linalg = _import_on_one_thread("scipy.linalg")
 
 _MOST_POINTS, _DRAWS = 600, 400
-_MOST_LEVELS = 8  # of a field with continuous values
-_LEAST_TRIALS = 6  # with a value: fewer say nothing about fields
+_MOST_LEVELS = 8  # bins for a field with many numeric values
+_LEAST_TRIALS = 6  # trials with a value; fewer cannot distinguish the fields
 
-# all in units of the logarithm of the objective
+# scales and noises are in units of the log objective
 _SHARED = 0.5  # standard deviation of the constant part: a factor of e^0.5 in either direction
 _SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)  # candidate standard deviations of the other parts
-_USUAL_SCALE, _DECADES = 1.0, 0.5  # the prior of the scale: log-normal, with its width in powers of ten
-_NOISES = (0.005, 0.02, 0.06)  # candidate standard deviations between two runs of one point
-_CORRELATION_LENGTH = 0.5  # of the combined part, relative to the range of a field
-_LEAST_WEIGHT = 0.05  # relative to the likeliest setting: less likely settings are dropped
-_MOST_FITTED = 150  # trials that determine scale and noise: more change little and cost much
+_USUAL_SCALE, _DECADES = 1.0, 0.5  # median and width (in powers of ten) of the log-normal prior of the scale
+_NOISES = (0.005, 0.02, 0.06)  # candidate standard deviations of repeated runs of a point
+_CORRELATION_LENGTH = 0.5  # of the combined part, as a fraction of the range of a field
+_LEAST_WEIGHT = 0.05  # relative to the most likely setting; less likely settings are dropped
+_MOST_FITTED = 150  # trials that determine scale and noise; more would change little and take long
 
 
 class FieldImportance(NamedTuple):
-    """Share of the objective's variance over the space that a field alone explains, between 0 and 1.
+    """Fraction of the objective's variance over the search space that a field alone explains, from 0 to 1.
 
-    The share lies between `low` and `high` in 95 % of the posterior.
+    `low` and `high` bound the fraction with a posterior probability of 95 %.
     """
 
     field: str
@@ -69,10 +71,11 @@ class FieldImportance(NamedTuple):
 
 
 def estimate_importances(section: "SearchSection", results: Sequence["TrialResult"]) -> tuple[FieldImportance, ...]:
-    """Return the importance of each field, the greatest first; empty if too few trials have a value.
+    """Return the importance of each field, the greatest first; empty if too few trials have a value of the objective.
 
-    Functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of functions drawn from the posterior: the
-    variance of a function's means by the values of a field, over its total variance.
+    The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of functions that are drawn
+    from the posterior. For each field, the variance of a function's means by the values of that field is divided by the
+    function's total variance.
     """
     from bench.sweep.search.proposers import find_cost
     from bench.sweep.search.space import SearchSpace, format_key
@@ -100,9 +103,10 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
 
 
 def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the share of variance between the means of the levels, for each function; 0 for a constant function.
+    """Return for each function the fraction of its variance that lies between the means of the levels; 0 if it is
+    constant.
 
-    `drawn` has shape (functions, points), `levels` the level of each point.
+    `drawn` has shape (functions, points). `levels` has shape (points,) and holds the level of each point.
     """
     total, counts = drawn.var(axis=1), np.bincount(levels)
     means = np.stack([drawn[:, levels == level].mean(axis=1) for level in range(len(counts))])
@@ -112,7 +116,10 @@ def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> N
 
 
 def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the level of each value. Equal values share a level; many numbers are grouped into bins by rank."""
+    """Return the level of each value of a field, as a number from 0. Equal values have the same level.
+
+    More than _MOST_LEVELS different numbers are grouped into bins by rank.
+    """
     texts = [_format_level(value) for value in column]
     if len(set(texts)) > _MOST_LEVELS and all(isinstance(value, int | float) for value in column):
         ranks = np.searchsorted(np.sort(np.array(column, dtype=float)), np.array(column, dtype=float))
@@ -122,7 +129,8 @@ def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
 
 
 class _Setting(NamedTuple):
-    """A scale and a noise, and their share of the draws."""
+    """A scale and a noise (standard deviations of the log objective), and their weight: the fraction of functions drawn
+    with them."""
 
     scale: float
     noise: float
@@ -130,7 +138,7 @@ class _Setting(NamedTuple):
 
 
 class _Process:
-    """A Gaussian process over points, given by their values."""
+    """A Gaussian process over points of a search space. Each point is given by its values of the fields."""
 
     def __init__(self, values: Sequence[Mapping[str, Any]]) -> None:
         keys = dict.fromkeys(key for one in values for key in one)
@@ -138,13 +146,14 @@ class _Process:
         self._points = np.arange(len(values))
 
     def draw(self, tried: Sequence[tuple[int, float, float]], count: int, generator: np.random.Generator) -> Array:
-        """Draw about `count` functions from the posterior, shape (draws, points).
+        """Draw about `count` functions from the posterior, shape (functions, points).
 
-        `tried` has the index, the cost and the additional noise of each tried point; an undisturbed run has none.
+        `tried` holds for each tried point its index, its cost (log objective) and its additional noise. The noise is 0
+        for a run without background load.
         """
         at, costs, noises = (np.array(column) for column in zip(*tried, strict=True))
         everything, drawn = self._points, []
-        sound = noises == 0  # these determine scale and noise, if there are enough
+        sound = noises == 0  # trials without extra noise; if there are enough, they alone determine scale and noise
         chosen = sound if sound.sum() >= _LEAST_TRIALS else np.full(len(at), True)
         for setting in self._fit(at[chosen], costs[chosen]):
             own = self._covariance(at, at, setting.scale) + np.diag(setting.noise**2 + noises**2)
@@ -158,16 +167,18 @@ class _Process:
         return np.concatenate(drawn)
 
     def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[_Setting]:
-        """Return scales and noises weighted by marginal likelihood; for many trials only the likeliest."""
+        """Return candidate scales and noises weighted by their marginal likelihood. For many trials, return only the
+        most likely."""
         at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
-        deviation, alike = axes.T @ deviation, axes.sum(axis=0)  # in the eigenbasis: the costs, and the constant part
+        # costs and constant part in the eigenbasis of the covariance
+        deviation, alike = axes.T @ deviation, axes.sum(axis=0)
         likelihoods: dict[tuple[float, float], float] = {}
         for scale in _SCALES:
             usual = -0.5 * (math.log10(scale / _USUAL_SCALE) / _DECADES) ** 2
             for noise in _NOISES:
                 variance = scale**2 * np.maximum(spreads, 0.0) + noise**2
-                shared = 1 + _SHARED**2 * float((alike**2 / variance).sum())  # Sherman and Morrison's formula
+                shared = 1 + _SHARED**2 * float((alike**2 / variance).sum())  # by the Sherman-Morrison formula
                 explained = _SHARED**2 * float((alike * deviation / variance).sum()) ** 2 / shared
                 misfit = float((deviation**2 / variance).sum()) - explained
                 log_determinant = float(np.log(variance).sum()) + math.log(shared)
@@ -185,7 +196,7 @@ class _Process:
             apart += np.take(codes.distance[codes.level[rows]], codes.level[columns], axis=1)
         covariance: Array = np.exp(apart * (-1 / _CORRELATION_LENGTH))
         apart *= -1 / fields
-        covariance += apart  # plus 1: the mean over fields of each field's own part
+        covariance += apart  # with the 1 added below: mean over fields of each field's own part, 1 - distance
         covariance *= 0.5 * scale**2
         covariance += 0.5 * scale**2 + _SHARED**2
         return covariance
@@ -199,7 +210,7 @@ class _FieldCodes(NamedTuple):
 
 
 def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
-    """Return the codes of a field; None if it does not vary."""
+    """Return the levels of a field; None if the field has the same value at all points."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
     texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
     count = len(numbers) + len(texts)

@@ -1,4 +1,4 @@
-"""A set of runs in a notebook: tables and figures as attributes, each computed when first used."""
+"""A set of runs for use in a notebook: tables and figures as attributes, each computed at first use."""
 
 import functools
 import io
@@ -25,15 +25,15 @@ _BEST = (
     *_PLACE, "standing", "sample_s", "ratio", "ratio_low", "ratio_high", "tokens_per_s", "peak_allocated_bytes",
     "flags",
 )  # fmt: skip
-"""Columns of the short views."""
+"""Columns of the short forms of `summary` and `best`."""
 
 
 class MeasuredStudy:
     """The tables and figures of a set of runs.
 
     `table`, `summary`, `best` and `scaling` are DataFrames with units and meanings in `attrs`. `summary` and `best`
-    have their main columns; those of `full` have all columns. `trusted` has only undisturbed runs, and `plot` the
-    report's figures.
+    contain only their main columns; `full.summary` and `full.best` contain all of them. `trusted` is the same study
+    without disturbed runs. `plot` has the figures of the report.
     """
 
     def __init__(self, results: "Results", *, short: bool = True) -> None:
@@ -51,7 +51,7 @@ class MeasuredStudy:
         )
 
     def answer(self) -> str:
-        """Return the answer in one to five sentences, one per line; empty if nothing was measured."""
+        """Return the results in one to five sentences, one per line; empty if nothing was measured."""
         from analysis.answer import describe_answer
 
         return "\n".join(describe_answer(self.results))
@@ -63,8 +63,8 @@ class MeasuredStudy:
 
     @functools.cached_property
     def trusted(self) -> "MeasuredStudy":
-        """The study without runs whose times are no measurement of their configuration: runs on a busy machine, paused
-        runs, drills and runs on foreign hosts."""
+        """The same study without runs whose times do not measure their configuration: runs on a busy machine, paused
+        runs, drills, and runs on hosts outside their job."""
         from analysis.flags import DISTURBED, NO_MEASUREMENT
 
         excluded = {*DISTURBED, *NO_MEASUREMENT}
@@ -74,13 +74,13 @@ class MeasuredStudy:
 
     @functools.cached_property
     def table(self) -> "DataFrame":
-        """One row per run, failed runs included."""
+        """The run table: one row per run, failed runs included."""
         return _annotate(self.results.table)
 
     @functools.cached_property
     def summary(self) -> "DataFrame":
-        """One row per configuration, machine, environment class and kind of evidence: medians over repeats, with
-        intervals."""
+        """Summary with one row per configuration, machine, environment class and kind of evidence. It holds medians
+        over repeats, with intervals."""
         return _annotate(self.results.summary, _SUMMARY if self._short else ())
 
     @functools.cached_property
@@ -92,19 +92,20 @@ class MeasuredStudy:
 
     @functools.cached_property
     def scaling(self) -> "DataFrame":
-        """A row per node count of each curve: speed-up, efficiency and serial fraction."""
+        """The scaling curves, one row per node count: speed-up, efficiency and serial fraction."""
         from analysis.scaling.curves import build_curve_table, build_curves
 
         return _annotate(build_curve_table(build_curves(self.results)))
 
     @functools.cached_property
     def plot(self) -> "StudyFigures":
-        """The figures that have something to show, each a method without arguments that returns a matplotlib Figure."""
+        """The figures that these runs have data for. Each is a method without arguments that returns a matplotlib
+        Figure."""
         return StudyFigures(self.results)
 
 
 class StudyFigures:
-    """The report's figures by name, e.g. `study.plot.step_time()`. Tab completes those that have something to show."""
+    """The figures of the report, such as `study.plot.step_time()`. Tab completion lists those that have data."""
 
     def __init__(self, results: "Results") -> None:
         self._results = results
@@ -116,7 +117,7 @@ class StudyFigures:
         return f"<figures: {', '.join(dir(self)) or 'none has anything to show'}>"
 
     def __getattr__(self, name: str) -> "Callable[[], Figure]":
-        if name.startswith("_"):  # notebooks look for methods such as _repr_html_ in every object
+        if name.startswith("_"):  # notebooks look up methods such as _repr_html_ on every object
             raise AttributeError(name)
         from analysis.figures import list_figures
 
@@ -132,22 +133,22 @@ class StudyFigures:
         return {figure.name: picture for figure, picture in sorted(build_pictures(self._results))}
 
     def _draw(self, name: str) -> "Figure":
-        """Return a figure that a notebook shows at the end of a cell, although pyplot has not made it."""
+        """Return a figure that a notebook displays at the end of a cell, although it was made without pyplot."""
         from analysis.drawing import compose
 
         if name not in self._shown:
             remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
             raise UserError(f"plot.{name}", "has nothing to show of these runs", remedy)
         figure = compose(self._shown[name])
-        # Notebooks call this method of an object that ends a cell; pyplot, which would add it, is not used.
+        # Notebooks call this method on the last object of a cell. pyplot would add it, but is not used.
         vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)
         return figure
 
 
 def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
-    """Return the tables and figures of every record at or below `paths`.
+    """Return the tables and figures of all records at or below `paths`.
 
-    Other files are skipped, with a warning. Raises UserError for a path that does not exist.
+    Files that are no records are skipped, with a warning. Raises UserError for a path that does not exist.
     """
     from analysis import results
 

@@ -1,6 +1,6 @@
-"""Values that metrics and flags read from a record: its timed window, worst and slowest rank, rate of FLOPs.
+"""Values of a record that several metrics and flags need: its timed window, slowest rank, rate of FLOPs and others.
 
-Each function returns None where the record does not determine the value.
+Each function returns None if the record does not contain what the value is computed from.
 """
 
 import functools
@@ -17,7 +17,7 @@ from bench.core.record import Environment, RankMemory, RunRecord, ScheduledJob, 
 from bench.predict.work import compute_flops_per_step
 
 FlopsKind = Literal["model", "hardware"]
-"""FLOPs that the model needs, or all that are run: these include recomputed activations."""
+""""model": FLOPs that the model needs. "hardware": all executed FLOPs, including recomputation of activations."""
 _TERA = 1e12
 
 Given = TypeVar("Given")
@@ -25,19 +25,20 @@ Found = TypeVar("Found")
 
 
 class TimedWindow(NamedTuple):
-    """The timed steps of a run, in seconds."""
+    """The timed steps of a run, after warm-up."""
 
     step_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
-    seconds: float  # of the whole window
+    seconds: float  # duration of the whole window
 
 
 def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
-    """Keep the result of `work` for the latest argument: most columns of a record need the same values.
+    """Return a function that caches the result of `work` for the latest argument. Most columns of a record need the
+    same values.
 
-    Arguments are compared by identity, since comparing their contents would take longer than `work` does.
+    Arguments are compared by identity, because comparing their contents would take longer than `work`.
     """
-    latest: tuple[Any, Any] = object(), None  # argument and result
+    latest: tuple[Any, Any] = object(), None  # the latest argument, and the result for it
 
     @functools.wraps(work)
     def find(given: Given) -> Found:
@@ -53,9 +54,9 @@ def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
 
 @remember_latest
 def get_window(record: RunRecord) -> TimedWindow | None:
-    """Return the timed steps: those after the warm-up, of a run that ended ok.
+    """Return the timed steps, which follow the warm-up; None unless the run ended ok.
 
-    A run that diverged or stopped early computed something else than was asked, so its speed is no answer.
+    A run that diverged or stopped early did not compute what its configuration asks for, so its times are not used.
     """
     steps = record.observations.steps if record.observations else None
     if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:
@@ -63,17 +64,17 @@ def get_window(record: RunRecord) -> TimedWindow | None:
     return _drop_warmup(steps)
 
 
-@remember_latest  # the same tuples also for a copy of the record, so that `describe_window` finds them by identity
+@remember_latest  # also gives a copied record the same tuples, for a fast lookup in `describe_window`
 def _drop_warmup(steps: Steps) -> TimedWindow:
     return TimedWindow(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
 
 
 @remember_latest
 def find_job(environment: Environment | None) -> ScheduledJob | None:
-    """Return the scheduler's job around a run; None outside of any job."""
+    """Return the scheduler job in which a run was executed; None outside of any job."""
     if environment is None or environment.job or not environment.slurm:
         return environment.job if environment else None
-    reported = environment.slurm  # older records have the variables of Slurm only
+    reported = environment.slurm  # older records have only the environment variables of Slurm
     return ScheduledJob(
         job_id=reported.get("SLURM_JOB_ID", ""),
         cluster=reported.get("SLURM_CLUSTER_NAME", ""),
@@ -84,13 +85,13 @@ def find_job(environment: Environment | None) -> ScheduledJob | None:
 
 @remember_latest
 def compute_steps_per_s(record: RunRecord) -> float | None:
-    """Return the steps of the window divided by its seconds, never a mean of rates."""
+    """Return the number of steps of the window divided by its duration in seconds. It is not a mean of rates."""
     timed = get_window(record)
     return len(timed.step_s) / timed.seconds if timed else None
 
 
 def compute_step_quantile(record: RunRecord, share: float) -> float | None:
-    """Return a quantile of the window's step times in seconds, interpolated between two steps."""
+    """Return a quantile of the window's step times, in seconds, interpolated between two steps."""
     timed = get_window(record)
     if timed is None:
         return None
@@ -100,13 +101,14 @@ def compute_step_quantile(record: RunRecord, share: float) -> float | None:
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:
-    """Return the interval of the median step time, from the run's own steps."""
+    """Return the interval of the median step time, in seconds, computed from the steps of the run alone."""
     timed = get_window(record)
     return describe_window(timed.step_s).median if timed else None
 
 
 def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
-    """Return the interval of a rate over the window, from the run's own steps; None if the rate is None."""
+    """Return the interval of a rate over the window, computed from the steps of the run alone; None if the rate is
+    None."""
     timed = get_window(record)
     if timed is None or rate is None:
         return None
@@ -114,7 +116,7 @@ def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | N
 
 
 def get_tokens(record: RunRecord) -> Tokens | None:
-    """Return the tokens per optimizer step that were counted in the window; None if the window has no step."""
+    """Return the tokens per optimizer step, counted in the window; None if the window has no steps."""
     observed = record.observations
     if observed is None or observed.steps is None or observed.steps.cut >= len(observed.steps.step_s):
         return None
@@ -122,7 +124,8 @@ def get_tokens(record: RunRecord) -> Tokens | None:
 
 
 def compute_token_rate(record: RunRecord, counted: Callable[[Tokens], float | None]) -> float | None:
-    """Return tokens per second over all ranks and the whole window; `counted` selects from the tokens of a step."""
+    """Return tokens per second over all ranks and the whole window. `counted` selects the kind of tokens from those of
+    a step."""
     rate, per_step = compute_steps_per_s(record), get_tokens(record)
     selected = None if per_step is None else counted(per_step)
     return None if rate is None or selected is None else rate * selected
@@ -131,7 +134,8 @@ def compute_token_rate(record: RunRecord, counted: Callable[[Tokens], float | No
 def compute_energy_j(record: RunRecord) -> float | None:
     """Return the energy of all devices over the window, in joules; None unless every device reported it.
 
-    The reported energy includes the pauses between blocks. If its own duration is known, it is scaled to the window.
+    The reported energy includes the pauses between blocks of steps. If the duration of its measurement is known, the
+    energy is scaled to the window.
     """
     observed, timed = record.observations, get_window(record)
     if observed is None or timed is None:
@@ -146,12 +150,12 @@ def compute_energy_j(record: RunRecord) -> float | None:
 
 
 def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
-    """Return the maximum over all ranks of a field of RankMemory; None if it is unknown for any rank."""
+    """Return the maximum over all ranks of a field of RankMemory; None if the field is unknown for any rank."""
     return max(list_by_rank(record, quantity), default=None)
 
 
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
-    """Return a field of RankMemory for every rank; empty if it is unknown for any rank."""
+    """Return the value of a field of RankMemory for every rank; empty if the field is unknown for any rank."""
     return _list_memory(record.observations.memory)(quantity) if record.observations else ()
 
 
@@ -166,7 +170,7 @@ def _list_memory(ranks: tuple[RankMemory, ...]) -> Callable[[str], tuple[int, ..
 
 
 def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
-    """Return each rank's seconds per step outside collectives; empty unless known for all ranks."""
+    """Return the seconds per step that each rank spends outside collectives; empty unless known for all ranks."""
     observed = record.observations
     if observed is None or record.outcome.kind != "ok":
         return ()
@@ -175,30 +179,30 @@ def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
 
 
 def find_slowest_rank(record: RunRecord) -> int | None:
-    """Return the straggler, the slowest rank if one stands out (`bench.core.quantities`)."""
+    """Return the slowest rank if it is a straggler, i.e. much slower than the rest (`bench.core.quantities`)."""
     return _find_slowest(list_own_seconds(record), record.spec.parallel.pipeline)
 
 
-@functools.lru_cache(maxsize=8)  # several columns of a record ask for it in turn
+@functools.lru_cache(maxsize=8)  # several columns of a record need the result
 def _find_slowest(own: tuple[float, ...], stages: int) -> int | None:
     return max(find_slow_ranks(own, stages), key=own.__getitem__, default=None)
 
 
 def find_slowest_link(record: RunRecord) -> int | None:
-    """Return the node with the slowest link, if one stands out (`bench.core.quantities`)."""
+    """Return the node with the slowest link if that link is much slower than the rest (`bench.core.quantities`)."""
     link = record.observations.link if record.observations else None
     rates = link.nodes_bytes_per_s if link else ()
     return min(find_slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)
 
 
 def get_host(record: RunRecord, node: int) -> str | None:
-    """Return the host name of a node; None if hosts are unknown or share a name."""
+    """Return the host name of a node; None if host names are unknown or two nodes have the same name."""
     hosts = record.environment.hosts if record.environment else ()
     return hosts[node] if len(hosts) == record.spec.nodes else None
 
 
 def compute_tflops_per_device(record: RunRecord, kind: FlopsKind) -> float | None:
-    """Return 10^12 matmul FLOP/s per device over the window."""
+    """Return the rate of matmul FLOPs per device over the window, in 10^12 FLOP/s."""
     rate = compute_steps_per_s(record)
     flops = None if rate is None else compute_step_flops(record, kind)
     return None if rate is None or flops is None else flops * rate / record.spec.world_size / _TERA
@@ -208,22 +212,24 @@ _compute_step_flops = remember_latest(compute_flops_per_step)
 
 
 def compute_step_flops(record: RunRecord, kind: FlopsKind) -> int | None:
-    """Return the matmul FLOPs of a step over all ranks, by formula or, for a family without a formula, as counted.
+    """Return the matmul FLOPs of a step over all ranks. They come from a formula or, for a model family without one,
+    from torch's counter.
 
-    The counter cannot separate recomputed activations, so with checkpointing it gives no "model" FLOPs.
+    The counter cannot exclude recomputed activations. So with activation checkpointing it gives no "model" FLOPs.
     """
     try:
         flops: int = getattr(_compute_step_flops(record.spec), kind)
     except NoPrediction:
         counted = record.observations.counted_flops if record.observations else None
         return counted if kind == "hardware" or not record.spec.activation_checkpointing else None
-    except (UserError, ValueError):  # a family or a shape that this version does not know
+    except (UserError, ValueError):  # this version does not know the model family or the shape
         return None
     return flops
 
 
 def compute_utilisation(record: RunRecord, kind: FlopsKind) -> float | None:
-    """Return `compute_tflops_per_device` over the dense peak in the run's precision; None if the peak is unknown."""
+    """Return `compute_tflops_per_device` divided by the device's dense peak in the precision of the run; None if the
+    peak is unknown."""
     rate = compute_tflops_per_device(record, kind)
     peak = record.circumstance.machine.peak_tflops.get(record.spec.precision)
     return None if rate is None or not peak else rate / peak

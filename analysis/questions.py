@@ -1,11 +1,12 @@
-"""Questions: which rows of a summary compete with each other, and how configurations differ.
+"""Questions: groups of summary rows whose configurations are compared, and names for how these configurations differ.
 
-question        rows that share `QUESTION` compete; the rest of a configuration is the choice.
-engines         two specs are compared as engines if they agree in every option that both engines know.
-variants        fields without a column in which configurations of a set differ.
-early failures  attempts that failed before their environment was known. Another row of the same configuration and
-                machine with a known environment supersedes them, since they were retried. Otherwise they join the rows
-                of the same question, and may be compared with a row of any environment.
+question        A group of rows with equal values in the columns `QUESTION`: the same work on equal hardware. Its rows
+                differ in engine, layout, batch and activation checkpointing, and are ranked by time.
+engines         Two specs are compared as engines if every option that both engines have is equal.
+variants        Fields in which configurations differ but which have no column of their own.
+early failures  Attempts that failed before their environment was recorded. If a row of the same configuration and
+                machine has a known environment, they were retried and are dropped. Otherwise they join the rows of the
+                same question, and may be compared with rows of any environment.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -24,13 +25,14 @@ from bench.engines import find_facts
 
 Question = dict[str, Any]
 Fields = Mapping[str, Mapping[str, str]]
-"""Fields of a spec as text, by config_id."""
+"""Fields of specs as text: by config_id, then by field name."""
 
 _PLACE = ("model", "nodes", "devices_per_node")
 _LENGTHS = {f"{kind}_length": f"{kind}_tokens" for kind in LENGTHS}
 _MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, "objective", "lengths")
 QUESTION = (*_PLACE, *_MORE)
-"""Columns that rows of one question share. Engine, layout, batch and activation checkpointing are the choice."""
+"""Columns that all rows of a question have in common. Rows may differ in engine, layout, batch and activation
+checkpointing."""
 _PROTOCOL = "measure."
 
 
@@ -38,14 +40,14 @@ _PROTOCOL = "measure."
 
 
 def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
-    """Return the rows of a summary by question, in the order in which they appear.
+    """Return the rows of a summary grouped by question, in the order in which questions first appear.
 
-    A point that a prediction called infeasible joins the measured rows of its question, unless it was measured too.
+    A point that was predicted to be infeasible joins the measured rows of its question, unless it was measured itself.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = drop_retried([add_lengths(row) for row in list_rows(summary)])
     ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
-    # a measurement supersedes the prediction that a point is infeasible
+    # a measured row replaces the prediction that its point is infeasible
     rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
     for row, environment_id in assign_environments(rows, _build_question_key):
         key = tuple((row | {"environment_id": environment_id})[name] for name in QUESTION)
@@ -55,34 +57,35 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
 
 
 def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return the question of a row, without the environment. A prediction has the question of its measurement."""
+    """Return the question of a row without its environment. A predicted row has the question of measured rows."""
     asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
     return tuple(asked[name] for name in QUESTION)
 
 
 def add_lengths(row: Row) -> Row:
-    """Add the tokens per sample, which the summary has per step, and the optional columns that it lacks."""
+    """Return the row with its tokens per sample added, computed from the tokens per step, and with missing optional
+    columns."""
     counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
     lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
     return LATER | row | lengths
 
 
 def name_question(question: Question, all_questions: Sequence[Question]) -> str:
-    """Name a question: its model and ranks, and any difference from other questions of the model."""
+    """Return the name of a question: its model and ranks, and how it differs from other questions about the model."""
     return " · ".join([question["model"], format_ranks(question), *describe_differences(question, all_questions)])
 
 
 def format_ranks(question: Question | Row) -> str:
-    """Return the number of ranks, by nodes if there are several."""
+    """Return the ranks of a question or row as text, with the node count if there are several nodes."""
     nodes, devices = question["nodes"], question["devices_per_node"]
     return f"{nodes} × {devices} ranks" if nodes > 1 else format_count(devices, "rank")
 
 
 def describe_differences(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Name the columns besides the ranks in which a question differs from others of the model."""
+    """Return the values, apart from ranks, in which a question differs from other questions about its model."""
     texts = []
     for part in _MORE:
-        # an environment class contains the devices per node, so it is compared among equal ranks
+        # an environment class contains the devices per node, so only questions with equal ranks can be compared in it
         same_parts = _PLACE if part == "environment_id" else ("model",)
         rivals = [other for other in all_questions if all(other[same] == question[same] for same in same_parts)]
         if (value := question[part]) is not None and len({other[part] for other in rivals}) > 1:
@@ -91,12 +94,15 @@ def describe_differences(question: Question, all_questions: Sequence[Question]) 
 
 
 def describe_choice(row: Row) -> str:
-    """Name the choice of a row: the series and its micro-batch."""
+    """Return the name of a row's configuration within its question: engine, layout, options and micro-batch."""
     return f"{describe_series(row)}, micro {row['micro']}"
 
 
 def describe_series(row: Row) -> str:
-    """Name the choice of a row without its micro-batch; a `protocol` distinguishes rows of a table (`tell_apart`)."""
+    """Return the name of a row's configuration within its question, without the micro-batch.
+
+    A `protocol` column, if present, distinguishes rows that differ only in the measurement protocol (`tell_apart`).
+    """
     parts = [row["engine"]]
     if row["accumulation"] > 1:
         parts.append(f"× {row['accumulation']} accumulated")
@@ -111,19 +117,19 @@ def describe_series(row: Row) -> str:
 
 
 class PlacedRow(NamedTuple):
-    """A row with its environment class; None if no row of the same question has a known environment."""
+    """A row with its environment class. The class is None if no row of the same question has a known environment."""
 
     row: Row
     environment_id: str | None
 
 
 def has_failed_early(row: Row) -> bool:
-    """Return whether a row has neither a number nor a known environment. This includes predictions."""
+    """Return True if a row has neither measured values nor a known environment. This includes predicted rows."""
     return row["environment_id"] is None and not row["n"]
 
 
 def drop_retried(rows: Sequence[Row]) -> list[Row]:
-    """Drop early failures that were retried. A rehearsal does not retry a real run."""
+    """Return the rows without early failures that were retried. A rehearsal does not count as a retry of a real run."""
 
     def build_key(row: Row) -> tuple[str, str, bool]:
         return row["config_id"], row["machine"], row["evidence"] == "rehearsed"
@@ -133,11 +139,11 @@ def drop_retried(rows: Sequence[Row]) -> list[Row]:
 
 
 def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
-    """Return each row with its environment, rows with a known environment first.
+    """Return each row with its environment class, rows with a known class first.
 
-    An early failure gets the environment of the first row with the same question, preferably one with a number.
+    An early failure gets the class of the first row of the same question, if possible of a row with measured values.
     """
-    # stable sorts: rows keep their order within those of known and of unknown environment
+    # stable sorts keep the order of rows among those with a known and among those with an unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
     first: dict[Hashable, str | None] = {}
     for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
@@ -148,7 +154,7 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
-    """Return whether two environment classes may be equal; an unknown class may be any."""
+    """Return True if two environment classes may be equal. An unknown class (None) may equal any other."""
     return one is None or other is None or one == other
 
 
@@ -156,19 +162,21 @@ def may_be_same(one: str | None, other: str | None) -> bool:
 
 
 def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether two specs differ only in the engine, and may be compared as two engines."""
+    """Return True if two specs differ only in the engine and their engines may be compared (`may_be_compared`)."""
     return dump_without_engine(one) == dump_without_engine(other) and may_be_compared(one, other)
 
 
 def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether the engines of two specs have equal options, apart from options that only one engine knows.
+    """Return True if the engines of two specs have equal options, apart from options that only one engine has.
 
-    A stage with offload and another without it, or with other buckets, would compare these options and not the stages.
-    An option belongs to one engine alone if only its spec has it and its preset lists it: presets list the options
-    without a default. Any other option could have been given to both engines.
+    A stage with offload and another stage without it would compare offload instead of the stages. The same is true for
+    different bucket sizes.
+
+    An option belongs to one engine alone if its preset lists the option and the other spec does not have it. Presets
+    list the options without a default. Any other option could have been set for both engines.
     """
     ours, theirs = _list_options(one), _list_options(other)
-    # an option that only one side sets counts as unequal
+    # an option that only one of the engines has counts as unequal
     unequal = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     own_names = {name for name in read_engine_preset(one.engine.name) if name not in theirs}
     own_names |= {name for name in read_engine_preset(other.engine.name) if name not in ours}
@@ -176,12 +184,12 @@ def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
 
 
 def dump_without_engine(spec: RunSpec) -> str:
-    """Return a spec without its engine, as text."""
+    """Return a spec without its engine, as canonical text."""
     return canonical(spec.model_copy(update={"engine": EngineSpec(name="any", backend="any")}))
 
 
 def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
-    """Return the options of a spec's engine that the other engine does not know and that differ from the preset."""
+    """Return the options of a spec's engine that differ from its preset and that the engine of `other` lacks."""
     preset, theirs = read_engine_preset(spec.engine.name), _list_options(other)
     return {
         name: value
@@ -191,13 +199,14 @@ def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
 
 
 def describe_engine(spec: RunSpec, other: RunSpec) -> str:
-    """Name an engine that is compared with another, with its own options that differ from the preset."""
+    """Return the name of an engine, with the options that differ from its preset and that the engine of `other` does
+    not have."""
     options_text = ", ".join(f"{name}={value}" for name, value in list_own_options(spec, other).items())
     return f"{spec.engine.name} ({options_text})" if options_text else spec.engine.name
 
 
 def _list_options(spec: RunSpec) -> Mapping[str, Any]:
-    """Return the options of a spec's engine without those that identify the engine, such as the ZeRO stage."""
+    """Return the options of a spec's engine, without options that identify the engine, such as the ZeRO stage."""
     facts = find_facts(spec)
     distinguishing = facts.distinguishing if facts else frozenset()
     return {name: value for name, value in spec.engine.options.items() if name not in distinguishing}
@@ -207,10 +216,10 @@ def _list_options(spec: RunSpec) -> Mapping[str, Any]:
 
 
 def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
-    """Return by config_id the fields, with values, in which configurations of one model, engine and data differ.
+    """Return, by config_id, the fields and values that distinguish configurations of the same model, engine and data.
 
-    Fields with a column of the summary are omitted; empty if nothing is left. The protocol is omitted too: it is
-    described by `describe_protocol`, and by `tell_apart` where nothing else distinguishes two rows.
+    Fields that have a column in the summary are omitted. So are fields of the measurement protocol, which
+    `describe_protocol` and `tell_apart` describe. The text is empty if no field remains.
     """
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     texts = dict.fromkeys(specs, "")
@@ -228,7 +237,8 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
 
 
 def describe_protocol(specs: Iterable[RunSpec]) -> str:
-    """Return the fields of the protocol in which configurations differ, with their values; empty if all are equal."""
+    """Return the fields of the measurement protocol in which configurations differ, with their values; empty if all are
+    equal."""
     values: dict[str, dict[str, None]] = {}
     for spec in specs:
         for name, value in flatten(spec.measure):
@@ -237,9 +247,10 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
-    """Return rows of a summary with a `protocol`: the fields that distinguish rows of equal name, else empty.
+    """Return rows of a summary with a column `protocol` that distinguishes rows of equal name; otherwise it is empty.
 
-    One field is given if it suffices. The protocol is for rows of a table; figures join such rows to one series.
+    The column names one field of the measurement protocol if that is enough, otherwise all that differ. It is used in
+    tables; figures join such rows to one series.
     """
     texts: dict[str, str] = {}
     for group in group_by(rows, name).values():

@@ -1,5 +1,4 @@
-"""Results: the run table of records that were read and judged next to each other, with the steps and specs behind
-it."""
+"""Results: the run table of a set of records, with the specs and step times that its rows were computed from."""
 
 import dataclasses
 import functools
@@ -46,43 +45,43 @@ from bench.core.store import Unreadable, read_record
 _log = logging.getLogger(__name__)
 
 Runs = dict[str, list[float]]
-"""Timed steps of the runs behind a row of the summary, in seconds and in order, by allocation.
+"""Timed steps of the runs that a summary row combines, in seconds and in order, by allocation.
 
-Runs of one allocation are not independent and are joined. A run outside of any job has an allocation of its own, named
-after its folder.
+Runs of one allocation are not independent, so their steps are joined. A run outside of any job counts as an allocation
+of its own, named after its folder.
 """
 
 
 @dataclass(frozen=True)
 class Results:
-    """A set of runs.
+    """A set of runs: the run table, and access to the records and step times behind its rows.
 
-    table       one row per run, in a readable order; `analysis.columns` documents its columns
-    skipped     files that are no records, with the reason
-    unfinished  attempts without a record
+    table       the run table: one row per run, sorted by study, model, ranks and so on (see `analysis.columns`)
+    skipped     files that could not be read as records, with the reason
+    unfinished  folders of attempts without a record
     keeps_disturbed
-                whether the times of disturbed runs count like all others; see `with_disturbed`
+                True if the times of disturbed runs count like all others; see `with_disturbed`
     """
 
     table: pd.DataFrame
     skipped: tuple[Unreadable, ...]
     unfinished: tuple[Path, ...]
     _rows: RecordRows
-    _outcomes: Mapping[int, Outcome]  # by place in the table, where they differ from the record's
+    _outcomes: Mapping[int, Outcome]  # by row number, for runs whose outcome differs from that in the record
     _load: Callable[[Path], RunRecord]
     keeps_disturbed: bool = False
 
     @functools.cached_property
     def with_disturbed(self) -> "Results":
-        """The same runs, with runs that carry a flag of `analysis.flags.DISTURBED` counted like all others.
+        """The same runs, but disturbed runs (flags `analysis.flags.DISTURBED`) count like all others.
 
-        For times only in a paired comparison, because background load during a round changes both of its sides; and for
-        counts that background load does not change, such as bytes moved.
+        This is meant for times in a paired comparison, because background load during a round affects both sides. It is
+        also meant for values that background load does not change, such as bytes moved.
         """
         return dataclasses.replace(self, keeps_disturbed=True)
 
     def take(self, places: Sequence[int]) -> "Results":
-        """Return the runs at these places of the table, with the judgements that all runs together gave."""
+        """Return the runs with these row numbers. Outcomes and flags remain those judged in the whole set."""
         outcomes = {new: self._outcomes[old] for new, old in enumerate(places) if old in self._outcomes}
         table, rows = (
             self.table.iloc[list(places)].reset_index(drop=True),
@@ -92,11 +91,12 @@ class Results:
 
     @functools.cached_property
     def traces(self) -> pd.DataFrame:
-        """Values per run that a table cannot hold, in the order of the table; empty where unknown.
+        """Values per run that do not fit into the run table, in its row order; empty if unknown.
 
-        `file` (of the record), `spec` and `environment` (JSON; environment None if unknown), `step_s` (seconds of every
-        stored step, warm-up included), `cut` (index of the first timed step), `own_s` (per rank, seconds per step
-        outside collectives) and `rank_peak_bytes` (per rank, peak allocated over steady steps).
+        `file` is the path of the record. `spec` and `environment` are JSON texts; the environment may be None. `step_s`
+        holds the seconds of every recorded step, warm-up included, and `cut` is the index of the first timed step.
+        `own_s` holds each rank's seconds per step outside collectives. `rank_peak_bytes` holds each rank's peak of
+        allocated bytes after warm-up.
         """
         cells = {FILE: self._files} | {name: self._traces.column(name) for name in TRACES}
         frame = {name.removeprefix("trace_"): _list_values(column) for name, column in cells.items()}
@@ -104,33 +104,35 @@ class Results:
 
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per configuration, machine, environment class and kind of evidence (`analysis.summary`)."""
+        """The summary, with a row per configuration, machine, environment class and evidence (`analysis.summary`)."""
         return summarise(self.table, describe_variants(self.specs), keep_disturbed=self.keeps_disturbed)
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
-        """Specs by config_id."""
-        # specs are parsed once per configuration: parsing is slow, and repeats have equal specs
+        """The spec of each configuration, by config_id."""
+        # one spec is parsed per configuration, because parsing is slow and repeats have equal specs
         places = self.table["config_id"].drop_duplicates(keep="last").index
         texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
         return dict(zip(self.table["config_id"].loc[places], map(RunSpec.model_validate_json, texts), strict=True))
 
     def list_environments(self) -> list[str]:
-        """Return the distinct environments of the runs as JSON, in the order of the table."""
+        """Return the distinct environments of the runs as JSON texts, in the order of the run table."""
         texts: list[str] = self._traces.column("trace_environment").unique().drop_null().to_pylist()
         return texts
 
     def get_file(self, place: int) -> Path:
-        """Return the file of the record of a run of the table."""
+        """Return the path of the record of the run in row number `place`."""
         return Path(self._files[place].as_py())
 
     def record(self, row: int) -> RunRecord:
-        """Read the whole record of a row of the table again, and return it with the outcome of the table."""
+        """Return the complete record of a run, read again, with the outcome that the run table has. `row` is a row
+        number."""
         record = self._load(self.get_file(row))
         return record.model_copy(update={"outcome": self._outcomes.get(row, record.outcome)})
 
     def runs(self, row: Row) -> Runs:
-        """Return the steps behind a row of the summary; empty if n is 0 or all of its runs were disturbed."""
+        """Return the timed steps of the runs that a summary row combines. Empty if n is 0 or if all runs were
+        disturbed."""
         found: Runs = {}
         for place in self.list_timed(row):
             if steps := self.window(place):
@@ -138,11 +140,12 @@ class Results:
         return found
 
     def list_timed(self, row: Row) -> list[int]:
-        """Return the places in the table of the runs behind a row of the summary whose times count."""
+        """Return the row numbers of the runs that a summary row combines, without runs whose times are excluded."""
         return [place for place in self.behind(row) if not self.is_disturbed(place)]
 
     def find_hosts(self, row: Row) -> dict[str, set[str]]:
-        """Return the hosts of the runs behind a row of the summary whose times count, by allocation."""
+        """Return the hosts of the runs that a summary row combines, by allocation, without runs whose times are
+        excluded."""
         hosts: dict[str, set[str]] = {}
         for place in self.list_timed(row):
             known = self._traces.column("trace_environment")[place].as_py()
@@ -150,14 +153,14 @@ class Results:
         return hosts
 
     def is_disturbed(self, place: int) -> bool:
-        """Return whether the times of a run of the table are excluded (`analysis.flags.DISTURBED`)."""
+        """Return True if the times of the run in row number `place` are excluded (`analysis.flags.DISTURBED`)."""
         return not self.keeps_disturbed and place in self._disturbed
 
     def window(self, place: int) -> list[float]:
-        """Return the timed steps of a run of the table, in seconds and in order.
+        """Return the timed steps of the run in row number `place`, in seconds and in order.
 
-        They are scaled to add up to the window. Older records of several ranks kept no step times of single ranks, and
-        their steps add up to more.
+        They are scaled so that their sum is the duration of the window. The sum is larger in older records of several
+        ranks, which have no step times of single ranks.
         """
         steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
         timed: list[float] = steps[cut:]
@@ -167,17 +170,17 @@ class Results:
         return [seconds * (window_s / total) for seconds in timed]
 
     def behind(self, row: Row) -> list[int]:
-        """Return the places in the table of the runs behind a row of the summary, in the order in which they ran."""
+        """Return the row numbers of the runs that a summary row combines, in the order in which they ran."""
         return self._behind.get(itemgetter(*KEY)(row), [])
 
     def allocation(self, place: int) -> str:
-        """Return the allocation of a run of the table; the run's folder if it was outside of any job."""
+        """Return the allocation of the run in row number `place`, or the folder of a run outside of any job."""
         allocation: str | None = self._rows.core.column("allocation")[place].as_py()
         return allocation or str(self.get_file(place).parent)
 
     @functools.cached_property
     def searches(self) -> tuple[MeasuredSearch, ...]:
-        """The searches whose folders hold the records."""
+        """The searches in the study folders that contain the records."""
         return find_searches(Path(file) for file in self._files.to_pylist())
 
     @functools.cached_property
@@ -187,7 +190,7 @@ class Results:
 
     @functools.cached_property
     def _window_s(self) -> NDArray[np.float64]:
-        """Seconds of every row's window; NaN for a row without a window."""
+        """Duration of each run's window in seconds, shape (rows,); NaN for a run without a window."""
         table = self.table
         return (table["sample_s"] * table["global_batch"] * table["n_steps"]).to_numpy(float, na_value=np.nan)
 
@@ -209,7 +212,7 @@ class Results:
 
 
 def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None) -> Results:
-    """Read and judge every record at or below `paths`; `follow` is the progress callback.
+    """Return the results of all records at or below `paths`. `follow` is the progress callback.
 
     Raises UserError for a path that does not exist.
     """
@@ -217,7 +220,7 @@ def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None)
 
 
 def judge_records(found: Reading) -> Results:
-    """Return the results of records in memory."""
+    """Return the results of records that are already in memory."""
     known, by_path = list_all_columns(), {str(file): record for file, record in found.records.items()}
     cells = [build_row(RecordFile(path), record, known) for path, record in by_path.items()]
     table = pa.Table.from_pylist(cells, build_schema())
@@ -225,11 +228,11 @@ def judge_records(found: Reading) -> Results:
 
 
 _MOST_WARNED = 3
-"""Skipped files, and attempts without a record, up to which a warning names all."""
+"""Maximum number of skipped files, and of attempts without a record, that a warning names."""
 
 
 def warn(found: Reading | Results) -> None:
-    """Warn of skipped files and of attempts without a record: their numbers, and the first few of each."""
+    """Log warnings on skipped files and on attempts without a record: their number, and the first few of each."""
     read = len(found.records if isinstance(found, Reading) else found.table)
     skipped = f"skipped as no record: {len(found.skipped)} of {len(found.skipped) + read} files"
     unfinished = f"without a record yet: {format_count(len(found.unfinished), 'attempt')}"
@@ -243,13 +246,14 @@ def warn(found: Reading | Results) -> None:
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
-    """Return the run table of rows, compared with the reference runs among them (`analysis.verify`).
+    """Return the results of rows, after comparing them with the runs of the reference engine among them
+    (`analysis.verify`).
 
-    Few runs are judged invalid, so their changed cells are computed from their records, which `load` reads again.
+    Few runs are judged invalid. For these, `load` reads the record again, and the changed cells are computed from it.
     """
     core = found.rows.core
     unverified, mismatches = judge(build_cases(core))
-    # optional columns only if some run needs them, so that tables of simple sets stay small
+    # optional columns are added only if some run needs them, so that tables of simple sets stay small
     optional = [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
     optional += [name for name in LEARNED if core.column(name).null_count < len(core)]
     table = to_pandas(core.select([*list_columns(), *optional]))
@@ -266,12 +270,14 @@ def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
 def _compute_changes(file: Path, load: Callable[[Path], RunRecord]) -> dict[str, Any]:
     try:
         return compute_invalid_cells(load(file))
-    except (OSError, Unreadable):  # the record is gone by now: none of its numbers may remain
+    except (OSError, Unreadable):
+        # the record was deleted: all numbers are removed, because it is unknown which are invalid
         return {name: None for name, column in list_all_columns().items() if column.kind == "number"}
 
 
 def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
-    """Return the flags of runs, with `unverified` added in the order of FLAGS; few distinct texts, so by dictionary."""
+    """Return the flags of all runs, with `unverified` added in the order of FLAGS. It works on a dictionary of distinct
+    texts, since they are few."""
     encoded = raised.combine_chunks().dictionary_encode()
     known = encoded.dictionary.to_pylist()
     more = [" ".join(name for name in FLAGS if name in {*text.split(), "unverified"}) for text in known]
@@ -281,7 +287,8 @@ def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]
 
 
 def _invalidate(table: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]) -> None:
-    """Write the changed cells of invalid runs into the table, equal cells at once: single writes are slow."""
+    """Write the changed cells of invalid runs into the run table. Equal cells are written together, because single
+    writes are slow."""
     single = ((place, change) for place, cells in changes.items() for change in cells.items())
     for (name, cell), group in group_by(single, itemgetter(1)).items():
         table.loc[[place for place, _ in group], name] = cell
@@ -290,6 +297,6 @@ def _invalidate(table: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], o
 
 
 def _list_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return plain values, lists as tuples."""
+    """Return the values of an Arrow column as Python values, lists as tuples."""
     values = column.to_pylist()
     return [tuple(value) for value in values] if pa.types.is_list(column.type) else values

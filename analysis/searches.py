@@ -1,4 +1,4 @@
-"""Searches in results folders: their trials with the results, and the importance of each field."""
+"""Searches in results folders: their trials with the results, and the importance of each searched field."""
 
 import itertools
 import logging
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIALS, _RECORD_DEPTH = "trials", 2  # a record is in <study>/<configuration>/<attempt>
+_TRIALS, _RECORD_DEPTH = "trials", 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
 
 
 class SearchTrial(NamedTuple):
-    """A trial. It has no `value` if it did not end ok or violates a constraint."""
+    """A trial of a search. Its `value` is None if it did not end ok or violates a constraint."""
 
     number: int
     values: Mapping[str, Any]
     line: str
     outcome: str
-    value: float | None  # of the objective
+    value: float | None  # value of the objective
     interval: tuple[float, float] | None
     sample_s: float | None
     sample_node_s: float | None
     peak_bytes: int | None
-    spent_node_hours: float  # by this trial and all before it
+    spent_node_hours: float  # node hours of this trial and of all earlier ones
 
 
 class MeasuredSearch(NamedTuple):
@@ -41,30 +41,31 @@ class MeasuredSearch(NamedTuple):
 
     study: str
     objective: str
-    least: bool  # whether the objective is minimised
+    least: bool  # True if the objective is minimised
     fields: tuple[str, ...]
     trials: tuple[SearchTrial, ...]
     importances: tuple[FieldImportance, ...]  # the greatest first; empty if too few trials have a value
 
     @property
     def answered(self) -> list[SearchTrial]:
-        """The trials with an objective."""
+        """The trials that have a value of the objective."""
         return [trial for trial in self.trials if trial.value is not None]
 
 
 def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
-    """Return the searches of the studies whose folders hold the records, in the order of the records."""
+    """Return the searches of the study folders that contain the records, in the order of the records."""
     folders = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)
     found = (_try_to_read(folder) for folder in folders if exists(folder / _TRIALS))
     return tuple(search for search in found if search and search.trials)
 
 
 def _try_to_read(folder: Path) -> MeasuredSearch | None:
-    """Return the search in a folder; None, with a warning, if it cannot be read."""
+    """Return the search in a study folder; None, with a warning, if it cannot be read."""
     try:
         if folder.is_dir():
             return _read_search(folder)
-        with tempfile.TemporaryDirectory() as unpacked:  # the readers of a sweep need plain files
+        # the functions that read a sweep need plain files, so archives are unpacked
+        with tempfile.TemporaryDirectory() as unpacked:
             unpack(folder, Path(unpacked))
             return _read_search(Path(unpacked))
     except UserError as error:

@@ -3,27 +3,28 @@
 Rows of different environments are never pooled. The columns are those of the run table that identify what was measured,
 and these:
 variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
-n                 allocations behind the numbers, from repeats that ended ok, without drills and without runs that a
-                  cause outside of them disturbed (`analysis.flags.DISTURBED`). Runs that share an allocation share its
-                  nodes and count once, with their median; a run outside of any job counts by itself.
+n                 number of allocations with repeats that ended ok. Drills and runs disturbed by an external cause
+                  (`analysis.flags.DISTURBED`) are excluded. Runs in the same allocation share its nodes, so they count
+                  once, with their median. A run outside of any job counts by itself.
 times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known.
-runs              rows of the run table, all attempts.
-outcome           ok if n > 0, else the outcome of the last attempt.
-reason            cause of that outcome; if n > 0, how many repeats failed or were disturbed and are excluded.
-sample_s          geometric mean over the allocations of the time per sample over all windows in each; configurations
-                  are ranked by it.
-step_s, rates     median over the repeats; step_s and tokens_per_s have intervals as *_low and *_high.
-step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all.
+runs              number of rows of the run table, all attempts included.
+outcome           ok if n > 0, otherwise the outcome of the last attempt.
+reason            cause of that outcome; if n > 0, the number of excluded repeats and why they are excluded.
+sample_s          seconds per sample: the mean over all windows of an allocation, then the geometric mean over the
+                  allocations. Configurations are ranked by it.
+step_s, rates     median over the repeats; step_s and tokens_per_s have intervals in *_low and *_high.
+step_s_p95, _p99  median over the repeats.
+step_s_max        longest step of all repeats.
 tokens_trained, trained_s, validation_loss
                   median over the repeats, if any run was trained to its end.
-*_bytes           maximum over the repeats: the worst decides what fits.
-interval_kind     "within the run" for n = 1, which predicts more steps there, not another allocation (for several runs
-                  in it, from the lowest end to the highest); "between repeats" from six on; "range of repeats" for
-                  fewer, which have no 95 % interval; or missing.
-interval_level    0.95, or the probability that a range of so few repeats holds the median.
-interval_n        steps of the one run, or repeats, behind the interval.
-flags             flags of any of the runs behind the numbers, and `mixed` if other repeats ended otherwise.
-notes             notes of any of these runs; without `few`, which concerns an interval within a run, if n is enough.
+*_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
+interval_kind     "within the run" for n = 1: it predicts further steps in that allocation, not other allocations. For
+                  several runs in it, it spans the intervals of all. For n of six or more: "between repeats". For n of
+                  two to five, which have no 95 % interval: "range of repeats". Missing without an interval.
+interval_level    0.95, or the probability that the range of two to five repeats contains the median.
+interval_n        number of steps (within the run) or repeats that the interval is computed from.
+flags             flags of the runs that the row combines, and `mixed` if any other repeat did not end ok.
+notes             notes of these runs. The note `few`, on the interval within a run, is dropped if n allows a verdict.
 """
 
 import itertools
@@ -44,10 +45,10 @@ from bench.core.statistics import LEVEL
 
 Row = dict[str, Any]
 Allocations = Sequence[Sequence[Row]]
-"""Rows of the run table, grouped by the allocation that they share."""
+"""Rows of the run table, grouped by allocation."""
 
 ANSWERING = ("study", "repeat", "attempt", "outcome", "flags")
-"""Columns that `select_answering` needs."""
+"""Columns of the run table that `select_answering` reads."""
 
 KEY = ("config_id", "environment_id", "machine", "evidence")
 _WHAT = (
@@ -75,10 +76,10 @@ COLUMNS = (
 def summarise(
     table: pd.DataFrame, variants: Mapping[str, str] | None = None, *, keep_disturbed: bool = False
 ) -> pd.DataFrame:
-    """Return the summary of a run table, in the order in which its configurations appear.
+    """Return the summary of a run table. Its rows are in the order in which the configurations first appear.
 
-    `variants` are texts by config_id. With `keep_disturbed`, disturbed runs count like all others
-    (`analysis.results.Results.with_disturbed`).
+    `variants` holds the texts of the column `variant`, by config_id. With `keep_disturbed`, disturbed runs count like
+    all others (`analysis.results.Results.with_disturbed`).
     """
     known, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
     rows = [
@@ -92,7 +93,7 @@ def summarise(
 def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: bool) -> Row:
     answers, good = _select_last_attempts(rows), select_answering(rows, keep_disturbed=keep_disturbed)
     allocations = _group_by_allocation(good)
-    # `good` has disturbed runs only if all are disturbed: their memory counts, their times do not
+    # `good` has disturbed runs only if all are disturbed; then memory is used, but times are not
     timed = [] if any(map(is_disturbed, good)) and not keep_disturbed else allocations
     known = (good or answers)[-1]
     return {
@@ -117,10 +118,10 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: b
 
 
 def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> list[Row]:
-    """Return the rows of the run table behind the numbers of one configuration.
+    """Return the rows of the run table from which the values of a configuration's summary row are computed.
 
-    These are the last attempts of every repeat that ended ok and were measurements. Disturbed runs are included only if
-    all are disturbed, or with `keep_disturbed`.
+    These are the last attempts of all repeats that ended ok and are measurements. Disturbed runs are included only if
+    all runs are disturbed, or with `keep_disturbed`.
     """
     good = [
         row
@@ -131,12 +132,14 @@ def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> li
 
 
 def is_disturbed(row: Row) -> bool:
-    """Return whether the times of a run are excluded, or those of all runs behind a row of the summary."""
+    """Return True if the times of a run are excluded because of background load or a pause. For a summary row, this
+    means that all of its runs are."""
     return not set(DISTURBED).isdisjoint(row["flags"].split())
 
 
 def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
-    """Return how many repeats are excluded, and why: "7 of 10 repeats oom". The cause is a flag or the outcome."""
+    """Return the number of excluded repeats and the reason, such as "7 of 10 repeats oom". The reason is a flag or the
+    outcome."""
     counts: Counter[str] = Counter()
     for row in answers:
         if all(row is not one for one in good):
@@ -146,7 +149,7 @@ def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
 
 
 def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
-    """Return the last attempt of each repeat, which supersedes those before it."""
+    """Return the last attempt of each repeat. Earlier attempts are superseded."""
     last: dict[tuple[Any, Any], Row] = {}
     for row in sorted(rows, key=itemgetter("study", "repeat", "attempt")):
         last[row["study"], row["repeat"]] = row
@@ -154,7 +157,7 @@ def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
 
 
 def _group_by_allocation(good: Sequence[Row]) -> Allocations:
-    """Group runs by allocation; a run outside of any job is a group by itself."""
+    """Return the runs grouped by allocation. A run outside of any job forms its own group."""
     groups = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0])
     return [[row for _, row in group] for group in groups.values()]
 
@@ -173,7 +176,8 @@ def _compute_timing(allocations: Allocations) -> Row:
 def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
         return repeats_interval(_compute_medians(allocations, name))
-    (good,) = allocations  # nothing shows how much allocations differ: the ends of all runs in it
+    # the difference between allocations is unknown, so the interval spans those of all runs in this one
+    (good,) = allocations
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):
         return None
@@ -182,10 +186,10 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
 
 
 def _compute_sample_s(allocations: Allocations) -> float | None:
-    """Return the geometric mean over allocations of the time per sample over all windows in each."""
+    """Return the geometric mean over allocations of the mean seconds per sample in each allocation."""
     means = []
     for rows in allocations:
-        # a window has as many samples as steps, up to a factor that is the same for all runs of a configuration
+        # samples are proportional to steps, with the same factor for all runs, so steps can be the weights
         windows = [(row["sample_s"] * row["n_steps"], row["n_steps"]) for row in rows if row["sample_s"] is not None]
         if windows:
             means.append(sum(seconds for seconds, _ in windows) / sum(steps for _, steps in windows))
@@ -193,7 +197,7 @@ def _compute_sample_s(allocations: Allocations) -> float | None:
 
 
 def _compute_median(allocations: Allocations, name: str) -> float | None:
-    """Return the median over allocations of the median over the runs in each; None if no run has a value."""
+    """Return the median over allocations of the median over the runs in each allocation; None if no run has a value."""
     medians = _compute_medians(allocations, name)
     return statistics.median(medians) if medians else None
 
@@ -209,7 +213,7 @@ def _compute_medians(allocations: Allocations, name: str) -> list[float]:
 
 def _join_flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
-    # numbers of the repeats that ended ok may be too good, if slow repeats hit the time limit
+    # slow repeats may be those that failed, so the remaining ones may look too fast
     if good and any(row["outcome"] != "ok" for row in answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))

@@ -1,4 +1,4 @@
-"""Tables of plain values, their groups, and their DataFrames with types that represent missing values."""
+"""Conversions between DataFrames, Arrow tables and rows of plain values. Column types can represent missing values."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,18 +16,18 @@ _ARROW_DTYPES = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.
 
 
 def to_pandas(columns: "pa.Table | pa.ChunkedArray") -> Any:
-    """Return an Arrow table or column as a DataFrame or Series with the same types as `build_typed_frame`."""
+    """Return an Arrow table or column as a DataFrame or Series. Its column types are those of `build_typed_frame`."""
     return columns.to_pandas(types_mapper=_ARROW_DTYPES.get)
 
 
 def build_typed_frame(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
-    """Return columns of plain values as a DataFrame; `kinds` for columns that the run table does not have."""
+    """Return a DataFrame of the columns in `cells`. `kinds` has the types of columns that are not in the run table."""
     known = {name: column.kind for name, column in list_all_columns().items()} | dict(kinds or {})
     return pd.DataFrame({name: pd.Series(values, dtype=_DTYPES[known[name]]) for name, values in cells.items()})
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return items by key; keys and items are in the order in which they appear."""
+    """Return lists of items by their key. Keys and items are in the order in which they first appear."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -35,13 +35,13 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 
 
 def list_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows as plain Python values, None for a missing value."""
+    """Return the rows of a DataFrame as dictionaries of plain Python values. A missing value is None."""
     names = [str(name) for name in frame.columns]
     cells = [list_values(column) for _, column in frame.items()]
     return [dict(zip(names, row, strict=False)) for row in zip(*cells, strict=True)]
 
 
 def list_values(column: pd.Series) -> list[Any]:
-    """Return a column as plain Python values, None for a missing value."""
+    """Return the values of a column as plain Python values. A missing value is None."""
     values: list[Any] = column.to_numpy(dtype=object, na_value=None).tolist()  # type: ignore[call-overload]
     return values

@@ -1,14 +1,14 @@
-"""Verification: whether an engine trains the same model as the reference engine, ddp, at the same seed.
+"""Verification: whether an engine trains the same model as the reference engine, ddp, with the same seed.
 
-The first gradient norms are compared, then the losses. Clipping and AdamW divide the gradient by its own size, so the
-losses do not depend on its scale, for example a sum over ranks in place of their mean. Norms are compared in the first
-updates: the weights are equal before the first update, and nearly equal shortly after.
+The first gradient norms are compared, then the losses. The losses alone are not enough: clipping and AdamW divide the
+gradient by its own size, so a wrong scale of the gradient does not change them. An example is a sum over ranks in place
+of their mean. Norms are compared in the first updates, where the weights of both runs are equal or nearly equal.
 
-The reference is torch's own code and is itself neither verified nor flagged. Any other run is compared with a ddp run
-of the same environment class that differs only in engine and measurement protocol. Repeats use the same seed, so any
-repeat will do.
+The reference engine is torch's own code, and its runs are neither verified nor flagged. Any other run is compared with
+a ddp run of the same environment class that differs only in engine, layout and measurement protocol. All repeats use
+the same seed, so any repeat can be compared.
 
-A record is judged by its `VerificationCase`; a set of records is judged in columns of cases, all at once.
+The data for comparing one record is its `VerificationCase`. The cases of a set of records are compared as arrays.
 """
 
 import hashlib
@@ -27,52 +27,56 @@ from bench.core.spec import RunSpec
 from bench.engines import REFERENCE, find_facts
 
 STEPS = 5
-"""Number of first steps that are compared, warm-up included. Later, rounding differences between engines have grown."""
+"""Number of first steps whose losses are compared, warm-up included. Rounding differences between engines grow in later
+steps."""
 
 TOLERANCE = {
-    # Sums in another order with 24 significant bits. Observed: below 2e-7, all stages of DeepSpeed 0.19.8 on two ranks.
+    # Engines sum in different orders, with 24 significant bits. Observed: below 2e-7 for all stages of DeepSpeed 0.19.8
+    # on two ranks.
     "fp32": 1e-5,
-    # A loss has 8 significant bits, a spacing of at most 2^-7, and some stages sum gradients in bf16, others in fp32:
-    # two and a half spacings. Observed: one spacing. Only gross errors exceed it.
+    # A loss has 8 significant bits, so adjacent values differ by at most 2^-7. Some stages sum gradients in bf16 and
+    # others in fp32. The tolerance is two and a half such spacings; one was observed. Only gross errors exceed it.
     "bf16": 2e-2,
-    # As bf16, with 11 significant bits, a spacing of 2^-10. Not yet observed: DeepSpeed has no fp16 on a CPU.
+    # As for bf16, but with 11 significant bits and a spacing of 2^-10. Not measured: DeepSpeed has no fp16 on a CPU.
     "fp16": 2.5e-3,
 }
-"""Largest allowed difference of a loss, relative to the reference's."""
+"""Largest allowed difference of a loss, relative to the loss of the reference run, by precision."""
 
 NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-3, "fp16": 5e-3}
-"""Largest allowed relative difference of the norm in the first SUMMED_STEPS updates, if both runs summed squares in
-fp64.
+"""Largest allowed relative difference of the gradient norm in the first SUMMED_STEPS updates, by precision. It applies
+if both runs summed squares in fp64.
 
-Recorded runs differ by at most 9e-7 in fp32 and 1.6e-3 in bf16, in all stages of DeepSpeed 0.19.8 and FSDP2. This bound
-detects that the gradients of a norm layer's scale are counted twice, which keeps all losses within their tolerance.
+Recorded runs differ by at most 9e-7 in fp32 and 1.6e-3 in bf16, for all stages of DeepSpeed 0.19.8 and FSDP2. This
+bound detects an error that counts the gradients of a norm layer's scale twice. Such an error keeps all losses within
+their tolerance.
 """
 
 UNSUMMED_NORM_TOLERANCE = 0.1
-"""Largest allowed relative difference of the first norm alone, if one of the runs did not sum squares in fp64.
+"""Largest allowed relative difference of the first gradient norm. It applies if either run did not sum squares in fp64;
+later norms are then not compared.
 
-On a CPU torch 2.13 sums the squares of a large tensor naively in fp32: the norm of 2^27 elements (mT5's head) is 1.4 %
-too small, that of 2^29 elements 9.6 %. So this bound detects only wrong factors.
+On a CPU torch 2.13 sums the squares of a large tensor naively in fp32. The norm of 2^27 elements (mT5's head) is then
+1.4 % too small, and that of 2^29 elements 9.6 %. So this bound detects only wrong factors.
 """
 
 
 class VerificationCase(NamedTuple):
-    """The part of a record that verification needs."""
+    """The data of one record that verification needs."""
 
-    reference: bool  # a run of the reference engine
+    reference: bool  # True for a run of the reference engine
     question: str | None = None  # hash of all that determines the losses; None if the losses are not comparable
-    norms: tuple[float, ...] = (math.nan,) * SUMMED_STEPS  # of the gradient in the first updates; NaN if unknown
-    summed: bool = False  # whether the norms were summed in fp64
+    norms: tuple[float, ...] = (math.nan,) * SUMMED_STEPS  # gradient norms of the first updates; NaN if unknown
+    summed: bool = False  # True if the squares in the norms were summed in fp64
     losses: tuple[float, ...] = ()  # of the first steps, NaN if not finite; empty without a question
-    updates: int = 0  # bit i for step i: with loss scaling, engines may skip updates in different steps
+    updates: int = 0  # bit i is 1 if step i updated the weights; with loss scaling, engines may skip different steps
 
 
 class VerificationCases(NamedTuple):
-    """The cases of a set of records, one array per field."""
+    """The verification cases of a set of records, one array per field."""
 
     ok: NDArray[np.bool_]
     reference: NDArray[np.bool_]
-    question: NDArray[np.int64]  # numbered; -1 for none
+    question: NDArray[np.int64]  # number of each distinct question; -1 for none
     norms: NDArray[np.float64]  # (cases, updates)
     summed: NDArray[np.bool_]
     norm_tolerance: NDArray[np.float64]
@@ -82,10 +86,11 @@ class VerificationCases(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The first number of a run that differs from the reference's; None for a number that was not finite."""
+    """The first gradient norm or loss of a run that differs from the reference run. `found` and `expected` are None if
+    not finite."""
 
-    place: int
-    reference: int  # place of the reference run
+    place: int  # index of the run
+    reference: int  # index of the reference run
     step: int
     quantity: Literal["gradient norm", "loss"]
     found: float | None
@@ -94,21 +99,23 @@ class Mismatch(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The result for a set of cases, by their places."""
+    """Result of verifying a set of cases: the unverified runs as a mask of shape (cases,), and the mismatches."""
 
     unverified: NDArray[np.bool_]
     mismatches: tuple[Mismatch, ...]
 
 
 def judge(cases: VerificationCases) -> Judgement:
-    """Compare the first gradient norms and losses of every ok run with those of the first reference of its question.
+    """Compare the first gradient norms and losses of every ok run with those of the first reference run of its
+    question.
 
-    A run is unverified if it has no reference, other skipped updates, or an unknown first norm on either side: losses
-    alone do not verify it.
+    A run is unverified if there is no reference run, if it skipped other updates, or if the first norm of either run is
+    unknown. Losses alone do not verify a run.
     """
-    first = np.full(cases.question.max(initial=-1) + 2, -1)  # index -1, the last, is for cases without a question
+    first = np.full(cases.question.max(initial=-1) + 2, -1)  # the last entry, index -1, is for cases without a question
     references = np.flatnonzero(cases.reference & (cases.question >= 0))[::-1]
-    first[cases.question[references]] = references  # written in reverse, so that the first reference remains
+    # assigned in reverse order, so that the first reference run of a question wins
+    first[cases.question[references]] = references
     reference_places = first[cases.question]
     judged = cases.ok & ~cases.reference
     unverified = judged & ((reference_places < 0) | (cases.updates != cases.updates[reference_places]))
@@ -120,7 +127,7 @@ def judge(cases: VerificationCases) -> Judgement:
         + [np.where(summed, cases.norm_tolerance[places], math.inf)] * (SUMMED_STEPS - 1)
         + [cases.tolerance[places]] * cases.losses.shape[1]
     )
-    near = np.abs(found - expected) <= allowed * np.abs(expected)  # false for NaN
+    near = np.abs(found - expected) <= allowed * np.abs(expected)  # False if either is NaN
     missing = np.isnan(found[:, :SUMMED_STEPS]) | np.isnan(expected[:, :SUMMED_STEPS])
     near[:, :SUMMED_STEPS] |= missing
     unknown = missing[:, 0]
@@ -146,13 +153,13 @@ def judge(cases: VerificationCases) -> Judgement:
 
 @remember_latest
 def is_reference(spec: RunSpec) -> bool:
-    """Return whether a spec has the reference engine; false for an engine that is not installed."""
+    """Return True if the engine of a spec is the reference engine; False for an engine that is not installed."""
     facts = find_facts(spec)
     return facts is not None and facts.is_reference
 
 
 def build_case(record: RunRecord) -> VerificationCase:
-    """Return the case of a record."""
+    """Return the verification case of a record."""
     reference, steps = is_reference(record.spec), _get_comparable_steps(record)
     if steps is None:
         return VerificationCase(reference)
@@ -170,7 +177,7 @@ def build_case(record: RunRecord) -> VerificationCase:
 
 
 def build_invalid_outcome(mismatch: Mismatch, reference: str, precision: str) -> Outcome:
-    """Return the outcome of a run with a mismatch; `reference` is the config_id of the reference run."""
+    """Return the outcome `invalid` for a run with a mismatch. `reference` is the config_id of the reference run."""
     found, expected, quantity = mismatch.found, mismatch.expected, mismatch.quantity
     if found is None or expected is None:
         difference = "not finite"
@@ -187,7 +194,7 @@ def build_invalid_outcome(mismatch: Mismatch, reference: str, precision: str) ->
 
 
 def _list_updates(updates: int) -> list[int]:
-    """Return those of the first steps that changed the weights, from the bits of `VerificationCase.updates`."""
+    """Return the indices of the first steps that updated the weights, from the bits of `VerificationCase.updates`."""
     return [step for step in range(STEPS) if updates >> step & 1]
 
 
@@ -196,9 +203,10 @@ def _drop_nonfinite(value: float) -> float | None:
 
 
 def _get_comparable_steps(record: RunRecord) -> Steps | None:
-    """Return the steps of a run whose losses are deterministic; else None.
+    """Return the steps of a run if its losses are deterministic; otherwise None.
 
-    A drill breaks the losses, a rehearsal has none, and dropout draws other random numbers in every engine.
+    The fault of a drill changes the losses, a rehearsal has no losses, and with dropout every engine draws other random
+    numbers.
     """
     observed = record.observations
     if record.outcome.kind != "ok" or record.evidence != "measured" or record.environment is None or observed is None:
@@ -209,8 +217,8 @@ def _get_comparable_steps(record: RunRecord) -> Steps | None:
 
 
 def _hash_question(record: RunRecord) -> str:
-    """Return a hash of all that determines the losses: neither engine, layout, protocol nor kernels."""
-    assert record.environment is not None and record.observations is not None  # _get_comparable_steps
+    """Return a hash of all that determines the losses, without engine, layout, measurement protocol and kernels."""
+    assert record.environment is not None and record.observations is not None  # checked by _get_comparable_steps
     spec, data = _select_deciding_losses(record.spec), json.dumps(record.observations.data, sort_keys=True)
     parts = (json.dumps(record.environment.environment_id), spec, data)  # `data` identifies the corpus
     return hashlib.sha256(f"[{', '.join(parts)}]".encode()).hexdigest()[:16]
@@ -218,5 +226,5 @@ def _hash_question(record: RunRecord) -> str:
 
 @remember_latest
 def _select_deciding_losses(spec: RunSpec) -> str:
-    """Return the fields of a spec that determine the losses, as JSON."""
+    """Return the fields of a spec that determine the losses, as JSON text."""
     return json.dumps(select(json.loads(spec.model_dump_json(by_alias=True)), "losses"), sort_keys=True)

@@ -70,8 +70,7 @@ class Crossover(NamedTuple):
 
     @property
     def between(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of node counts: the engine that is detectably faster at the first is detectably slower at the second
-        count."""
+        """Pairs of node counts: the engine that is detectably faster at the first is detectably slower at the other."""
         decided = [at for at in self.node_comparisons if at.verdict in _DECIDED]
         pairs = itertools.pairwise(decided)
         return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
