@@ -33,7 +33,7 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
     told = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[0] == str(installed / "bench" / "conf")
-    assert told.stdout.splitlines()[0] == "15 runs of 5 points, nothing started"
+    assert "15 runs of 5 points, nothing started" in told.stdout.splitlines()
 
 
 def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:

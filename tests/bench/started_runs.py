@@ -17,6 +17,7 @@ QUICK = (
     "precision=fp32",
     "batch.micro=2",
     "sequence.tokens=32",
+    "measure=full",
     "measure.block_steps=3",
     "measure.warmup_steps=6",
     "measure.min_steps=6",
@@ -29,7 +30,7 @@ T5 = ("model=tiny", "sequence.encoder=32", "sequence.decoder=16", *QUICK[1:3], *
 """Overrides of the same run with a small T5."""
 
 ENDLESS = (
-    *QUICK[:6], "devices_per_node=2", "measure.min_steps=1000000", "measure.max_s=600",
+    *QUICK[:7], "devices_per_node=2", "measure.min_steps=1000000", "measure.max_s=600",
 )  # fmt: skip
 """Overrides of a run that does not end within a test. The test has to end it."""
 

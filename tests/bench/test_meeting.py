@@ -72,7 +72,7 @@ def test_a_member_of_another_allocation_is_turned_away(
 
 
 def test_a_conductor_whose_members_do_not_come_leaves_no_meeting_behind(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"supervisors \[1\] did not come"):
+    with pytest.raises(TimeoutError, match=r"supervisors \[1\] did not connect"):
         JobAgents(1, "127.0.0.1", tmp_path, "37.0", 0.1)
     assert list(tmp_path.iterdir()) == []
 
@@ -92,7 +92,7 @@ def test_ranks_of_one_allocation_may_measure() -> None:
     [
         (RankPlace("hg4", "38"), "hg[1-2]", "hg4 is of job 38, and the first node hg1 of 37"),
         (RankPlace("hg2", "37", 1), "hg[1-2]", "hg2 is of job 37, restart 1, and the first node hg1 of 37"),
-        (RankPlace("hg4", "37"), "hg[1-2]", r"hg4 is not of this job's allocation, which has hg\[1-2\]"),
+        (RankPlace("hg4", "37"), "hg[1-2]", r"hg4 is not in this job's allocation, which has hg\[1-2\]"),
     ],
 )
 def test_a_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: str, why: str) -> None:

@@ -166,7 +166,7 @@ def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str,
     ("words", "told"),
     [
         (("--shapes-only", "machine=h200"), "--shapes-only: a GPU's memory cannot be counted without being used; add"),
-        (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: what is compiled is not seen one operation"),
+        (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: compiled code does not run one operation"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
         (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs on this machine; remove the override"),
