@@ -1,4 +1,5 @@
-"""Facts about the ZeRO engine: partition of states at each stage, DeepSpeed's compiled ops, and its config."""
+"""Facts about the ZeRO engine: partition of weights, gradients and optimizer state at each stage, DeepSpeed's
+compiled ops, and its config."""
 
 import functools
 from typing import TYPE_CHECKING, Any

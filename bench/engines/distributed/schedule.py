@@ -18,9 +18,10 @@ Kind = Literal[
     "send_states", "receive_states", "send_gradients", "receive_gradients",
     "gather", "release", "reduce",
 ]  # fmt: skip
-"""Kinds of actions. States are the results of a stage's forward, which go to the next stage. Gradients are the results
-of its backward, which go to the previous stage. gather makes the weights of a stage whole on its rank; release frees
-the whole weights again. reduce sums the stage's gradients over copies and keeps the rank's partition."""
+"""Kinds of actions. States are the results (activations) of a stage's forward, which go to the next stage. Gradients
+are the results of its backward, which go to the previous stage. gather makes the weights of a stage whole on its
+rank; release frees the whole weights again. reduce sums the stage's gradients over data-parallel copies and keeps the
+rank's partition."""
 
 NO_MICRO_BATCH = -1
 
