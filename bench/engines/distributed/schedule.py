@@ -151,8 +151,8 @@ def find_target(action: Action, size: PipelineSize) -> int | None:
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the computation with sends and receives added. Each send follows its pass. The receive has the same time
-    as the send in the receiver's list, if every pass takes equally long.
+    """Return the computation with sends and receives added. Each send follows its pass. If all passes take equally
+    long, the receiver reaches its receive when the sender reaches the send.
 
     All lists follow one global order of actions. Two transfers therefore have the same order on both of their ranks,
     and there is no deadlock, even if both ends of a transfer wait for each other.

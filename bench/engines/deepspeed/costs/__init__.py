@@ -359,7 +359,7 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
     """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. The upper bound
-    also has the earlier allocation of each tensor, which the pinned allocator keeps."""
+    adds the separate buffers in which the tensors lay before, because the pinned allocator keeps that memory."""
     low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
     parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
