@@ -41,18 +41,18 @@ class Engine(Protocol):
     """Interface of an engine: a model that is ready to train."""
 
     def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
-        """Make one optimizer step. Return the step's mean loss on this rank: a detached 0-d tensor on the device,
-        without synchronisation. Return None on ranks that compute no loss (see `EngineFacts.loss_ranks`).
+        """Make one optimizer step. Return the step's mean loss on this rank as a detached 0-d tensor on the device,
+        without waiting for the device. Return None on ranks that compute no loss (see `EngineFacts.loss_ranks`).
 
-        `micro_batches` yields `batch.accumulation` dicts of tensors on this rank's device. Ranks that work on the same
-        samples (pipeline and tensor parallelism) get the same tensors. Take each micro-batch only when it is needed,
-        because the next micro-batch is loaded while the current one is computed.
+        `micro_batches` yields `batch.accumulation` dicts of tensors on this rank's device. Ranks that work on the
+        same samples (pipeline and tensor parallelism) get the same tensors. Take each micro-batch only when it is
+        needed, because the next micro-batch is loaded while the current one is computed.
         """
         ...
 
     def gradient_norm(self) -> "Tensor | float | None":
-        """Return the global L2 norm of the last step's gradients before clipping, without synchronisation. Return None
-        if the engine does not keep it."""
+        """Return the global L2 norm of the last step's gradients before clipping, without waiting for the device.
+        Return None if the engine does not keep it."""
         ...
 
     def skipped_steps(self) -> int:

@@ -1,5 +1,5 @@
-"""Memory and transfers of DistributedDataParallel, in addition to those of the forward and backward passes. Every rank
-holds all states, and gradients are all-reduced."""
+"""Memory and transfers of DistributedDataParallel, in addition to those of the forward and backward passes. Every
+rank holds all weights, gradients and optimizer state, and gradients are all-reduced."""
 
 from typing import NamedTuple
 
@@ -55,8 +55,9 @@ class DdpMemory(NamedTuple):
         return SegmentBytes(none, none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes of gradients in each segment. A new gradient lies next to its bucket until it is copied
-        there. Without `gradient_as_bucket_view`, the gradient stays allocated after the copy."""
+        """Return the bytes of gradients while each segment of the model runs its backward. A new gradient lies next
+        to its bucket until it is copied there. Without `gradient_as_bucket_view`, the gradient stays allocated after
+        the copy."""
         none = np.zeros_like(work.parameters)
         fresh = self.width * (np.minimum(work.largest, self.model.largest) + work.transposed)  # (segments,)
         done = np.cumsum(work.parameters[::-1])[::-1]  # (segments,): summed from the last segment to this one

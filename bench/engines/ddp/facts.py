@@ -1,4 +1,5 @@
-"""Facts about the DDP engine: every rank holds all states, and its losses are the reference for other engines."""
+"""Facts about the DDP engine: every rank holds all weights, gradients and optimizer state, and its losses are the
+reference for other engines."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,5 @@
-"""Facts about the ZeRO engine: partition of states at each stage, DeepSpeed's compiled ops, and its config."""
+"""Facts about the ZeRO engine: partition of weights, gradients and optimizer state at each stage, DeepSpeed's
+compiled ops, and its config."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,9 @@ _QUIET: dict[str, Any] = {
     # on by default, and then synchronises the device twice in every micro-step (utils/timer.py, ThroughputTimer)
     "timers": {"throughput": {"enabled": False, "synchronized": False}},
 }
-"""Settings that turn off DeepSpeed's own timers and printing during measurement. The section `comms_logger` is omitted
-on purpose: its presence alone enables a log that synchronises at every collective (0.19.8, comm/config.py)."""
+"""Settings that turn off DeepSpeed's own timers and printing, so that they do not slow down measured steps. The
+section `comms_logger` is omitted on purpose: its presence alone enables a log that synchronises at every collective
+(0.19.8, comm/config.py)."""
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with those of the other ranks, which a rehearsal lacks"
 )

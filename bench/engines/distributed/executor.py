@@ -174,7 +174,8 @@ class ScheduleExecutor:
         self, stages: Mapping[int, Module], order: Order, size: PipelineSize, neighbours: Neighbours,
         gathered: Mapping[int, GatheredParameters],
     ) -> None:  # fmt: skip
-        """Argument `gathered`: weights that are partitioned among copies and gathered when needed, by stage number."""
+        """Argument `gathered`: weights that are partitioned among data-parallel copies and gathered when needed, by
+        stage number."""
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
         self._gathered = gathered
         self._ran: tuple[Any, Any] | None = None  # begin and end of the last step

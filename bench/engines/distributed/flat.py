@@ -166,7 +166,7 @@ class GatheredParameters:
                 parameter.grad = self._gradients[span].view(parameter.shape)
 
     def reduce(self) -> None:
-        """Reduce the gradients, and keep this rank's partition of their mean over copies. Collective."""
+        """Reduce the gradients, and keep this rank's partition of their mean over data-parallel copies. Collective."""
         assert self._gradients is not None, "there was a backward"
         self._unsliced.reduce()
         own = self._gradients.new_empty(self._layout.own.stop - self._layout.own.start)

@@ -18,9 +18,10 @@ Kind = Literal[
     "send_states", "receive_states", "send_gradients", "receive_gradients",
     "gather", "release", "reduce",
 ]  # fmt: skip
-"""Kinds of actions. States are the results of a stage's forward, which go to the next stage. Gradients are the results
-of its backward, which go to the previous stage. gather makes the weights of a stage whole on its rank; release frees
-the whole weights again. reduce sums the stage's gradients over copies and keeps the rank's partition."""
+"""Kinds of actions. States are the results (activations) of a stage's forward, which go to the next stage. Gradients
+are the results of its backward, which go to the previous stage. gather makes the weights of a stage whole on its
+rank; release frees the whole weights again. reduce sums the stage's gradients over data-parallel copies and keeps the
+rank's partition."""
 
 NO_MICRO_BATCH = -1
 
@@ -150,8 +151,8 @@ def find_target(action: Action, size: PipelineSize) -> int | None:
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the computation with sends and receives added. Each send follows its pass. The receive has the same time
-    as the send in the receiver's list, if every pass takes equally long.
+    """Return the computation with sends and receives added. Each send follows its pass. If all passes take equally
+    long, the receiver reaches its receive when the sender reaches the send.
 
     All lists follow one global order of actions. Two transfers therefore have the same order on both of their ranks,
     and there is no deadlock, even if both ends of a transfer wait for each other.

@@ -1,9 +1,9 @@
 """Simulation of a pipeline schedule: the end time of each pass, and the data that a rank holds during each of its
 actions.
 
-A rank holds inputs of passes until their backward, states and gradients that wait to be used or sent, stages with whole
-weights, and stages with whole gradients. Lifetimes are those of the executor: an input lives until the backward of its
-pass, and a result until it is sent.
+A rank holds inputs of passes until their backward, activations and gradients that wait to be used or sent, stages
+with whole weights, and stages with whole gradients. Lifetimes are those of the executor: an input lives until the
+backward of its pass, and a result until it is sent.
 """
 
 from collections import deque

@@ -24,7 +24,7 @@ from bench.core.network import IGNORED
 from bench.core.spec import RunSpec
 
 TOKENS = 1
-"""Dimension of states (batch, length, width) that sequence parallelism divides: the tokens."""
+"""Dimension of states (activations, (batch, length, width)) that sequence parallelism divides: the tokens."""
 
 
 class TensorRanks(NamedTuple):

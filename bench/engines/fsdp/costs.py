@@ -1,17 +1,17 @@
-"""Costs of FSDP2 in addition to those of the forward and backward passes: memory of states and gathered weights, and
-the collectives of a step.
+"""Costs of FSDP2 in addition to those of the forward and backward passes: memory of partitioned and gathered weights,
+gradients and optimizer state, and the collectives of a step.
 
 Imports no torch. Formulas follow the allocations and collectives of torch 2.13; no value is fitted to a measurement.
 Sources are in torch/distributed/fsdp/_fully_shard: unshard, wait_for_unshard, reshard and post_backward of
 _fsdp_param_group.py, foreach_all_gather and foreach_reduce of _fsdp_collectives.py.
 
 An FSDP unit is a block of layers, or all parameters outside blocks. A unit is gathered into one flat tensor and then
-copied out of it. In forward, the flat tensor stays until the next unit has been copied out. In backward, the next unit
-is gathered ahead. The input of a reduction stays until the next reduction.
+copied out of it. In forward, the flat tensor stays until the next unit has been copied out. In backward, the next
+unit is gathered ahead. The input of a reduction stays until the next reduction.
 
-Every unit is gathered for forward. A block that was resharded is gathered again for backward. The gradients of a block
-are reduce-scattered when its backward ends; those of parameters outside blocks are last. Tests compare numbers of calls
-and bytes with those counted over gloo.
+Every unit is gathered for forward. A block that was resharded is gathered again for backward. The gradients of a
+block are reduce-scattered when its backward ends; those of parameters outside blocks are last. Tests compare numbers
+of calls and bytes with those counted over gloo.
 """
 
 import functools
@@ -38,7 +38,7 @@ from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
 
 OUTSIDE = -1
-"""Block index of a segment that is in no block."""
+"""Block index of a segment of the model that is in no block."""
 NORM_BYTES = 4
 """Bytes of the squared gradient norm in fp32."""
 
@@ -96,7 +96,8 @@ class FsdpRun(NamedTuple):
 
     @property
     def offloaded(self) -> bool:
-        """True if all states are offloaded to host memory. False on a CPU, where device and host share their memory."""
+        """True if weights, gradients and optimizer state are offloaded to host memory. False on a CPU, where device
+        and host share their memory."""
         return self.options.offload and self.device == "cuda"
 
     @property
@@ -120,8 +121,8 @@ class FsdpMemory(NamedTuple):
     run: FsdpRun
 
     def _count_states(self) -> Terms:
-        """Return the bytes of states between steps: 12 bytes per parameter of the partition, for fp32 weights and two
-        moments."""
+        """Return the bytes of weights and optimizer state between steps, by kind. There are 12 bytes per parameter of
+        the partition, for fp32 weights and two moments."""
         return {"weights": FULL * self.run.partition, "optimizer moments": 2 * FULL * self.run.partition}
 
     def resident(self) -> Terms:
@@ -131,9 +132,9 @@ class FsdpMemory(NamedTuple):
         return 0
 
     def initialisation(self, thrown_away: int) -> Terms:
-        """Return the peak of initialisation. A tensor is whole while its values are drawn. The largest tensor, the
-        head, is drawn when the partitions of all others exist. Afterwards all partitions are cast to fp32, one after
-        the other."""
+        """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its values are drawn.
+        The largest tensor, the head, is drawn when the partitions of all others exist. Afterwards all partitions are
+        cast to fp32, one after the other."""
         run, largest = self.run, self.run.model.largest
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
@@ -191,8 +192,8 @@ class FsdpMemory(NamedTuple):
 
 
 def _keep(run: FsdpRun) -> Array:
-    """Return the bytes of weights that earlier blocks keep from forward to backward, (segments,). Depending on
-    reshard_after_forward, a block keeps all of its weights, a share of them or none."""
+    """Return the bytes of weights that earlier blocks keep from forward to backward, for each segment of the model,
+    (segments,). Depending on reshard_after_forward, a block keeps all of its weights, a share of them or none."""
     again = run.options.reshard_after_forward
     share = 0 if again is True else 1 if again is False else again
     kept = np.concatenate([[0], np.cumsum(run.width * run.sizes.blocks // max(share, 1) * (share > 0))])
@@ -219,8 +220,8 @@ def _count_earlier_gradients(run: FsdpRun) -> int:
 
 
 def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
-    """Return the bytes of gradients that are not reduced yet, (segments,). They are the gradients so far of the
-    segment's block, and of parameters outside blocks."""
+    """Return the bytes of gradients that are not reduced yet in the backward of each segment of the model,
+    (segments,). They are the gradients so far of the segment's block, and of parameters outside blocks."""
     outside = np.where(run.sizes.of == OUTSIDE, work.parameters, 0)
     fresh = np.cumsum(outside[::-1])[::-1]
     for block in range(len(run.sizes.blocks)):
@@ -233,8 +234,8 @@ def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
 
 
 def _count_other_gradients(run: FsdpRun) -> Array:
-    """Return the bytes of two kinds of gradients, (segments,): those that this micro-step has already reduced, and
-    those that earlier micro-steps left."""
+    """Return the bytes of two kinds of gradients in the backward of each segment of the model, (segments,): those
+    that this micro-step has already reduced, and those that earlier micro-steps left."""
     until, parts = run.sizes.until, run.sizes.blocks // run.ranks
     done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # elements in blocks whose backward is over
     left = done * (not run.offloaded)

@@ -107,8 +107,8 @@ def construction(spec: RunSpec) -> Iterator[None]:
 
 @contextmanager
 def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Return a context in which `parameters` are whole on every rank. Rank 0's changes to them are kept. Only for a
-    model that is not yet passed to `build`. Collective."""
+    """Return a context in which `parameters` are whole on every rank. Rank 0's changes to them are kept. The model
+    must not have been passed to `build` yet. Collective."""
     # tensors are swapped so that modules keep their parameter objects, which identify tied parameters
     held = [(parameter, _get_shard(parameter)) for parameter in parameters]
     places = []

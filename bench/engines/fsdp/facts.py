@@ -1,4 +1,5 @@
-"""Facts about the FSDP2 engine: the states that it partitions, the ranks that share them, and its optional methods."""
+"""Facts about the FSDP2 engine: the partition of weights, gradients and optimizer state, the ranks that share it, and
+its optional methods."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Options of FSDP2, the number of ranks that share a copy, and the check of specs for this engine."""
+"""Options of FSDP2, the number of ranks that share a copy of the model, and the check of specs for this engine."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
 """Costs of a pipeline in addition to those of its forward and backward passes: memory of flat tensors
-(`bench.engines.distributed.flat`), transfers between copies, and simulated schedules. They are computed for each place
-in the pipeline; ranks with copies or slices of the same stages have the same place.
+(`bench.engines.distributed.flat`), transfers between data-parallel copies, and simulated schedules. They are computed
+for each place in the pipeline; ranks with copies or slices of the same stages have the same place.
 
 Imports no torch. Formulas follow the allocations of flat tensors and AdamW; no value is fitted to a measurement.
 """
@@ -43,7 +43,8 @@ NORM_BYTES = 4
 """Bytes of the squared gradient norm in fp32."""
 SETTLED, REPEATED = 3, 3
 """Numbers of groups of micro-batches that are simulated. A group has one micro-batch for each rank. After SETTLED
-groups, a schedule repeats itself. Each later group is assumed to take the mean time of the next REPEATED groups.
+groups, a schedule repeats itself. The next REPEATED groups are simulated too, and each later group is assumed to take
+their mean time.
 
 In 300 random schedules, step times were exact if all stages were equal. If one stage was up to three times as slow as
 another, they were within 1 % of a simulation of the whole schedule.
@@ -71,8 +72,8 @@ class PipelineRun(NamedTuple):
 
 
 class FlatTensors(NamedTuple):
-    """Elements of the flat tensors on a rank at one place in the pipeline, padded so that all copies have equal
-    partitions."""
+    """Elements of the flat tensors on a rank at one place in the pipeline, padded so that all data-parallel copies
+    have equal partitions."""
 
     kept: tuple[int, ...]  # whole on every copy: parameters of this place alone, then of each set of places
     gathered: tuple[int, ...]  # by stage; 0 if none of its parameters are partitioned
@@ -157,8 +158,8 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
 
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
-    """Return the flat tensors of a place. Parameters that several stages of the model share are not gathered with any
-    stage. Each set of places that share parameters has a flat tensor of its own for them."""
+    """Return the flat tensors at one place in the pipeline. Parameters that several stages of the model share are not
+    gathered with any stage. Each set of places that share parameters has a flat tensor of its own for them."""
     tensor, shared = run.tensor, _list_shared(network, parts)
     alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
     gathered = [0] * len(stages)
@@ -175,8 +176,8 @@ def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: S
 def _count_by_places(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
 ) -> dict[tuple[int, ...], int]:
-    """Return the number of parameter elements that a place shares with other places. The keys are the sorted places
-    that share them."""
+    """Return the number of parameter elements that one place in the pipeline shares with other places. The keys are
+    the sorted places that share them."""
     found: dict[tuple[int, ...], int] = {}
     for elements, holders in _list_shared(network, parts):
         places = tuple(sorted({stage % run.size.ranks for stage in holders}))
@@ -201,9 +202,9 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
 
 
 def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the peak of building the stages. Each parameter is drawn, and a sliced parameter is whole while it is
-    drawn. Then, stage by stage, the parameters move to a new flat tensor. A flat tensor that is partitioned among
-    copies is also copied to master weights."""
+    """Return the memory peak of building the stages in bytes, by kind. Each parameter is drawn, and a sliced
+    parameter is whole while it is drawn. Then, stage by stage, the parameters move to a new flat tensor. A flat
+    tensor that is partitioned among data-parallel copies is also copied to master weights."""
     width = run.width
     largest = max(size.elements for size in list_tensors(network))
     built = width * (sum(flat.gathered) + sum(flat.kept))
@@ -221,7 +222,7 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
 
 
 def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the peak of the optimizer's step. AdamW updates this rank's partition in fp32.
+    """Return the memory peak of the optimizer's step in bytes, by kind. AdamW updates this rank's partition in fp32.
 
     Gradients that are kept whole are reduced first. When the reduction ends, the partition exists in the run's
     precision and in fp32. After the step, updated weights are gathered. In both collectives, gloo works on a copy.
@@ -246,8 +247,8 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
 
 
 def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transfer]:
-    """Return the gathers of weights that are partitioned among copies, and the reductions of their gradients. The rank
-    waits for each reduction. On a CPU, no collective overlaps with computation."""
+    """Return the gathers of weights that are partitioned among data-parallel copies, and the reductions of their
+    gradients. The rank waits for each reduction. On a CPU, no collective overlaps with computation."""
     if run.ahead is None:
         return []
     width, found = run.width, list[Transfer]()
@@ -279,8 +280,8 @@ def _list_sums(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int], flat: FlatTensors
 ) -> list[Transfer]:
     """Return the all-reduces of gradients over ranks that share parameters. One kind is over places in the pipeline,
-    for the partition that a copy updates. The other kind is over tensor-parallel ranks, which have different tokens
-    with sequence parallelism."""
+    for the partition that a data-parallel copy updates. The other kind is over tensor-parallel ranks, which have
+    different tokens with sequence parallelism."""
     apart, tensor, found = run.copies * run.tensor, run.tensor, list[Transfer]()
     at_once = min(apart, run.devices_per_node)
     for size, places in zip(flat.kept[1:], _count_by_places(run, network, parts, stages), strict=True):
@@ -300,8 +301,8 @@ def _list_sums(
 
 
 def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
-    """Return the transfers after the last pass: the gradient norm over all ranks, the reduction of gradients that every
-    copy keeps whole, and the gather of updated weights."""
+    """Return the transfers after the last pass: the gradient norm over all ranks, the reduction of gradients that
+    every data-parallel copy keeps whole, and the gather of updated weights."""
     kept = [run.width * size for size in flat.kept if size]
     found = [Transfer("all_reduce", "update", NORM_BYTES, 1, 1, False, run.world_size)]
     if flat.copies > 1 and kept:
@@ -312,9 +313,9 @@ def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
 def _build(
     run: PipelineRun, kind: CollectiveKind, when: StepPass, sizes: Sequence[int], overlaps: bool = False, alone: int = 0
 ) -> Transfer:
-    """Return a transfer with one collective for each of `sizes` (bytes), over the copies of a place. The copies are
-    every `parallel.tensor`-th of neighbouring ranks. The ranks with the other slices of the place communicate at the
-    same time."""
+    """Return a transfer with one collective for each of `sizes` (bytes), over the data-parallel copies of a place in
+    the pipeline. The copies are every `parallel.tensor`-th of neighbouring ranks. The ranks with the other slices of
+    the place communicate at the same time."""
     copies, tensor = run.copies, run.tensor
     nodes = min(copies, -(-copies * tensor // run.devices_per_node))
     at_once = min(tensor, run.devices_per_node)
@@ -332,9 +333,9 @@ def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
 def simulate_ends(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> tuple[float, ...]:
-    """Return the end of the last pass at each place, in seconds. A long schedule is simulated with two smaller numbers
-    of micro-batches. Each further group of micro-batches is assumed to take as long as a group between these two
-    numbers."""
+    """Return the end of the last pass at each place in the pipeline, in seconds. A long schedule is simulated with
+    two smaller numbers of micro-batches. Each further group of micro-batches is assumed to take as long as a group
+    between these two numbers."""
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)
@@ -356,7 +357,8 @@ def simulate_ends(
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[SimulatedPass]:
-    """Return the begin and end of each pass in a simulated schedule. The passes of one place are in execution order."""
+    """Return the begin and end of each pass in a simulated schedule. The passes of one place in the pipeline are in
+    execution order."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)
     found = []

@@ -1,8 +1,9 @@
 """Engine for a pipeline: each rank has some stages of the model and executes its list of actions in a schedule.
 
-States and gradients are sent from rank to rank. Tensor-parallel ranks each have a slice of every matrix of a stage.
-Data-parallel copies of a stage partition AdamW's states (as ZeRO stage 1), or gradients and weights too (as ZeRO stage
-3). Weights and gradients have the run's precision. In bf16, norm, clipping and AdamW use fp32 and master weights.
+Activations and their gradients are sent from rank to rank. Tensor-parallel ranks each have a slice of every matrix of
+a stage. Data-parallel copies of a stage partition AdamW's states (as ZeRO stage 1), or gradients and weights too (as
+ZeRO stage 3). Weights and gradients have the run's precision. In bf16, norm, clipping and AdamW use fp32 and master
+weights.
 """
 
 from collections.abc import Iterable
@@ -58,8 +59,8 @@ class PipelineEngine:
         self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
 
     def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
-        """Partition the update among copies, as the options say. Return the parameters that are gathered when needed,
-        by stage."""
+        """Partition the optimizer update among data-parallel copies, as the options say. Return the parameters that
+        are gathered when needed, by stage."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
         # zero3 gathers stage by stage; parameters that several stages share stay whole
@@ -97,8 +98,8 @@ class PipelineEngine:
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Return the groups of ranks that share parameters within this copy and slice, by their places in the pipeline.
-        Every rank creates all groups in the same order."""
+        """Return the groups of ranks that share parameters within this data-parallel copy and tensor-parallel slice,
+        by their places in the pipeline. Every rank creates all groups in the same order."""
         found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice

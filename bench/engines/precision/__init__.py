@@ -71,14 +71,16 @@ class DynamicScale:
 
 
 def check_optimizer(spec: RunSpec) -> None:
-    """Raise UserError if the spec asks for an engine's own optimizer. For engines that have none."""
+    """Raise UserError if the spec sets optimizer.implementation=native. Engines without an optimizer of their own
+    call this check."""
     if spec.optimizer.implementation == "native":
         rule = f"engine {spec.engine.name} has no optimizer of its own"
         raise UserError("optimizer.implementation=native", rule, "use torch or fused")
 
 
 def check_unscaled(spec: RunSpec) -> None:
-    """Raise UserError if the spec needs an engine's own optimizer or a loss scale. For engines that have neither."""
+    """Raise UserError if the spec sets optimizer.implementation=native or precision=fp16. Engines that train with
+    torch's AdamW and have no loss scale call this check."""
     check_optimizer(spec)
     if spec.precision == "fp16":
         rule = f"engine {spec.engine.name} has no loss scale"

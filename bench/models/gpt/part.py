@@ -1,5 +1,5 @@
-"""Part of a decoder-only model, for a pipeline or for tensor parallelism. In a pipeline, one tensor of states is sent
-from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them."""
+"""Part of a decoder-only model, for a pipeline or for tensor parallelism. In a pipeline, one tensor of activations is
+sent from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
-"""Part of a T5 model, for a pipeline or for tensor parallelism. In a pipeline, the states of encoder and decoder are
-sent from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them.
+"""Part of a T5 model, for a pipeline or for tensor parallelism. In a pipeline, the activations of encoder and decoder
+are sent from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them.
 
-The first part embeds the tokens of both encoder and decoder, so only it needs the embedding for inputs. Encoder states
-pass through all parts of the decoder, and autograd sums their gradients on the way back. The stacks are transformers'
-own, reduced to some of their blocks.
+The first part embeds the tokens of both encoder and decoder, so only it needs the embedding for inputs. Encoder
+activations pass through all parts of the decoder, and autograd sums their gradients on the way back. The stacks are
+transformers' own, reduced to some of their blocks.
 """
 
 from typing import Any

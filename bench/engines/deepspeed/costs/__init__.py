@@ -63,8 +63,8 @@ class ZeroMemory(NamedTuple):
     run: ZeroRun
 
     def resident(self) -> Terms:
-        """Return the bytes of states between steps. Stages 1 to 3 keep master weights even in fp32, in addition to the
-        weights that are gathered from them."""
+        """Return the bytes of weights, gradients and optimizer state between steps, by kind. Stages 1 to 3 keep
+        master weights even in fp32, in addition to the weights that are gathered from them."""
         run = self.run
         separate = run.width < FULL or run.stage > 0
         terms = {
@@ -82,9 +82,9 @@ class ZeroMemory(NamedTuple):
         return _count_bucket_bytes(self.run) if self.run.stage == 3 else 0
 
     def initialisation(self, thrown_away: int) -> Terms:
-        """Return the peak of initialisation. Stages 1 and 2 make a flat copy of the weights on the device only if both
-        copies fit there. If this is unknown, the flat copy is not counted, because it never decides whether a model
-        fits."""
+        """Return the memory peak of initialisation in bytes, by kind. Stages 1 and 2 make a flat copy of the weights
+        on the device only if both copies fit there. If this is unknown, the flat copy is not counted, because it
+        never decides whether a model fits."""
         run = self.run
         if run.stage == 3:
             return self._initialise_partitioned(run.width * thrown_away // run.ranks)
@@ -104,7 +104,7 @@ class ZeroMemory(NamedTuple):
         return max(built, live, key=sum_bytes)
 
     def _initialise_partitioned(self, thrown_away: int) -> Terms:
-        """Return the largest of stage 3's three peaks of initialisation, which come in this order.
+        """Return the largest of stage 3's three memory peaks of initialisation, which come in this order.
 
         1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
         2. Master weights are made from the partitions (below fp32 through a copy). Then a gradient of zeros is made.
@@ -133,8 +133,8 @@ class ZeroMemory(NamedTuple):
         return SegmentBytes(none + _count_kept_gradients(self.run), none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes of each segment's backward pass. Stage 3 uses DeepSpeed's own linear layer, which never
-        leaves a gradient transposed."""
+        """Return the bytes while each segment of the model runs its backward. Stage 3 uses DeepSpeed's own linear
+        layer, which never leaves a gradient transposed."""
         run = self.run
         if run.stage == 3:
             return _predict_stage_3(run, 1)
@@ -155,8 +155,8 @@ class ZeroMemory(NamedTuple):
         return run.width * min(run.model.elements, STAGE_0_BUCKET) if run.stage == 0 else 0
 
     def update(self) -> Terms:
-        """Return the peak of the optimizer's step. The gradient norm is computed in fp64. Then the gradients are copied
-        to one flat fp32 tensor."""
+        """Return the memory peak of the optimizer's step in bytes, by kind. The gradient norm is computed in fp64.
+        Then the gradients are copied to one flat fp32 tensor."""
         run, live = self.run, self.resident()
         averaged = 0  # bytes of gradients that backward leaves, in addition to those that are always resident
         if not run.optimizer_tier and run.stage < 3:
@@ -256,8 +256,8 @@ def _count_kept_gradients(run: ZeroRun) -> int:
 
 
 def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh: Array) -> SegmentBytes:
-    """Return the bytes of each segment's backward pass at stages 1 and 2. Buckets count from the first gradient on.
-    This rank's averaged gradients count from the first full bucket on.
+    """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. Buckets count from the
+    first gradient on. This rank's averaged gradients count from the first full bucket on.
 
     A bucket is reduced between two operations, when their working memory is free. The first bucket is reduced before
     the averaged gradients are allocated.
@@ -288,7 +288,7 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
 
 
 class SegmentPeak(NamedTuple):
-    """Elements that one rank holds at the peak of each segment, each field (segments,)."""
+    """Elements that one rank holds at the memory peak of each segment of the model. Each field is (segments,)."""
 
     fresh: Array  # gradients outside the bucket
     copies: Array  # copies of gradients during a bucket's reduction
@@ -296,24 +296,24 @@ class SegmentPeak(NamedTuple):
 
 
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
-    """Return the bytes of stage 3 in each segment of forward (`number` 0) or backward (1). They are the peak of the
-    replayed gathers and reductions, and the gradient bucket, which is always allocated."""
+    """Return the bytes of stage 3 while each segment of the model runs its forward (`number` 0) or backward (1). They
+    are the peak of the replayed gathers and reductions, and the gradient bucket, which is always allocated."""
     peak, width = _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number], run.width
     return SegmentBytes(width * peak.fresh, width * peak.copies + _count_bucket_bytes(run), width * peak.whole)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
-    """Return the peaks of forward and backward on a rank of `ranks`. If `gloo` is true, a reduction makes one more copy
-    of its packed gradients."""
+    """Return the memory peaks of forward and backward on one of `ranks` ranks. If `gloo` is true, a reduction makes
+    one more copy of its packed gradients."""
     sizes = np.array([size.elements for size in model.tensors])
     padded = np.array([pad_elements(size.elements, ranks) for size in model.tensors])
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]
 
 
 def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
-    """Return the peak of each segment in one pass. `sizes` and `padded` are the elements of one tensor of each size
-    without and with padding, (tensor sizes,).
+    """Return the memory peak of each segment of the model in one pass. `sizes` and `padded` are the elements of one
+    tensor of each size without and with padding, (tensor sizes,).
 
     Before a bucket is reduced, its gradients are packed by rank into a new tensor. A single gradient that needs no
     padding is reduced in place. The padding is a tensor of its own.
@@ -359,7 +359,7 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
     """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. The upper bound
-    also has the earlier allocation of each tensor, which the pinned allocator keeps."""
+    adds the separate buffers in which the tensors lay before, because the pinned allocator keeps that memory."""
     low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
     parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)

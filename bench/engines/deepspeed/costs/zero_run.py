@@ -1,9 +1,9 @@
 """Values that decide the memory and transfers of a ZeRO run, and the collectives of one rank in one optimizer step.
 
-The collectives and their moments are those of DeepSpeed 0.19.8. Sources: reduce_gradients, average_tensor and step of
-runtime/zero/stage_1_and_2.py; buffered_allreduce_fallback of runtime/engine.py; fetch_sub_module of
-runtime/zero/partitioned_param_coordinator.py and __avg_scatter_grads of stage3.py. Tests compare the numbers of calls
-and bytes with those of recorded runs.
+The collectives, and the parts of the step in which they start, are those of DeepSpeed 0.19.8. Sources:
+reduce_gradients, average_tensor and step of runtime/zero/stage_1_and_2.py; buffered_allreduce_fallback of
+runtime/engine.py; fetch_sub_module of runtime/zero/partitioned_param_coordinator.py and __avg_scatter_grads of
+stage3.py. Tests compare the numbers of calls and bytes with those of recorded runs.
 """
 
 from typing import NamedTuple
