@@ -130,7 +130,7 @@ def main() -> int:
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
-    # The step gets the signal too, and ends.
+    # The running step receives the signal too, and ends.
     signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
     failed = [step for step in steps if interrupted or not call(step)]

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rule = "a testbed makes network namespaces, which needs root"
             raise RefusedCommand(f"uid {os.geteuid()}", rule, "use sudo")
         check_name(args.name)
-        # Not below /run, which many systems mount noexec: job scripts run from here.
+        # Job scripts are executed in this folder, so it is not in /run, which many systems mount as noexec.
         args.dir = (args.dir or Path(f"/tmp/zeroscale-testbed-{args.name}")).resolve()
         check_folder(args.dir)
         code: int = args.run(args)
