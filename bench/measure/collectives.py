@@ -36,8 +36,8 @@ _OPERATIONS = {
     "send": ("send", 0),
     "recv_": ("recv", 0),
 }
-# The same for the functional collectives that DTensor calls. With "result", the returned tensor is the payload. Variants
-# that write into a given tensor (`all_gather_into_tensor_out`) have the same names with `_` or `_out` appended.
+# The same for the functional collectives that DTensor calls. With "result", the returned tensor is the payload. Some
+# variants write into a given tensor. Their names have `_` or `_out` appended (`all_gather_into_tensor_out`).
 _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
     "all_reduce": ("all_reduce", 0),
     "all_reduce_coalesced": ("all_reduce", 0),

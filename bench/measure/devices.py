@@ -262,7 +262,7 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     """Return the use of a device by processes outside of the run. `own` are the process ids of the run.
 
     In a container the driver may use other process ids than the run. If no process on the device is in `own`, all
-    processes but one count as background load, and the memory of the background load is unknown.
+    processes but one count as background load. The memory of the background load is then unknown.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

@@ -141,7 +141,8 @@ def read_driver_name(device: "torch.device") -> str | None:
 
 
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
-    """Return the environment class of runs on this machine: everything except the spec that results depend on.
+    """Return the environment class of runs on this machine. It contains everything that results depend on, except the
+    spec.
 
     `device` is "cpu" or "cuda". The GPU is the device with this `uuid`, by default the first visible GPU. The numbers
     of cores and threads are those of one rank.

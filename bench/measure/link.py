@@ -123,8 +123,10 @@ def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
 
 
 def check_link(link: Link, network: Network, machine: Machine) -> None:
-    """Raise WrongTransport if the transport is not the one expected in the site file, or if a rank's bandwidth is below
-    the minimum of the machine."""
+    """Raise WrongTransport if the transport differs from the transport expected in the site file.
+
+    Raise it also if the bandwidth of a rank is below the minimum of the machine.
+    """
     if network.expects and link.transport and link.transport != network.expects:
         shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())
         raise WrongTransport(f"the site expects {network.expects}, and {link.transport} carried the bytes: {shown}")

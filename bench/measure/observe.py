@@ -1,8 +1,9 @@
 """Conversion of the results of all ranks into the Observations of an attempt, and into a Parquet table of all steps.
 
-After the window a few untimed steps are inspected. They give the bytes per collective, the time outside of collectives,
-measured FLOPs for models without a formula, and facts that the engine reports about a step. Stragglers are not visible
-in step times, because every rank waits for them in collectives. They are visible in the time outside of collectives.
+After the window a few untimed steps are inspected. They give the bytes per collective, the time outside of
+collectives, and facts that the engine reports about a step. For models without a FLOP formula they also give measured
+FLOPs. Stragglers are not visible in step times, because every rank waits for them in collectives. They are visible in
+the time outside of collectives.
 """
 
 import io

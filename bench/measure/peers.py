@@ -100,8 +100,8 @@ class RankPlace(NamedTuple):
 def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
     """Raise Refused unless all ranks run in the same allocation of a scheduler.
 
-    Three kinds of ranks are refused: ranks of another job than rank 0's, ranks of another restart of that job, and
-    ranks on a host that is not in `nodelist`, the allocation of rank 0.
+    A rank is refused if its job differs from rank 0's job, or its restart count from that of rank 0. It is also
+    refused if its host is not in `nodelist`, the allocation of rank 0.
     """
     first, *others = places
     for place in others:

@@ -57,9 +57,9 @@ class LoadReading:
     """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run: idle,
     used by processes, and taken by other guests of the hypervisor.
 
-    `own` is the part of `used` of the run and of kernel threads. It is missing if not all processes of the run are
-    visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource. These and
-    `throttled` are missing if the kernel does not count them.
+    `own` is the part of `used` that the run and kernel threads have used. It is missing if not all processes of the
+    run are visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource.
+    These and `throttled` are missing if the kernel does not count them.
     """
 
 
