@@ -23,7 +23,7 @@ SMALL = 4096
 token ids are smaller."""
 
 PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
-"""Measurement protocol of such a rehearsal. Two steps are enough, since all steps use the same memory."""
+"""Measurement protocol of a rehearsal without computation. Two steps suffice, as all steps use the same memory."""
 
 _RESIZES = ("resize_", "resize_as_", "set_")
 """In-place operations that change the shape or storage of a tensor but no values. They are always executed, as are
