@@ -3,7 +3,7 @@
 The name `checkpoint-<steps>` exists only for a complete checkpoint. A later attempt of the same repeat resumes from a
 checkpoint if an earlier attempt failed. A run that continues a stopped training resumes from the checkpoint of the
 stopped run. Each attempt keeps only its latest checkpoint. The attempt that completes the training removes all
-checkpoints.
+checkpoints. If the training stops early (`stop_after`), the last checkpoint is kept.
 """
 
 import re

@@ -1,9 +1,10 @@
 """Real Slurm cluster with several nodes on one machine, for tests.
 
-Start it as root with `sudo python slurm/testbed up`, and remove it with `sudo python slurm/testbed down`.
+  sudo python slurm/testbed up         start it as root
+  sudo python slurm/testbed down       remove it
 
-Every node is a network namespace with its own address, host name and rate-limited link. Sweeps can be
-tested on it without a cluster, and failures of a cluster can be produced on demand.
+Every node is a network namespace with its own address, host name and rate-limited link. Sweeps can
+be tested on it without a cluster, and failures of a cluster can be produced on demand.
 """
 
 import argparse
