@@ -1,7 +1,7 @@
 """Run all studies for a machine with one GPU, and pack their results into an archive.
 
   make gpu-study GPU_STUDY="--machine h200"     on a machine with a GPU
-  make gpu-study GPU_STUDY=--trial              on a CPU: plan every study, and measure one tiny point
+  make gpu-study GPU_STUDY=--trial              on a CPU: plan every study, measure one tiny point
   timeout --signal=INT 9m make gpu-study        stop in an orderly way after nine minutes
 
 The program needs no network. Call it again to continue after an interruption. Points that already
@@ -130,7 +130,7 @@ def main() -> int:
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
-    # The step gets the signal too, and ends.
+    # The running step receives the signal too, and ends.
     signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
     failed = [step for step in steps if interrupted or not call(step)]

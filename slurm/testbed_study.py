@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 TESTBED = Path(__file__).with_name("testbed")
-RATES = "400mbit,100mbit"  # each a file of conf/machine
+RATES = "400mbit,100mbit"  # for each rate there is a file in conf/machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEGAN_AT = time.monotonic()
 

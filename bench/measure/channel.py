@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 from bench.core.record import MemoryShortage, OutcomeKind
 from bench.measure.failures import OUT_OF_MEMORY, classify_error, count_oom_kills
 
-# Environment variables from a supervisor to its ranks: file descriptors, and a time.
+# Names of environment variables that a supervisor sets for its ranks. These two contain file descriptors.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
-# For rank 0: the socket that its peers connect to.
+# File descriptor of the socket on which rank 0 listens for the other ranks.
 LISTENER = "ZEROSCALE_LISTENER"
 # Seconds since the epoch when the supervisor started the rank.
 STARTED_AT = "ZEROSCALE_STARTED_AT"
-STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
+STACKS_SIGNAL = signal.SIGUSR2  # not SIGUSR1, which NCCL may catch
 _TRACEBACK_CHARACTERS = 8000
-# Heartbeat of one rank: time, step, phase, ended steps.
+# Binary format of one rank's heartbeat: time in seconds, step, phase, number of completed steps.
 _SLOT = struct.Struct("<dq48sq")
 
 
@@ -44,7 +44,7 @@ class RankProgress(NamedTuple):
     at: float
     phase: str
     step: int
-    ended_steps: int = 0  # of the loop, by this process
+    ended_steps: int = 0  # steps of the training loop completed by this process
 
 
 class SharedHeartbeat:
@@ -62,7 +62,7 @@ class SharedHeartbeat:
         return cls(descriptor, ranks)
 
     def write(self, slot: int, phase: str, step: int, ended_steps: int = 0) -> None:
-        # Not pack_into: it clears the slot first, and a reader in between would see a rank silent since the boot.
+        # Not pack_into, which clears the slot first. A reader would then see a heartbeat at time 0, the boot.
         begin = slot * _SLOT.size
         beat = _SLOT.pack(time.monotonic(), step, phase.encode(), ended_steps)
         self._memory[begin : begin + _SLOT.size] = beat
@@ -81,7 +81,7 @@ class Channel:
         self.phase = "start"
         # First step of this process; not 0 in a training that was resumed.
         self._first_step: int | None = None
-        # Kills before this rank started are no evidence about it.
+        # Processes killed before this rank started have nothing to do with it.
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -128,7 +128,7 @@ class Channel:
         if shortage:
             message["shortage"] = shortage.model_dump(exclude_none=True, exclude={"rank"})
         line = (json.dumps(message) + "\n").encode()
-        # A pipe takes at most its free space per call.
+        # One call writes at most the free space of the pipe.
         while line:
             line = line[os.write(self._pipe, line) :]
 

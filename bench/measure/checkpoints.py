@@ -3,7 +3,7 @@
 The name `checkpoint-<steps>` exists only for a complete checkpoint. A later attempt of the same repeat resumes from a
 checkpoint if an earlier attempt failed. A run that continues a stopped training resumes from the checkpoint of the
 stopped run. Each attempt keeps only its latest checkpoint. The attempt that completes the training removes all
-checkpoints.
+checkpoints. If the training stops early (`stop_after`), the last checkpoint is kept.
 """
 
 import re
@@ -23,7 +23,7 @@ _PROGRESS = "progress.json"
 class LearningProgress(Frozen):
     """Training time and evaluations up to a checkpoint, stored next to the engine's own files."""
 
-    trained_s: float = 0.0  # of all optimizer steps, over all attempts
+    trained_s: float = 0.0  # seconds of all optimizer steps, over all attempts
     evaluations: tuple[Evaluation, ...] = ()
 
 
@@ -63,7 +63,7 @@ def complete(attempt: Path, steps: int, progress: LearningProgress) -> int:
     """
     unfinished = find_unfinished(attempt, steps)
     store.write_json(unfinished / _PROGRESS, progress)
-    # The rename is atomic: a checkpoint of this name is complete, whatever is killed when.
+    # The rename is atomic. So a checkpoint with this name is complete, even if a process is killed at any time.
     whole = unfinished.rename(attempt / f"checkpoint-{steps}")
     for path in attempt.iterdir():
         if _NAME.fullmatch(path.name) and path != whole:

@@ -84,7 +84,7 @@ class DeviceClock(Clock):
         self._marks.append(self._record())
 
     def end(self) -> ReadBlock:
-        # Recorded after the work that follows the last step: copies of its losses to the host.
+        # The closing event follows the copies of losses to the host, which are launched after the last step.
         marks, closed = self._marks, self._record()
 
         def read() -> list[float]:
@@ -103,7 +103,7 @@ def create_clock(device: torch.device) -> Clock:
     """Return the clock for steps on `device`."""
     if device.type != "cuda":
         return Clock()
-    # blocking: a host that waits for an event sleeps, and its core is free for the loaders
+    # With `blocking`, the host sleeps while it waits for an event. Its core is then free for DataLoader processes.
     return DeviceClock(
         lambda: torch.cuda.Event(enable_timing=True, blocking=True), lambda: torch.cuda.synchronize(device)
     )

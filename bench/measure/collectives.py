@@ -15,8 +15,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# By c10d operation: the collective's usual name, and the position of the argument whose bytes nccl-tests calls the
-# size: the tensor reduced or broadcast, the gathered output, the input that is scattered.
+# For each c10d operation: the usual name of the collective, and the position of the argument with the payload.
+# Payload bytes are defined as in nccl-tests: of the reduced or broadcast tensor, gathered output or scattered input.
 _OPERATIONS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -36,8 +36,8 @@ _OPERATIONS = {
     "send": ("send", 0),
     "recv_": ("recv", 0),
 }
-# The same for the functional collectives that DTensor calls; "result": the returned tensor holds the size. Variants
-# that write into a given tensor (`all_gather_into_tensor_out`) have the same names with `_` or `_out` appended.
+# The same for the functional collectives that DTensor calls. With "result", the returned tensor is the payload. Some
+# variants write into a given tensor. Their names have `_` or `_out` appended (`all_gather_into_tensor_out`).
 _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
     "all_reduce": ("all_reduce", 0),
     "all_reduce_coalesced": ("all_reduce", 0),
@@ -50,7 +50,7 @@ _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
 }
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensor subclasses that wrap the tensors that collectives transfer."""
-# Two ranks may each send before they receive: waiting for the first send would be a deadlock.
+# Operations without waiting. Two ranks may both send before they receive, and waiting for a send would deadlock.
 _NEVER_AWAITED = ("send", "recv_", "recv_any_source_")
 
 
@@ -105,7 +105,7 @@ class CollectiveCounter(TorchDispatchMode):
         self.payload_bytes[name] += sum(tensor.nbytes for tensor in _list_tensors(payload))
 
     def _time(self, func: Any, args: Any, kwargs: Any, complete: Callable[[Any], None]) -> Any:
-        self._wait()  # for this rank's own work, which is not time inside the collective
+        self._wait()  # earlier work of this rank is not part of the collective's time
         begin = time.perf_counter()
         result = func(*args, **kwargs)
         complete(result)

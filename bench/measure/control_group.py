@@ -6,8 +6,8 @@ The system, a container or a scheduler sets such limits. Both cgroup versions of
 from collections.abc import Iterator
 from pathlib import Path
 
-_MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # by version
-# In bytes; version 1 writes a number near 2^63 for "no limit".
+_MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # version 2, version 1
+# Bytes from which a limit means "no limit". Version 1 writes a number near 2^63.
 _UNLIMITED = 2**60
 
 
@@ -41,7 +41,7 @@ def read_throttled_s(root: Path = Path("/")) -> float | None:
     return max(found, default=None)
 
 
-_THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}  # by version, in units per second
+_THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}  # versions 2 and 1; units per second
 
 
 def read_quota_cores(root: Path = Path("/")) -> float | None:

@@ -12,15 +12,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 Question = Literal[
     "name",
-    "free_bytes",  # of its memory
-    "energy_j",  # used since its driver was loaded
-    "processes",  # list of (process id, bytes; None if the driver does not report them) that compute on it
-    "throttled",  # counts that grow while it is throttled, by reason: power, thermal; and `all`, which always grows
+    "free_bytes",  # free memory of the device
+    "energy_j",  # energy used since the driver was loaded
+    "processes",  # list of (process id, bytes or None) of the processes that compute on the device
+    "throttled",  # counters by reason (power, thermal) that grow while throttled; `all` always grows
     "sm_clock_mhz",
     "memory_clock_mhz",
     "power_cap_w",
     "temperature_c",
-    "throttle_reasons",  # bits, as the maker numbers them
+    "throttle_reasons",  # bit mask as defined by the manufacturer
     "capability",  # NVIDIA's architecture, e.g. "9.0"
     "driver_version",
 ]
@@ -74,7 +74,7 @@ class NvidiaDriver:
     def _find_handle(self, device: int | str) -> Any:
         if isinstance(device, int):
             return self._nvml.nvmlDeviceGetHandleByIndex(device)
-        # Tried in this order: torch reports the UUID of a slice with the prefix of a device.
+        # Two prefixes are tried, because torch reports the UUID of a MIG slice with the prefix of a whole device.
         handle = self._try(self._nvml.nvmlDeviceGetHandleByUUID, device)
         return handle or self._nvml.nvmlDeviceGetHandleByUUID(device.replace("GPU-", "MIG-", 1))
 
@@ -160,7 +160,7 @@ def _count_free_bytes(smi: Any, handle: Any) -> int:
 
 
 def _compute_energy_j(smi: Any, handle: Any) -> float:
-    # Its resolution is in microjoules per count.
+    # `counter_resolution` is in microjoules per count.
     answer = smi.amdsmi_get_energy_count(handle)
     return float(_read_field(answer, "energy_accumulator", "power")) * float(answer["counter_resolution"]) * _MICRO
 
@@ -262,7 +262,7 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     """Return the use of a device by processes outside of the run. `own` are the process ids of the run.
 
     In a container the driver may use other process ids than the run. If no process on the device is in `own`, all
-    processes but one count as background load, and the memory of the background load is unknown.
+    processes but one count as background load. The memory of the background load is then unknown.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

@@ -141,7 +141,8 @@ def read_driver_name(device: "torch.device") -> str | None:
 
 
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
-    """Return the environment class of runs on this machine: everything except the spec that results depend on.
+    """Return the environment class of runs on this machine. It contains everything that results depend on, except the
+    spec.
 
     `device` is "cpu" or "cuda". The GPU is the device with this `uuid`, by default the first visible GPU. The numbers
     of cores and threads are those of one rank.
@@ -175,7 +176,7 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
 
     Cores, threads and the OpenMP wait policy are ignored: ranks may be bound to different numbers of cores.
     """
-    # A job may bind its ranks to different numbers of cores; their steps take as long as the slowest's.
+    # A job may bind its ranks to different numbers of cores. The slowest rank determines the step time.
     bound = {"cores": None, "threads": None, "openmp_wait": None}
     first, *others = (one.model_copy(update=bound) for one in classes)
     for rank, other in enumerate(others, start=1):
@@ -227,7 +228,7 @@ def _format_openmp_wait() -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
 
 
-# Added in later versions of the record.
+# Fields of the environment class that were added in later versions of the record.
 _LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")
 
 
@@ -323,7 +324,7 @@ def read_loaded_collectives() -> dict[str, str | None]:
         return {}
     try:
         return {name_collectives(): ".".join(map(str, torch.cuda.nccl.version()))}
-    except (AttributeError, RuntimeError, TypeError):  # torch was built without it
+    except (AttributeError, RuntimeError, TypeError):  # torch was built without NCCL
         return {}
 
 
@@ -337,7 +338,7 @@ def _read_nccl_version() -> str | None:
     return next((read_version(name) for name in names if name.startswith("nvidia-nccl-")), None)
 
 
-# Not results/ or docs/, where a study writes files of its own.
+# The folders results/ and docs/ are not included, because a study writes its own files there.
 _CODE = (":/bench", ":/analysis", ":/conf")
 """Folders of the repository in which an untracked file may change the results of a run."""
 
@@ -352,7 +353,7 @@ def _read_git(folder: Path) -> dict[str, Any] | None:
     try:
         ask(
             "ls-files", "--error-unmatch", Path(__file__).name
-        )  # else it is the history of another project around this folder
+        )  # otherwise the repository is another project that contains this folder
         changed = ask("status", "--porcelain", "--untracked-files=no", "--", ":/")
         # An untracked file elsewhere affects nothing.
         added = ask("status", "--porcelain", "--", *_CODE)

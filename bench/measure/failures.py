@@ -83,7 +83,7 @@ class WrongTransport(Refused):
     """Error for a network between nodes that is not the network named in the site file."""
 
 
-# Outcomes after which the use of the memory is read.
+# Outcomes for which the use of memory is recorded.
 OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
@@ -96,8 +96,8 @@ _TYPES: dict[str, OutcomeKind] = {
 }
 # Libraries raise these for errors without a type of their own. Messages of other types are not matched.
 _UNTYPED = ("RuntimeError", "OSError", "AcceleratorError", "DistBackendError")
-# The first match counts. Messages of network libraries about memory come after the device's own: NCCL needs device
-# memory too, and a network library that cannot pin memory has a problem with the network.
+# The first match counts. Device memory comes before network libraries, because NCCL may run out of device memory too.
+# Host memory comes after them, because a network library that cannot pin memory has a problem with the network.
 _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
     ("CUDA out of memory", "oom"),
     ("CUDA error: out of memory", "oom"),
@@ -167,7 +167,7 @@ def count_oom_kills(root: Path = Path("/")) -> int:
 
     If no control group counts them, the number for the whole host is returned. All files are read under `root`.
     """
-    names = ("memory.events", "memory.oom_control")  # by version
+    names = ("memory.events", "memory.oom_control")  # version 2, version 1
     groups = [folder / name for folder in own_groups("memory", root) for name in names]
     for path in (*groups, root / "proc/vmstat"):
         try:

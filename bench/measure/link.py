@@ -22,15 +22,15 @@ from bench.measure.collectives import wait_for
 from bench.measure.environment import name_collectives
 from bench.measure.failures import WrongTransport
 
-# Large enough for the bandwidth to dominate the latency, small enough to take well under a second.
+# Bytes of the all-reduce: enough to make the latency negligible, and few enough to take well under a second.
 _PAYLOAD_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 _REPEATS = 5
 _FIRST_BYTES, _LAST_BYTES, _GROWTH = 2**18, 2**26, 4
-# A round trip that is much longer than the clock's resolution and the latency of a link.
+# Minimum seconds of a measured round trip: much more than the clock's resolution and the latency of a link.
 _LONG_ENOUGH_S = 0.02
 # Timed round trips per pair of nodes. The fastest is used.
 _EXCHANGES = 3
-# An InfiniBand port counts words (sysfs-class-infiniband, port_xmit_data).
+# Bytes per word. InfiniBand ports count words (sysfs-class-infiniband, port_xmit_data).
 _WORD_BYTES = 4
 # Minimum fraction of the moved bytes that a transport's counters must show.
 _MOST = 0.5
@@ -64,7 +64,7 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
         tensor.fill_(1.0)
-    seconds.pop(0)  # opens the connections
+    seconds.pop(0)  # the first all-reduce opens the connections
     fields["bus_bytes_per_s"] = 2 * (world - 1) / world * size / statistics.median(seconds)
     if spec.nodes > 1:
         # The first rank of each node reads the node's counters.
@@ -72,7 +72,7 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
         hosts: list[dict[str, int]] = [{} for _ in range(spec.world_size)]
         dist.all_gather_object(hosts, subtract_counts(before, read_sent_bytes()) if is_first else {})
         total = add_counts(hosts)
-        # A ring, or any better algorithm, sends at least the payload from every node.
+        # With a ring algorithm, or a faster one, every node sends at least the payload.
         transport = find_transport(total, (_REPEATS + 1) * size * spec.nodes)
         ranks = probe_ranks(device, spec)
         fields |= {"sent_bytes": total, "transport": transport}
@@ -123,8 +123,10 @@ def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
 
 
 def check_link(link: Link, network: Network, machine: Machine) -> None:
-    """Raise WrongTransport if the transport is not the one expected in the site file, or if a rank's bandwidth is below
-    the minimum of the machine."""
+    """Raise WrongTransport if the transport differs from the transport expected in the site file.
+
+    Raise it also if the bandwidth of a rank is below the minimum of the machine.
+    """
     if network.expects and link.transport and link.transport != network.expects:
         shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())
         raise WrongTransport(f"the site expects {network.expects}, and {link.transport} carried the bytes: {shown}")
@@ -142,7 +144,7 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     Two pairs that exchange data with the same node at the same time would share its bandwidth.
     """
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
-    # Both nodes of the last pair are in the other two rounds.
+    # With an odd number of nodes, the last pair needs its own round: both of its nodes are in the other two rounds.
     last = pairs[-1:] if nodes % 2 else []
     return [found for found in (pairs[: nodes - 1 : 2], pairs[1::2], last) if found]
 
@@ -165,7 +167,7 @@ def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):
         members = [node * spec.devices_per_node + local_rank for node in range(spec.nodes)]
-        # Its own group, so that NCCL's communicators of the pairs are freed.
+        # The group is temporary, so that NCCL's communicators of the pairs are freed with it.
         group = dist.new_group(members)
         if dist.get_rank() in members:
             rates[dist.get_rank()] = _probe_ring(members, device, group)
@@ -212,8 +214,9 @@ def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> floa
     time_round_trip(size)  # opens the connection
     while (took := time_round_trip(size)) < _LONG_ENOUGH_S and size < _LAST_BYTES:
         size *= _GROWTH
-    fastest = min(took, *(time_round_trip(size) for _ in range(_EXCHANGES - 1)))  # other traffic only slows it down
-    dist.send(torch.tensor([0]), peer, group)  # the end
+    # The fastest round trip is used, because other traffic can only add time.
+    fastest = min(took, *(time_round_trip(size) for _ in range(_EXCHANGES - 1)))
+    dist.send(torch.tensor([0]), peer, group)  # tells the peer to stop
     return 2 * size / fastest
 
 

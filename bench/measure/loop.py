@@ -39,8 +39,8 @@ def create_batch_copy(device: torch.device, *, pinned: bool) -> BatchCopy:
     """
     if device.type == "cuda" and pinned:
         return SideStreamCopy(device)
-    # On the computing stream. From pageable memory the driver first makes a copy of its own, and may wait for the
-    # stream (CUDA driver API, "API synchronization behavior"): then the host cannot run ahead.
+    # This copies on the computing stream. For pageable memory, the driver first makes its own copy and may wait for
+    # the stream (CUDA driver API, "API synchronization behavior"). The host then cannot run ahead of the device.
     return lambda tensors: {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
@@ -56,18 +56,18 @@ class SideStreamCopy:
         wait."""
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            # The allocator of page-locked memory notes the copy, and frees no tensor before it has been copied.
+            # torch's allocator of page-locked memory records the copy. It reuses no memory before the copy is done.
             pinned = {name: tensor if tensor.is_pinned() else tensor.pin_memory() for name, tensor in tensors.items()}
             copied = {name: tensor.to(self._device, non_blocking=True) for name, tensor in pinned.items()}
         computing.wait_stream(self._stream)
         for tensor in copied.values():
-            # Else the allocator would give the memory to the next copy while the computing stream still reads it.
+            # Otherwise the allocator could reuse the memory for the next copy while the computing stream reads it.
             tensor.record_stream(computing)
         return copied
 
 
 WindowEnd = Literal["window", "time", "slower"]
-# Level of the interval that ends a trial early: higher than 95 %, since it is computed after every block.
+# Confidence level for ending a trial early. It is above 95 %, because the interval is computed after every block.
 _SLOWER_LEVEL = 0.998
 
 
@@ -109,7 +109,7 @@ class FetchedBatches:
     """Time spent waiting for the micro-batches of one optimizer step, and the number of their padding tokens."""
 
     wait_s: float = 0.0
-    padding: Counter[str] = field(default_factory=Counter)  # by kind of tokens
+    padding: Counter[str] = field(default_factory=Counter)  # number of padding tokens by kind of tokens
 
 
 @dataclass
@@ -117,18 +117,18 @@ class LaunchedBlock:
     """Block of steps whose work has been launched but may not have finished."""
 
     read_seconds: ReadBlock
-    fetched: list[FetchedBatches]  # by step, as the losses and norms
+    fetched: list[FetchedBatches]  # one entry per step, also in losses and norms
     losses: list[Reading]
     norms: list[Reading]
-    skipped: list[int]  # steps, counted from the first step of this process
-    together: bool  # all ranks began it together
+    skipped: list[int]  # numbers of skipped steps, counted from the first step of this process
+    together: bool  # True if all ranks began the block at the same time
 
 
 @dataclass
 class Series:
     """All steps in order, warm-up included: their times, and the values of all columns on every rank."""
 
-    kinds: tuple[str, ...]  # of tokens; each has a column of its padding
+    kinds: tuple[str, ...]  # kinds of tokens; the padding of each kind has a column
     loss_ranks: tuple[int, ...] | None = None  # ranks with a loss; None: all
     ranks: list[torch.Tensor] = field(default_factory=list)  # per step: (ranks, columns)
     times: StepTimes = field(default_factory=StepTimes)
@@ -174,7 +174,7 @@ class Series:
         if since >= len(self.ranks):
             return True
         latest = Series(self.kinds, self.loss_ranks, self.ranks[since:])
-        # NaN in the column of norms means that the engine reports none; a norm that is not finite is infinite there.
+        # In the column of norms, NaN means that the engine reports no norm. A norm that is not finite is stored as inf.
         return bool(latest.losses.isfinite().all()) and not bool(latest.column("gradient_norm").isinf().any())
 
     @property
@@ -229,7 +229,7 @@ class Trainer:
         """
         fetched = FetchedBatches()
         self._before_step(self._steps)
-        # Before the first fetch: until its first micro-batch, a rank of a pipeline waits for its neighbours.
+        # Called before the first fetch, because a pipeline rank may first wait for its neighbours.
         self._hook("steps", self._steps)
         loss = self._engine.train_step(self._fetch_micro_batches(fetched))
         if (loss is not None) != self._has_loss:
@@ -254,7 +254,7 @@ class Trainer:
 
         On a CPU the block is appended immediately. On a GPU it is appended while the next block runs.
         """
-        # Only a block after a drain begins with a barrier. Others follow the block before without any waiting.
+        # Only a block after a drain begins with a barrier. Other blocks follow the previous block without waiting.
         together = not self._launched
         if together:
             self.peers.barrier()

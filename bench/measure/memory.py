@@ -120,7 +120,7 @@ class MemoryTrace:
     before_bytes: int | None = None
     peak_bytes: int | None = None
     after_bytes: int | None = None
-    peak_reserved_bytes: int | None = None  # by the caching allocator
+    peak_reserved_bytes: int | None = None  # bytes reserved by the caching allocator
 
 
 class PhasePeaks(NamedTuple):
@@ -186,14 +186,14 @@ def count_reachable_bytes(device: torch.device) -> int:
     This is an independent check of `read_live_bytes`. It misses storages that only C++ code holds, and includes
     storages from other allocators.
     """
-    gc.collect()  # unreachable tensors in cycles would count
+    gc.collect()  # otherwise unreachable tensors in reference cycles would count
     storages: dict[int, int] = {}
     for candidate in gc.get_objects():
         if not issubclass(type(candidate), torch.Tensor):
             continue
         for tensor in (candidate, candidate.grad if candidate.is_leaf and candidate.requires_grad else None):
             if tensor is not None and tensor.device.type == device.type and tensor.layout is torch.strided:
-                # Stand-ins of torch.compile and of function transforms have no storage, and raise.
+                # Fake tensors of torch.compile and of function transforms have no storage, and raise an exception.
                 with contextlib.suppress(RuntimeError, NotImplementedError):
                     storage = tensor.untyped_storage()
                     storages[storage.data_ptr()] = storage.nbytes()
@@ -277,6 +277,6 @@ def _compile_allocator() -> Path:
             "-I", str(root / "include"), "-o", str(own), str(source), "-L", str(root / "lib"), "-lc10",
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, text=True)
-        # Several ranks may compile at once; each finds a complete file.
+        # Several ranks may compile at the same time. The rename is atomic, so each finds a complete file.
         own.replace(library)
     return library

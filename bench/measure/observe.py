@@ -1,8 +1,9 @@
 """Conversion of the results of all ranks into the Observations of an attempt, and into a Parquet table of all steps.
 
-After the window a few untimed steps are inspected. They give the bytes per collective, the time outside of collectives,
-measured FLOPs for models without a formula, and facts that the engine reports about a step. Stragglers are not visible
-in step times, because every rank waits for them in collectives. They are visible in the time outside of collectives.
+After the window a few untimed steps are inspected. They give the bytes per collective, the time outside of
+collectives, and facts that the engine reports about a step. For models without a FLOP formula they also give measured
+FLOPs. Stragglers are not visible in step times, because every rank waits for them in collectives. They are visible in
+the time outside of collectives.
 """
 
 import io
@@ -68,10 +69,10 @@ class Inspection:
     """Results of the inspected steps on this rank, per step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
-    outside_collectives_s: float = 0.0  # waiting for data included, for transfers from neighbours excluded
+    outside_collectives_s: float = 0.0  # includes waiting for data, but not for pipeline transfers
     flops: int | None = None  # None: not counted
     idle_s: float | None = None  # None: not reported by the engine
-    passes: list[TimedPass] = field(default_factory=list)  # empty if the engine reports none, as the phases
+    passes: list[TimedPass] = field(default_factory=list)  # empty if the engine reports none; so is step_phases_s
     step_phases_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -91,7 +92,7 @@ def inspect(
             trainer.step()
         wait_for(device)
         own_s = time.perf_counter() - begin - counter.inside_s
-        # Waiting for a neighbour, outside of collectives: else a rank would look as slow as the rank it waits for.
+        # Waiting for a pipeline neighbour is subtracted. Otherwise a rank would look as slow as the rank it waits for.
         if "transfer_wait_s" in members:
             own_s -= engine.transfer_wait_s()
         elif "idle_s" in members:
@@ -148,7 +149,7 @@ def build_rank_memory(
     window = latest if warmup else PhasePeaks(None, None)
     before = warmup or latest
     live = memory.read_live_bytes(device)
-    # CUDA's count includes cuBLAS's own memory, which no tensor reaches: the comparison is meaningless there.
+    # CUDA's count includes memory of cuBLAS that belongs to no tensor, so the comparison is meaningless there.
     comparable = live if device.type == "cpu" else None
     return RankMemory(
         rank=rank,
@@ -179,7 +180,7 @@ def build_observations(
     around = [view.surrounded for view in views]
     counted = [rank.flops for rank in seen if rank.flops is not None]
     phases = dict.fromkeys(phase for rank in seen for phase in rank.step_phases_s)
-    # A resumed training recorded other steps than the first, whose norms are summed in fp64.
+    # Only the first steps of a training sum norms in fp64. A resumed training did not record these steps.
     resumed = training is not None and any(one.kind == "load" for one in training.checkpoints)
     summed_norms = SUMMED_STEPS if facts(spec).sums_norms and not resumed else 0
     has_energy = any(one.energy_j is not None for one in around)

@@ -100,8 +100,8 @@ class RankPlace(NamedTuple):
 def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
     """Raise Refused unless all ranks run in the same allocation of a scheduler.
 
-    Three kinds of ranks are refused: ranks of another job than rank 0's, ranks of another restart of that job, and
-    ranks on a host that is not in `nodelist`, the allocation of rank 0.
+    A rank is refused if its job differs from rank 0's job, or its restart count from that of rank 0. It is also
+    refused if its host is not in `nodelist`, the allocation of rank 0.
     """
     first, *others = places
     for place in others:
@@ -112,7 +112,7 @@ def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
         raise Refused(f"{', '.join(foreign)} is not in this job's allocation, which has {nodelist}")
 
 
-# After the supervisor's own limit, so that its reason is recorded, and not a timeout of torch.
+# Added to the supervisor's limits, so that the supervisor's reason is recorded and not a timeout of torch.
 _LATER_S = 60.0
 _LONGEST_S = 30 * 86400.0
 
@@ -143,7 +143,7 @@ def join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -
         wait_for_workers=False,
     )
     for default in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        # For the groups that engines make later.
+        # Default timeout of process groups that engines create later.
         setattr(c10d, default, timeout)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -23,7 +23,7 @@ SMALL = 4096
 token ids are smaller."""
 
 PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
-"""Measurement protocol of such a rehearsal. Two steps are enough, since all steps use the same memory."""
+"""Measurement protocol of a rehearsal without computation. Two steps suffice, as all steps use the same memory."""
 
 _RESIZES = ("resize_", "resize_as_", "set_")
 """In-place operations that change the shape or storage of a tensor but no values. They are always executed, as are
@@ -46,7 +46,7 @@ class LeftOutOperations(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # DTensor computes shapes with these.
+        # DTensor computes shapes with fake tensors.
         if FakeTensor in types:
             return func(*args, **kwargs)
         if not all(kind in (Tensor, Parameter) for kind in types):
@@ -58,7 +58,7 @@ class LeftOutOperations(TorchDispatchMode):
         if _is_cheap(func) or devices != {"cpu"}:
             return func(*args, **kwargs)
         if func.namespace == "c10d":
-            # On a fake group some collectives copy this rank's input: give them empty tensors.
+            # With a fake process group, some collectives copy this rank's input. Empty tensors avoid that.
             if elements > SMALL:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), (tuple(args), kwargs))
             return func(*args, **kwargs)
@@ -67,7 +67,7 @@ class LeftOutOperations(TorchDispatchMode):
                 return func(*args, **kwargs)
             changed = tuple(_list_changed(func, args, kwargs))
             return None if not changed else changed if len(changed) > 1 else changed[0]
-        # Both counts together decide: a small operation may have a large result.
+        # Elements of arguments and results are added, because small arguments may have a large result.
         shapes = _find_shapes(func, args, kwargs, elements)
         if shapes is None or elements + sum(tensor.numel() for tensor in _list_tensors(shapes)) <= SMALL:
             return func(*args, **kwargs)
@@ -112,7 +112,7 @@ def _find_shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], element
     elements of all its arguments.
     """
     taken = tree_map_only(Tensor, _describe, (tuple(args), kwargs))
-    # An operation with tensors runs on their device, unless it names one.
+    # An operation runs on the device of its tensor arguments, unless it has an argument `device`.
     names_device = not _list_tensors(taken) or taken[1].get("device") is not None
     if names_device and any(argument.name == "device" for argument in func._schema.arguments):
         taken[1]["device"] = torch.device("meta")

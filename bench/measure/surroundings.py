@@ -35,10 +35,10 @@ class ProcessLocation(NamedTuple):
     Ranks of a run on the same machine are recognised by these values.
     """
 
-    kernel: str  # one boot of one machine
-    processes: int  # the name space of process ids
-    session: int  # of processes; each rank leads its own
-    cores: tuple[int, ...]  # that it may use
+    kernel: str  # boot id of the machine
+    processes: int  # inode of the process id namespace
+    session: int  # session id; each rank leads its own session
+    cores: tuple[int, ...]  # cores that the rank may use
 
     @classmethod
     def of_this_process(cls) -> "ProcessLocation":
@@ -51,15 +51,15 @@ class ProcessLocation(NamedTuple):
 class LoadReading:
     """Reading of the kernel's load counters at one point in time."""
 
-    at: float  # monotonic, in seconds
+    at: float  # seconds of the monotonic clock
     cores: int  # number of cores that are counted
     counts_s: dict[str, float]
     """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run: idle,
     used by processes, and taken by other guests of the hypervisor.
 
-    `own` is the part of `used` of the run and of kernel threads. It is missing if not all processes of the run are
-    visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource. These and
-    `throttled` are missing if the kernel does not count them.
+    `own` is the part of `used` that the run and kernel threads have used. It is missing if not all processes of the
+    run are visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource.
+    These and `throttled` are missing if the kernel does not count them.
     """
 
 
@@ -102,7 +102,7 @@ def compute_load(node: int, before: LoadReading | None, after: LoadReading | Non
     seconds = after.at - before.at
     passed = {name: count - before.counts_s[name] for name, count in after.counts_s.items() if name in before.counts_s}
     others = stolen = None
-    if passed["idle"] + passed["used"] + passed["stolen"] > 0:  # a sandbox may not count at all
+    if passed["idle"] + passed["used"] + passed["stolen"] > 0:  # in a sandbox, all counters may be 0
         capacity = seconds * after.cores
         stolen = passed["stolen"] / capacity
         others = max(0.0, passed["used"] - passed["own"]) / capacity if "own" in passed else None
@@ -156,7 +156,7 @@ def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) ->
         """Return True if a process belongs to one of the sessions, or is a descendant of such a process."""
         if number not in started_by_run:
             process = processes.get(number)
-            # An id that is reused during this reading could make a circle.
+            # A process id that is reused during this reading could lead to a cycle of parents.
             started_by_run[number] = False
             if process:
                 started_by_run[number] = process.session in sessions or is_own(process.parent)
@@ -244,7 +244,7 @@ _SAMPLE_S = 1.0
 class Surrounded:
     """Background load and device use of a rank during its window."""
 
-    load: NodeLoad | None = None  # of its node, from one rank of each node
+    load: NodeLoad | None = None  # load of its node; only on one rank of each node
     use: DeviceUse | None = None
     energy_j: float | None = None
     energy_s: float | None = None  # between the two readings of the energy

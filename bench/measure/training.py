@@ -41,8 +41,8 @@ class Training:
         self._spec, self._engine, self._held_out = spec, engine, held_out
         self._folder, self._device, self._hook = folder, device, hook
         self._copy = create_batch_copy(device, pinned=False)
-        self.steps = 0  # so far, over all attempts
-        self._before_s = 0.0  # of the steps of earlier attempts
+        self.steps = 0  # optimizer steps so far, over all attempts
+        self._before_s = 0.0  # seconds of the steps of earlier attempts
         self.evaluations: list[Evaluation] = []
         self.checkpoints: list[Checkpoint] = []
 
@@ -79,7 +79,7 @@ class Training:
             stop, since = next(step for step in stops if step > self.steps), len(series.ranks)
             count = min(spec.measure.block_steps, stop - self.steps)
             trainer.block(count, series)
-            # What follows a block must not be timed as a step.
+            # Evaluations and checkpoints after a block must not be timed as part of a step.
             trainer.finish(series)
             self.steps += count
             after_block()
@@ -103,7 +103,7 @@ class Training:
             loss = self._engine.evaluate([self._copy(batch.tensors)])
             assert loss is not None
             weight = count if objective.REDUCTION == "mean" else 1
-            # The mean loss over no target is NaN.
+            # Without target tokens, the mean loss is NaN.
             losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
         wait_for(self._device)

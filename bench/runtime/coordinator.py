@@ -75,11 +75,11 @@ class RunCoordinator:
         self.why = ""
         self._lost_at: float | None = None
         self._begin = self._resumed_at = time.monotonic()
-        self._paused = PauseTotals()  # of the longest paused node
-        # `is_lost` reads the study's folder, and a shared file system may stall for minutes: never in this thread.
+        self._paused = PauseTotals()  # pauses of the node that was paused longest
+        # `is_lost` is called in another thread. It reads the study's folder, and a shared file system may stall.
         self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
-        # A job of many points has one process for all of them, which handles signals itself.
+        # A job with many points has one process for all points, which installs its own signal handlers.
         if handle_signals:
             install_handlers(self.interrupt)
 

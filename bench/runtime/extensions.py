@@ -28,8 +28,8 @@ FOLDER = "TORCH_EXTENSIONS_DIR"
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
 
-_BUILD_S = 900.0  # no op takes longer to build
-# Compiled for the host's CPU, also with a GPU.
+_BUILD_S = 900.0  # maximum seconds to build an op
+# Ops that are compiled for the host's CPU, even on a node with a GPU.
 _FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
 _INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
 """CPU instruction sets that a compiler may use with DeepSpeed's `-march=native`. Other CPU flags are ignored because
@@ -106,7 +106,7 @@ def _build_aside(builder: Any, folder: Path) -> None:
             builder.load(verbose=False)
         finally:
             os.environ[FOLDER] = str(folder)
-        with contextlib.suppress(OSError):  # another process was first
+        with contextlib.suppress(OSError):  # another process has built the op first
             Path(aside, builder.name).rename(folder / builder.name)
 
 

@@ -29,7 +29,7 @@ from bench.engines.deepspeed.library import preload_deepspeed
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1
-# A scheduler signals every process of a job. The supervisor ends this process by closing the connection.
+# Ignored, because a scheduler sends signals to every process of a job. The supervisor ends this process instead.
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16

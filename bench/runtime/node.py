@@ -22,7 +22,7 @@ from bench.runtime.process import RankProcess, StartRank, install_handlers, star
 from bench.runtime.transport import AgentClient, Rendezvous
 
 POLL_S = 0.2
-# Between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to save its steps.
+# Time between SIGTERM and SIGKILL. On a busy file system, rank 0 takes some time to save its steps.
 _TERMINATE_S = 8.0
 # Time after SIGKILL for the kernel to end a rank.
 _KILL_S = 5.0
@@ -198,7 +198,7 @@ class NodeRanks:
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":
-            # Hides GPUs from all libraries, AMD's too.
+            # An empty list hides GPUs from all libraries, including AMD's.
             given["CUDA_VISIBLE_DEVICES"] = ""
         return chosen | dict(os.environ) | given
 
@@ -237,12 +237,12 @@ class NodeAgent:
             self.node.start(self.rendezvous, None)
             stacks = self._watch()
             if self._interrupted_by:
-                # Before the ranks end, so that node 0 does not take their end for a loss.
+                # Reported before the ranks end, so that node 0 does not regard them as lost.
                 self._report()
             self.node.end(stacks=stacks)
             self._report(done=True)
         except BaseException:
-            # Without a report, so that node 0 sees a lost node.
+            # No report is sent, so that node 0 notices the loss of this node.
             self.node.end(stacks=False)
             raise
         finally:

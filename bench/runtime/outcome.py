@@ -128,12 +128,12 @@ class RankState(NamedTuple):
     step: int  # -1 outside the loop
     pid: int = 0
     silent_s: float = 0.0  # seconds since its last heartbeat
-    stacks: str = ""  # printed on its supervisor's signal
+    stacks: str = ""  # stacks that it printed when its supervisor requested them
     host: str = ""
     survived: bool = False  # still running seconds after SIGKILL
-    oom_kills: int = 0  # in its supervisor's control group by the kernel's out-of-memory killer, since the start
-    ended_steps: int = 0  # of the loop; the first step compiles, allocates and sets up communication
-    halted: bool = False  # stopped by a signal or a debugger at the moment
+    oom_kills: int = 0  # processes of the control group that the kernel's out-of-memory killer ended
+    ended_steps: int = 0  # completed steps; the first step compiles, allocates and sets up communication
+    halted: bool = False  # currently stopped by a signal or a debugger
 
     @property
     def where(self) -> str:
@@ -141,9 +141,10 @@ class RankState(NamedTuple):
         return f"in {self.phase}" + (f" at step {self.step}" if self.step >= 0 else "")
 
 
-_NAMED = 8  # ranks in one line
+_NAMED = 8  # maximum number of ranks named in one line
 _DISK_FULL = "the disk of the results is full, and the attempt does not count"
-_NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))  # as an OSError begins
+# Beginnings of the messages of an OSError.
+_NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))
 
 # A lost rank makes other ranks fail too. Outcomes that may be a consequence come last.
 _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
@@ -236,7 +237,7 @@ def _classify_rank(state: RankState) -> OutcomeKind:
 
 
 def _rank_cause(state: RankState) -> tuple[int, bool]:
-    # A rank that was killed comes before an exception of the same kind, which may follow from the lost peer.
+    # A killed rank comes before an exception of the same kind, which may be a consequence of the killed rank.
     return _ORDER.index(_classify_rank(state)), state.failure is not None
 
 

@@ -23,17 +23,17 @@ from bench.measure.channel import PIPE
 from bench.measure.environment import choose_openmp_variables
 
 _LOG_LIMIT_BYTES = 16 * 2**20
-# Lines that a stalled file system may delay; later lines are dropped, so that memory stays bounded.
+# Maximum number of lines that wait for a stalled file system. Further lines are dropped to limit memory.
 _WAITING_LINES = 4096
 _PR_SET_PDEATHSIG = 1
 _DRAIN_BYTES = 1 << 20
 # Maximum bytes of a line. It is more than a rank's report of its failure needs.
 _LINE_BYTES = 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
-# Process id of the last process that forked: in a new child, its parent.
+# Process id of the last process that forked. In a new child, this is the parent.
 _forking = 0
 _PR_SET_CHILD_SUBREAPER = 36
-# Imports from a busy network file system take minutes.
+# Limit for the imports of the fork server. On a busy network file system, they take minutes.
 _STARTUP_S = 300.0
 _ANSWER_S = 30.0
 _KILL_S = 5.0
@@ -184,8 +184,8 @@ class RankProcess:
         When the rank has ended, its DataLoader processes are killed.
         """
         if self._exit_code is None:
-            # Killed before the rank is waited for: after that, the number of their group may be used again.
-            with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
+            # The group is killed before the rank is reaped. After that, the group's id may belong to other processes.
+            with contextlib.suppress(ChildProcessError):  # the process was already reaped elsewhere
                 if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return None
                 self.signal(signal.SIGKILL)
@@ -296,7 +296,7 @@ class ForkServer:
         """Fork a rank. `command` is the full command of a rank process; only its arguments are used."""
         arguments = command[len(build_module_command("")) :]
         request = {"arguments": arguments, "environment": environment, "descriptors": list(descriptors)}
-        # In a file, because an environment may be larger than a message.
+        # The request is sent as a file, because an environment may be larger than a message.
         with os.fdopen(os.memfd_create("zeroscale-request"), "wb") as file:
             file.write(json.dumps(request).encode())
             file.flush()

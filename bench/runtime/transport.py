@@ -26,9 +26,9 @@ from bench.runtime.outcome import PauseTotals, RankState
 
 _QUIET_S = 1.0
 _HELLO_BYTES = 1024
-# Clients with the token send it as soon as they are connected.
+# Seconds within which a client must send the token. Supervisors send it as soon as they are connected.
 _HELLO_S = 5.0
-# Unknown clients at a time, in addition to the awaited ones.
+# Maximum number of unknown clients at a time, in addition to the expected clients.
 _MAX_UNKNOWN = 16
 _RENDEZVOUS_POLL_S = 0.2
 _REPORT_S = 1.0
@@ -145,12 +145,12 @@ class TokenListener:
         for _ in range(self._max_waiting):
             try:
                 self._unknown.append(Connection(self._server.accept()[0]))
-            except OSError:  # no client waits; or no descriptor is free until an unknown client's time is over
+            except OSError:  # no client is waiting, or unknown clients occupy all free file descriptors
                 break
         known, waiting, now = [], [], time.monotonic()
         for connection in self._unknown:
             hello = connection.hello()
-            # In constant time, so that the token cannot be guessed byte by byte.
+            # The comparison takes constant time, so that the token cannot be guessed byte by byte.
             if hello and secrets.compare_digest(str(hello.get("token")).encode(), self.token.encode()):
                 known.append((connection, hello))
             elif hello is None and not connection.closed and now - connection.began_at < _HELLO_S:
@@ -174,7 +174,7 @@ class Rendezvous(NamedTuple):
     """Address of node 0, stored in `rendezvous.json`. The file is removed when the run has ended."""
 
     host: str
-    ranks_port: int  # of the store through which the ranks find each other
+    ranks_port: int  # port of torch's store, through which the ranks find each other
     crew_port: int
     token: str  # of this attempt, so that no agent reports to another process on the same port
 

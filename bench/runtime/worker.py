@@ -78,7 +78,7 @@ class RankWorker:
             self.build()
             series = self.train()
         inspects = series.stopped != "invalid" and self.spec.measure.inspect
-        # Written before the inspection, so that a failure of it does not lose the measurement.
+        # Written before the inspection, so that the measurement is not lost if the inspection fails.
         self.report(series, None, store.UNINSPECTED if inspects else None)
         if inspects:
             with skip():
@@ -142,7 +142,7 @@ class RankWorker:
             with self.phase("engine"):
                 self.engine = self.engine_builder.build(module, spec)
                 engines.check_members(self.engine, spec)
-        # From here on only dropout is random. It follows from the seed, and differs between ranks and not repeats.
+        # From here on, only dropout is random. It depends on the seed and the rank, and is the same in each repeat.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         if self.learns:
             from bench.measure.training import Training
@@ -225,7 +225,7 @@ class RankWorker:
             self.surroundings.sample()
             self.device_peak.sample()
 
-        # The peak of the initialisation is recorded by itself.
+        # The peak of the initialisation is recorded separately.
         memory.reset_peak(self.device)
         clock = create_clock(self.device)
         with_loss = engines.facts(self.spec).loss_ranks
@@ -402,7 +402,7 @@ class RankWorker:
         with contextlib.suppress(OSError):
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
         outcome = observe.build_outcome(series)
-        # In the outcome, which readers find without decoding the whole record.
+        # Also stored in the outcome, which can be read without decoding the whole record.
         if self.drill:
             outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"drill": self.drill.text}})
         record = RunRecord(

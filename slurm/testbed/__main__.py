@@ -1,9 +1,10 @@
 """Real Slurm cluster with several nodes on one machine, for tests.
 
-Start it as root with `sudo python slurm/testbed up`, and remove it with `sudo python slurm/testbed down`.
+  sudo python slurm/testbed up         start it as root
+  sudo python slurm/testbed down       remove it
 
-Every node is a network namespace with its own address, host name and rate-limited link. Sweeps can be
-tested on it without a cluster, and failures of a cluster can be produced on demand.
+Every node is a network namespace with its own address, host name and rate-limited link. Sweeps can
+be tested on it without a cluster, and failures of a cluster can be produced on demand.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rule = "a testbed makes network namespaces, which needs root"
             raise RefusedCommand(f"uid {os.geteuid()}", rule, "use sudo")
         check_name(args.name)
-        # Not below /run, which many systems mount noexec: job scripts run from here.
+        # Job scripts are executed in this folder, so it is not in /run, which many systems mount as noexec.
         args.dir = (args.dir or Path(f"/tmp/zeroscale-testbed-{args.name}")).resolve()
         check_folder(args.dir)
         code: int = args.run(args)

@@ -32,7 +32,7 @@ def start_accounting(ledger: Ledger) -> None:
     """Start the database and slurmdbd, and create account and QOS of jobs. Call this before slurmctld starts."""
     _make_database(ledger)
     socket_file = ledger.folder / "database" / "socket"
-    # Without grant tables: only root can reach the loopback interface of this namespace.
+    # No grant tables are needed, because only root can reach the loopback interface of this namespace.
     open_to_all = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--socket={socket_file}"]
     small = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", *_UNSYNCED]
     files = [f"--pid-file={ledger.folder}/mariadbd.pid", f"--datadir={ledger.folder}/database"]
@@ -65,7 +65,7 @@ def _write_configuration(ledger: Ledger) -> None:
     layout = ledger.layout
     values = {"folder": ledger.folder, "controller": layout.controller}
     text = Template(_TEMPLATE.read_text()).substitute(values, controller_address=layout.address(layout.controller))
-    # Next to slurm.conf, where Slurm looks for it.
+    # Slurm looks for this file next to slurm.conf.
     path = ledger.folder / "slurmdbd.conf"
     # slurmdbd refuses other permissions.
     path.touch(0o600)

@@ -204,10 +204,10 @@ def exec(args: Namespace) -> int:
 @contextmanager
 def _opened(folder: Path) -> Iterator[Ledger]:
     """Yield the ledger of a testbed, while the testbed is locked against other commands."""
-    # Refuses a folder that is no testbed before it is locked.
+    # Refuse a folder that is no testbed, before locking it.
     read(folder)
     with locked(folder):
-        # Again, since another command may have changed it before the lock.
+        # Read the ledger again, because another command may have changed it before the lock.
         yield read(folder)
 
 

@@ -15,10 +15,10 @@ from ledger import Ledger
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.25
-# sinfo by itself would retry for longer if the controller is dead.
+# Limit for Slurm's programs. Without it, sinfo would retry for longer if the controller is dead.
 _ANSWER_S = 5.0
 _MUNGE_S = 10.0
-# slurmctld saves the state of its jobs before it ends.
+# Grace time for slurmctld, which saves the state of its jobs before it ends.
 _ORDERLY_S = 10.0
 _TAIL_LINES = 15
 
@@ -114,7 +114,7 @@ def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], l
     """
     deadline = time.monotonic() + limit_s
     while True:
-        # Before the first poll, since a daemon that cannot start ends at once.
+        # Sleep before the first check, because a daemon that cannot start ends within this time.
         time.sleep(_POLL_S)
         dead = [daemon for daemon in watched if not is_running(ledger, daemon)]
         if not dead and is_ready():

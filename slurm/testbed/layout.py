@@ -20,7 +20,7 @@ class Problem(Exception):
 
     def __init__(self, value: str, rule: str, remedy: str = "", *, detail: str = "") -> None:
         super().__init__(f"{value}: {rule}" + (f"; {remedy}" if remedy else ""))
-        # Lines to print before, such as the end of a log.
+        # Lines that are printed before the message, such as the end of a log.
         self.detail = detail
 
 

@@ -46,7 +46,7 @@ class Ledger:
 
     def save(self) -> None:
         state = {"version": _VERSION, **dataclasses.asdict(self)}
-        del state["folder"]  # the ledger's own place
+        del state["folder"]  # the folder that contains the ledger
         new = self.folder / f"{_FILE}.new"
         new.write_text(json.dumps(state, indent=1) + "\n")
         new.replace(self.folder / _FILE)
@@ -73,7 +73,7 @@ def create(folder: Path, layout: Layout) -> Ledger:
 def read(folder: Path) -> Ledger:
     """Return the ledger of a testbed; raise `RefusedCommand` if there is none, or if another user owns it."""
     try:
-        # /tmp is writable for all users, and root kills the processes on a ledger.
+        # The owner is checked because all users can write to /tmp, and root kills the processes listed in a ledger.
         owner = folder.stat().st_uid
         state = json.loads((folder / _FILE).read_text())
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any
 from layout import Layout, Problem, RefusedCommand
 from ledger import Ledger
 
-# Folders of iproute2: names of namespaces, and files that replace those of /etc in each of them.
+# Folders of iproute2: the names of network namespaces, and for each namespace the files that replace files in /etc.
 _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
@@ -40,7 +40,7 @@ def refuse_existing(layout: Layout) -> None:
         raise RefusedCommand(
             ", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name"
         )
-    # Routes inside the subnet, and routes around it.
+    # "root" selects routes inside the subnet, and "match" selects routes that contain the subnet.
     for overlap in ("root", "match"):
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":
@@ -84,7 +84,7 @@ def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
     for namespace, interface in ((node, "eth0"), (layout.controller, node)):
         device = ("qdisc", "replace", "dev", interface, "root")
         if rate == "none":
-            # `del` would fail on a link without a shape.
+            # The command `del` would fail on a link without a rate limit.
             _run("tc", "-n", namespace, *device, "pfifo")
         else:
             _run("tc", "-n", namespace, *device, "tbf", "rate", rate, "burst", burst, "latency", _LATENCY)
@@ -127,7 +127,8 @@ def demolish(ledger: Ledger) -> None:
             Path(folder).rmdir()
     # iproute2 makes these folders on first use and never removes them.
     if _ROOT.is_dir() and not any(_ROOT.iterdir()):
-        subprocess.run(["umount", "--quiet", str(_ROOT)], stderr=subprocess.DEVNULL)  # it is a bind mount of itself
+        # The folder is a bind mount of itself.
+        subprocess.run(["umount", "--quiet", str(_ROOT)], stderr=subprocess.DEVNULL)
     for root in (_ROOT, _ETC):
         with suppress(OSError):  # not empty, or missing
             root.rmdir()

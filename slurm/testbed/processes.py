@@ -132,7 +132,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path, rec
             start_new_session=True,
         )
     process = _find(gate.pid)
-    assert process and gate.stdin  # it waits for the line
+    assert process and gate.stdin  # the shell is waiting for the line
     record(process)
     gate.stdin.write(b"\n")
     gate.stdin.close()

@@ -22,9 +22,9 @@ class Rank(NamedTuple):
 def ours(bed_name: str, folder: Path) -> list[str]:
     """Return the command lines of a study's processes.
 
-    These are all zeroscale processes on the nodes of the testbed, because the command lines of ranks and fork servers
-    do not contain the study's folder. Any other process counts if its command line contains the folder. Zombies have no
-    command line.
+    All zeroscale processes on the nodes of the testbed are included, because ranks and fork servers do not have the
+    study's folder in their command lines. Any other process is included if its command line contains the folder.
+    Zombies have no command line.
     """
     nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
     found = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).parents[2] / "slurm/testbed"
-PATIENCE_S = 150.0  # on a machine with other work
+PATIENCE_S = 150.0  # on a busy machine
 
 
 class Testbed:

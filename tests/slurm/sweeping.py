@@ -20,7 +20,7 @@ from bench.core import store
 from bench.core.record import Circumstance, RunRecord
 from bench.sweep.definition import RunKey
 
-_SMALL = (  # a model whose gradients pass a slow link in no time
+_SMALL = (  # a tiny model: even a slow link transfers its gradients quickly
     "model=gpt2_tiny", "model.name=minute", "model.parameters=null", "model.shape.width=32", "model.shape.layers=2",
     "model.shape.inner=64", "model.shape.heads=2", "sequence.tokens=32", "engine=ddp", "machine=cpu", "precision=fp32",
     "devices_per_node=1",

@@ -113,5 +113,5 @@ def test_a_point_whose_job_an_urgent_one_preempts_is_measured_again_to_one_answe
     assert [record.circumstance.launcher["restart"] for record in (put_back, again)] == [0, 1]
     assert study.check() == ["answered"]
     starts = ("--noheader", "--parsable2", "--allocations", "--duplicates", "--format=State")
-    ended = ["PREEMPTED", "COMPLETED"]  # a few seconds later than squeue, which the database hears of it from
+    ended = ["PREEMPTED", "COMPLETED"]  # accounting is updated a few seconds after squeue
     wait_for(lambda: bed.slurm("sacct", *starts, f"--jobs={job}").split() == ended)

@@ -26,7 +26,7 @@ def make_image(folder: Path) -> Path:
     """Create the folder of a container image. It has a system's mount points and little else."""
     for inside in ("/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/home", "/root", "/etc", *SEEN.values()):
         (folder / inside.removeprefix("/")).mkdir(parents=True, exist_ok=True)
-    for file in ("passwd", "group", "hosts", "resolv.conf"):  # a runtime puts the machine's over them
+    for file in ("passwd", "group", "hosts", "resolv.conf"):  # a runtime mounts the machine's files over them
         (folder / "etc" / file).touch()
     for link in ("bin", "lib", "lib64"):
         (folder / link).symlink_to(f"usr/{link}")

@@ -176,7 +176,7 @@ def test_jobs_wait_their_turn_politely(slurm: Testbed, job: Job) -> None:
     cancel_all([one])
     ended(two)
     assert ask([second.name])[second.name, None].state == "COMPLETED", "it waited for an end, of whatever kind"
-    cancel_all([one, two])  # what has ended meanwhile is no error
+    cancel_all([one, two])  # cancelling a job that has already ended is no error
 
 
 def test_a_job_that_is_put_back_is_known_to_be_another_start(slurm: Testbed, job: Job) -> None:

@@ -120,7 +120,7 @@ def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed
 @pytest.mark.thorough
 def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: Path) -> None:
     deaf, dead = testbed.node(2), testbed.node(3)
-    here = f"{tmp_path}/$SLURMD_NODENAME"  # a name of its own: two jobs write at the same time
+    here = f"{tmp_path}/$SLURMD_NODENAME"  # separate names, because two jobs write at the same time
     write_pid = f"echo $$ > {here}.new; mv {here}.new {here}; exec sleep 300"
     jobs = {node: _submit(testbed, write_pid, f"--nodelist={node}", "--no-requeue") for node in (deaf, dead)}
     wait_for(lambda: all((tmp_path / node).exists() for node in jobs))
@@ -153,7 +153,7 @@ def test_a_name_or_action_nobody_knows_is_refused(testbed: Testbed) -> None:
     assert "needs --rate" in testbed("link", testbed.node(1), code=2).stderr
 
 
-# -- nothing else touched, nothing left
+# -- nothing else is changed, and nothing is left over
 
 
 @pytest.mark.thorough
@@ -170,7 +170,7 @@ def test_two_testbeds_side_by_side_and_down_takes_all_of_one(testbed: Testbed, o
     assert other_testbed.slurm("srun", "hostname").strip() == other_testbed.node(1)
     assert other_testbed.slurm("sinfo", "-h", "-o", "%l").strip() == "30:00"
     assert "MaxArraySize            = 10\n" in other_testbed.slurm("scontrol", "show", "config")
-    _submit(other_testbed, "setsid sleep 300 & sleep 300")  # one that leaves its job's session
+    _submit(other_testbed, "setsid sleep 300 & sleep 300")  # the first process leaves its job's session
     wait_for(lambda: other_testbed.state(other_testbed.node(1)) == "mixed")
 
     lists = [subprocess.check_output(["ip", "netns", "pids", other_testbed.node(n)], text=True) for n in (0, 1)]
@@ -199,7 +199,7 @@ def test_an_up_killed_on_the_way_can_be_taken_down(other_testbed: Testbed, numbe
         wait_for(lambda: "slurmctld" in _processes(other_testbed))
         process.send_signal(number)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    if number == signal.SIGKILL:  # the other one takes it down by itself
+    if number == signal.SIGKILL:  # after SIGTERM, the program itself removes the testbed
         pids = _processes(other_testbed)
         other_testbed("down")
         assert all(_gone(process["pid"]) for process in pids.values())
@@ -221,7 +221,7 @@ def test_a_pid_given_to_another_process_is_not_killed(other_testbed: Testbed) ->
     ledger = other_testbed.folder / "state.json"
     with subprocess.Popen(["sleep", "60"]) as bystander:
         state = json.loads(ledger.read_text())
-        state["processes"]["munged"]["pid"] = bystander.pid  # with the start time of the munged that had it
+        state["processes"]["munged"]["pid"] = bystander.pid  # the start time is still that of munged
         ledger.write_text(json.dumps(state))
         other_testbed("down")
         time.sleep(0.1)
@@ -231,7 +231,7 @@ def test_a_pid_given_to_another_process_is_not_killed(other_testbed: Testbed) ->
 
 
 def test_only_root_may(slurm_possible: None, other_testbed: Testbed) -> None:
-    # In a user namespace of its own root is nobody, and can still read wherever Python and this checkout may be.
+    # In a new user namespace, root has no privileges, but can still read Python and this checkout.
     command = ["unshare", "--user", sys.executable, str(PROGRAM), "up", "--name", other_testbed.name]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode == 2 and "needs root; use sudo" in refused.stderr

@@ -21,9 +21,9 @@ _UNAVAILABLE = re.compile(
 """Pattern of error messages that mean that Slurm is unavailable. Other errors mean that it refused the request."""
 # These variables select a cluster and a method of authentication. They do not describe the containing job.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-# Slurm's programs give up by themselves: most after seconds, sbatch after two minutes at a full queue.
+# Limit for a program. Most of Slurm's programs give up after seconds, and sbatch after two minutes at a full queue.
 _ANSWER_S = 200.0
-# Longer than a healthy controller takes; a user who sees nothing for longer suspects that zeroscale hangs.
+# Seconds after which a user is informed. A healthy controller answers faster.
 _NOTICE_S = 5.0
 _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
 """Pattern of sbatch options that select another partition or cluster than the option `partition` of the site file."""
@@ -46,7 +46,7 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     UserError with the program's own message if it refuses the request.
     """
     if environment is None:
-        # Personal settings of these programs would change the form of their output.
+        # The user's settings for these programs would change the format of their output.
         personal = ("SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
         environment = {key: value for key, value in build_user_environment().items() if not key.startswith(personal)}
         environment |= {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}

@@ -121,7 +121,7 @@ _WRITTEN = (
 class Options(SchedulingOptions):
     """Options in conf/launcher/slurm.yaml and in a site file."""
 
-    # where
+    # where jobs run
     partition: OneLine | None = None
     account: OneLine | None = None
     qos: OneLine | None = None
@@ -129,13 +129,13 @@ class Options(SchedulingOptions):
     reservation: OneLine | None = None
     extra: tuple[Option, ...] = ()
 
-    # for each point
+    # resources of each point
     gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = None
     cpus_per_device: Positive | None = None
     memory_gb: int | None = Field(None, ge=0, description="per node; 0 is all of it")
     exclusive: bool = False
 
-    # what runs
+    # software that runs
     python: tuple[OneLine, ...] | None = Field(None, min_length=1)
     modules: tuple[OneLine, ...] = ()
     environment: dict[Variable, Annotated[StrictStr | StrictInt | StrictFloat, AfterValidator(_check_value)]] = {}
@@ -143,7 +143,7 @@ class Options(SchedulingOptions):
     container: Container | None = None
     srun: tuple[OneLine, ...] = ()
 
-    # etiquette and interruptions
+    # priority and interruptions
     nice: int | None = None
     begin: OneLine | None = None
     requeue: bool = True

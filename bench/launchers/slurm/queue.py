@@ -14,13 +14,13 @@ from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import build_user_environment, call, read_config
 
 _LOGGER = logging.getLogger(__name__)
-# By default sacct reports jobs since midnight only.
+# Start of the period that sacct reports. By default it reports only jobs since midnight.
 _ACCOUNTED = "now-30days"
-# Bytes of names on a command line: the kernel allows some 128 kB per argument.
+# Maximum bytes of job names on a command line. The kernel allows about 128 kB per argument.
 _NAMES_BYTES = 64_000
 # Bytes that are read from the end of a completion log, which may hold years of jobs.
 _LOG_BYTES = 64 * 2**20
-# A controller that restarts, or is busy, answers again within half a minute.
+# Pauses between tries. A controller that is restarting or busy answers again within half a minute.
 _PAUSES_S = (2, 4, 8, 16)
 _AT_ONCE = 1000  # jobs per call of scancel
 _ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)

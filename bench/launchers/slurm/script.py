@@ -150,7 +150,7 @@ def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]
     """Return the command that runs on every node. Each inner list of words is one line of the script."""
     tasks, cpus = _count_tasks(work, options)
     # --export: a site may configure sbatch to export nothing, which srun would inherit.
-    # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
+    # --cpus-per-task: since Slurm 22.05, srun does not inherit it from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
     of_site = {option.partition("=")[0] for option in options.srun}

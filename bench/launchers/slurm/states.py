@@ -178,7 +178,7 @@ def _build_state(
         restarts=0,
         nodes=_parse_number(nodes),
         started_at=_parse_seconds(start),
-        ended_at=_parse_seconds(end) if word in _ENDED else None,  # of a job that has not ended it is a forecast
+        ended_at=_parse_seconds(end) if word in _ENDED else None,  # for a running job, this time is a forecast
         source=source,
         words=" ".join(line.split()),
         exit_code=exit_code[0] if word in _ENDED and not exit_code[1] else None,
@@ -222,7 +222,7 @@ def _parse_wait_status(text: str) -> tuple[int, int]:
     """
     status = int(text) if text.isdigit() else 0
     found = _parse_exit_code(text) if ":" in text else (status >> 8 & 0xFF, status & 0x7F)
-    # Slurm's mark of a job that never started, and not SIGHUP.
+    # Slurm reports signal 1 for a job that never started. It does not mean SIGHUP.
     return (0, 0) if found == (0, 1) else found
 
 

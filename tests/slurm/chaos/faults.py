@@ -19,7 +19,7 @@ from chaos.schedule import PlannedFault
 from chaos.sweep import OpenAttempt, Sweep
 
 _BRIEFLY_S = 2.0
-_LONG_S = 30.0  # hang_s is 13 s, and a node that is silent for 10 s is lost
+_LONG_S = 30.0  # longer than hang_s (13 s) and the limit for a silent node (10 s)
 _SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 

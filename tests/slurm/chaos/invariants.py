@@ -21,7 +21,7 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill rank": {"error": r"was killed by SIGKILL"},
     "kill member agent": {"error": r"ended as FAILED", "node_failure": _LOST},
     "kill coordinator": {"error": r"ended as|supervisor died|FAILED"},
-    "kill fork server": {"ok": ""},  # ranks that were started before go on, and the next point has a new server
+    "kill fork server": {"ok": ""},  # running ranks continue, and the next point gets a new server
     "kill srun": {"error": r"ended as FAILED"},
     "stop rank briefly": {"ok": ""},
     "stop rank for long": {"hang": ""},
@@ -33,7 +33,7 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "cut link briefly": {"ok": ""},
     "cut link for long": {"node_failure": _CUT},
     "stall file system": {"ok": ""},
-    "suspend": {"ok": ""},  # and its paused_s: has_struck
+    "suspend": {"ok": ""},  # with paused_s in the record
     "requeue": {"preempted": r"put back"},
     "scancel": {"cancelled": ""},
     "scancel with SIGKILL": {"cancelled": "", "error": r"ended as FAILED"},

@@ -18,7 +18,7 @@ class Process(NamedTuple):
     pid: int
     role: str  # rank, coordinator, member agent, fork server, srun, command, or other
     node: str  # of the testbed; empty for this machine
-    job: str  # Slurm's number; empty outside of one
+    job: str  # Slurm's job id; empty outside of a job
     words: str
 
 
@@ -53,7 +53,8 @@ def _find_role(entry: Path, words: str, environment: dict[str, str]) -> str:
     if "-m bench.runtime " in words:
         return "coordinator"
     if words.startswith("srun"):
-        return "other" if _read_words(_find_parent(entry)).startswith("srun") else "srun"  # it has a helper
+        # An srun has a helper process with the same command line.
+        return "other" if _read_words(_find_parent(entry)).startswith("srun") else "srun"
     return "command" if "bench.cli" in words else "other"
 
 

@@ -1,5 +1,5 @@
-/* A shared file system that does not answer: calls on paths with $STALL_PATH in them wait as long as the file $STALL_FILE
-   is there, at most a minute. Loaded with LD_PRELOAD. */
+/* Library for LD_PRELOAD that simulates a stalled shared file system. System calls on paths that contain $STALL_PATH
+   wait while the file $STALL_FILE exists, but at most for a minute. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
