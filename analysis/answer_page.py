@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from bench.sweep.prediction import Prediction
 
 MOST_BARS, BEST = 40, 8
-"""MOST_BARS is the maximum number of points in a bar chart. BEST is the number of choices that the cost figure shows
-for each engine and node count."""
+"""MOST_BARS is the maximum number of points in a bar chart. BEST is the number of configurations that the cost figure
+shows for each engine and node count."""
 BESIDE = "process and fragmentation"
 """Label of the least memory that a process needs in addition to tensors: context, libraries, and allocator
 fragmentation."""
@@ -85,8 +85,8 @@ class Section(NamedTuple):
 
 
 class CostPoint(NamedTuple):
-    """A choice of advise with its (time, cost): expected (`at`), in the best case (`low`) and in the worst case
-    (`high`)."""
+    """A configuration that `zeroscale advise` considers, with its (time, cost): expected (`at`), in the best case
+    (`low`) and in the worst case (`high`)."""
 
     choice: "Choice"
     doubt: int  # how doubtful it is that the choice fits and keeps the limits; from `rate_doubt`
@@ -286,7 +286,7 @@ def list_values(one: "Prediction") -> list[str]:
 
 
 def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
-    """Return every choice of the advice, the cheapest first, and the units of time and cost.
+    """Return every configuration that the advice considers, the cheapest first, and the units of time and cost.
 
     Time and cost are of the whole training if its length is given, and otherwise of a million tokens.
     """
@@ -323,8 +323,8 @@ def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list
 def draw_costs(
     points: Sequence[CostPoint], front: Sequence[CostPoint], winner: CostPoint, units: tuple[str, str]
 ) -> Figure:
-    """Return the figure of cost against time. It marks each choice by engine, the Pareto front, and the recommended
-    choice."""
+    """Return the figure of cost against time. It shows each configuration, marked by engine, the Pareto front, and
+    the recommended configuration."""
     looks = choose_looks(point.choice.spec.engine.name for point in points)
 
     def draw(axes: Axes) -> None:
@@ -375,7 +375,7 @@ def _describe_cost(point: CostPoint, units: tuple[str, str]) -> str:
 
 
 def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[str]:
-    """Return the table cells of a choice on the Pareto front."""
+    """Return the table cells of a configuration on the Pareto front."""
     intervals = [format_interval(*ends) for ends in zip(point.at, point.low, point.high, strict=True)]
     memory = "–".join(dict.fromkeys(map(format_gigabytes, point.choice.candidate.memory.device)))
     spec, note = point.choice.spec, "the answer" if point is winner else ""

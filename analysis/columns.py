@@ -61,8 +61,8 @@ ORDER = (
 sorted by name."""
 
 LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1}
-"""Optional columns, each with the value for records from before the field existed. A table has the column only if any
-run has another value."""
+"""Optional columns, each with its default for records written before the field existed. A table has the column only
+if any run has another value."""
 
 LEARNED = ("tokens_trained", "trained_s", "validation_loss")
 """Optional columns for trainings. A table has them only if any run was trained to its end."""
@@ -137,8 +137,8 @@ def _find_slowest_link_node(record: RunRecord) -> str | None:
 
 
 def _of_last_evaluation(value: Callable[[RunRecord, Evaluation], Any]) -> Callable[[RunRecord], Any]:
-    """Return a function from a record to a value of the evaluation after its last step; None unless a training ended
-    ok."""
+    """Return a function that computes a column's value from the last evaluation in a record. The value is None unless
+    the run is a training that ended ok."""
 
     def find(record: RunRecord) -> Any:
         found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None

@@ -37,12 +37,14 @@ def list_notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _observed(rule: Callable[[Observations], bool]) -> Callable[[RunRecord], bool]:
-    """Return a rule for records from a rule for observations. It is false for a record without observations."""
+    """Return a flag's rule that applies `rule` to the observations of a record. It is False for a record without
+    observations."""
     return lambda record: record.observations is not None and rule(record.observations)
 
 
 def _timed(rule: Callable[[TimedWindow], bool]) -> Callable[[RunRecord], bool]:
-    """Return a rule for records from a rule for the timed window. It is false for a record without a timed window."""
+    """Return a flag's rule that applies `rule` to the timed window of a record. It is False for a record without a
+    timed window."""
     return lambda record: (timed := get_window(record)) is not None and rule(timed)
 
 

@@ -31,9 +31,9 @@ apostrophe, by which spreadsheets recognise text."""
 
 
 class CsvLines:
-    r"""File object for a csv writer with `lineterminator=END`. The collected lines end in ` `.
+    r"""File object for a csv writer with `lineterminator=END`. The collected lines end in `\n`.
 
-    A csv writer quotes a cell only if it contains a character of the line terminator. With `\r ` as terminator, it
+    A csv writer quotes a cell only if it contains a character of the line terminator. With `\r\n` as terminator, it
     quotes cells with any kind of line break.
     """
 

@@ -118,7 +118,7 @@ def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> N
 def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
     """Return the level of each value of a field, as a number from 0. Equal values have the same level.
 
-    More than _MOST_LEVELS different numbers are grouped into bins by rank.
+    If there are more than _MOST_LEVELS different numbers, they are grouped into bins by rank.
     """
     texts = [_format_level(value) for value in column]
     if len(set(texts)) > _MOST_LEVELS and all(isinstance(value, int | float) for value in column):
@@ -129,8 +129,8 @@ def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
 
 
 class _Setting(NamedTuple):
-    """A scale and a noise (standard deviations of the log objective), and their weight: the fraction of functions drawn
-    with them."""
+    """A candidate scale and noise of the Gaussian process, both standard deviations of the log objective. `weight` is
+    the fraction of functions that are drawn with them."""
 
     scale: float
     noise: float

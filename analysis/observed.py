@@ -54,9 +54,9 @@ def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
 
 @remember_latest
 def get_window(record: RunRecord) -> TimedWindow | None:
-    """Return the timed steps, which follow the warm-up; None unless the run ended ok.
+    """Return the timed steps of a run, which follow its warm-up steps; None unless the run ended ok.
 
-    A run that diverged or stopped early did not compute what its configuration asks for, so its times are not used.
+    A run that diverged or stopped early did not do the work of its configuration, so its times are not used.
     """
     steps = record.observations.steps if record.observations else None
     if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:

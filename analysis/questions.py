@@ -206,7 +206,7 @@ def describe_engine(spec: RunSpec, other: RunSpec) -> str:
 
 
 def _list_options(spec: RunSpec) -> Mapping[str, Any]:
-    """Return the options of a spec's engine, without options that identify the engine, such as the ZeRO stage."""
+    """Return the options of a spec's engine, except options that distinguish engines, such as the ZeRO stage."""
     facts = find_facts(spec)
     distinguishing = facts.distinguishing if facts else frozenset()
     return {name: value for name, value in spec.engine.options.items() if name not in distinguishing}

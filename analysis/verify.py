@@ -1,12 +1,13 @@
 """Verification: whether an engine trains the same model as the reference engine, ddp, with the same seed.
 
 The first gradient norms are compared, then the losses. The losses alone are not enough: clipping and AdamW divide the
-gradient by its own size, so a wrong scale of the gradient does not change them. An example is a sum over ranks in place
-of their mean. Norms are compared in the first updates, where the weights of both runs are equal or nearly equal.
+gradient by its own size, so a wrong scale of the gradient does not change them. An example is a sum over ranks in
+place of their mean. Norms are compared in the first updates, where the weights of both runs are equal or nearly
+equal.
 
-The reference engine is torch's own code, and its runs are neither verified nor flagged. Any other run is compared with
-a ddp run of the same environment class that differs only in engine, layout and measurement protocol. All repeats use
-the same seed, so any repeat can be compared.
+The reference engine is torch's own code, and its runs are neither verified nor flagged. Any other run is compared
+with a ddp run of the same environment class. Their specs may differ only in fields that do not affect the losses,
+such as engine, layout and measurement protocol. All repeats use the same seed, so any repeat can be compared.
 
 The data for comparing one record is its `VerificationCase`. The cases of a set of records are compared as arrays.
 """

@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 Starts = tuple[Start, ...]
-"""Starts of the runs of one of the two compared configurations."""
+"""Start times and allocations of all runs of one of the two compared configurations."""
 
 
 class ClaimSide(NamedTuple):

@@ -132,10 +132,10 @@ def _compare(
     results: Results,
     find_start: Callable[[int], Start],
 ) -> ClaimComparison:
-    """Compare two configurations. If only one of them ran out of memory, its fastest variant with another micro-batch
-    takes its place.
+    """Return the comparison of two configurations. If times are compared and only one of them ran out of memory, its
+    fastest variant with another micro-batch replaces it.
 
-    The memory that the other configuration saves thus counts only if it makes that configuration faster.
+    So the comparison credits the other configuration with the memory that lets it run the larger micro-batch.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
@@ -171,7 +171,8 @@ def _compare(
 
 
 def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comparison | None:
-    """Return the test of the second configuration against the first; None if either has no measured value."""
+    """Return the statistical comparison of the second configuration with the first; None if either has no measured
+    value."""
     if claim.quantity == "sample_s":
         ours, theirs = results.runs(before), results.runs(after)
     else:

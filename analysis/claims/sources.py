@@ -81,7 +81,7 @@ def _has_more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _compare_stages(*pairs: tuple[str, str]) -> Callable[[RunSpec, RunSpec], bool]:
-    """Return a predicate of two specs. It is true if their engines are one of these pairs and their shared engine
+    """Return a function of two specs. It returns True if their engines are one of these pairs and their shared engine
     options are equal."""
     return lambda one, other: (one.engine.name, other.engine.name) in pairs and may_be_compared(one, other)
 
@@ -123,8 +123,8 @@ _NEVER_RAN: Mapping[Effect, Effect] = {"slower": "second out of memory", "faster
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
-    """Judge the claim "not consistently faster". One comparison that is slower by 3 % or more supports it; only if all
-    comparisons are faster is it contradicted.
+    """Judge the claim "not consistently faster". It is supported if one comparison is slower by 3 % or more, and
+    contradicted if all comparisons are faster.
 
     A configuration that ran out of memory does not count as slower.
     """
@@ -134,10 +134,11 @@ def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
 
 
 def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]], Verdict]:
-    """Return the function that judges the claim "always `effect`". The claim holds if all comparisons have that effect,
-    and one comparison with the opposite effect `against` of 3 % or more contradicts it.
+    """Return the function that judges the claim "always `effect`". The claim is supported if all comparisons have
+    that effect. It is contradicted if one comparison has the opposite effect `against` of 3 % or more.
 
-    The verdict is open if a comparison shows no difference, or an opposite difference below 3 %.
+    The verdict is open if a comparison shows no difference, or an opposite difference below 3 %. A configuration that
+    ran out of memory counts as slower.
     """
 
     def judge(counts: Mapping[Effect, int]) -> Verdict:

@@ -30,7 +30,7 @@ LARGE = 1e9
 """Smallest parameter count of a large model, as in the other publications."""
 
 DOUBTFUL = ("short", "straggler", "busy")
-"""Flags of runs that cannot test a claim. A configuration is flagged busy only if all of its runs are."""
+"""Flags that exclude a comparison from testing a claim. A configuration is flagged busy only if all of its runs are."""
 
 TEXT = (
     f"A set of runs tests a claim of {STUDY} only under that study's conditions: an mT5 model of 580M to 13B "
@@ -135,7 +135,7 @@ def list_tests(finding: ClaimFinding) -> list[ClaimComparison]:
 
 
 def list_rejected(finding: ClaimFinding) -> list[str]:
-    """Return the reasons why comparisons do not test the claim, a reason for each such comparison."""
+    """Return the reason for each comparison that does not test the claim."""
     return [reason for comparison in finding.comparisons if (reason := _explain_rejection(finding, comparison))]
 
 

@@ -39,10 +39,10 @@ class SetComparison(NamedTuple):
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict of the gate; None without a gate.
+        """The verdict of the regression gate; None without a gate.
 
-        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if
-        the gate is open for a pair, and PASS otherwise.
+        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if the
+        gate is open for a pair, and PASS otherwise.
         """
         if self.question.gate is None:
             return None
@@ -51,12 +51,13 @@ class SetComparison(NamedTuple):
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 
     def breaks(self, line: PairResult) -> bool:
-        """Return True if a pair breaks the gate. With `strict`, a pair for which the gate is open breaks it too."""
+        """Return True if a pair exceeds the limits of the regression gate. With `strict`, a pair for which the gate
+        is open breaks it too."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
 
     def breaking(self) -> list[str]:
-        """Return the names of the pairs that break the gate."""
+        """Return the names of the pairs that break the regression gate."""
         return [name for name, line in self.lines if self.breaks(line)]
 
 

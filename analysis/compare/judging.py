@@ -1,4 +1,5 @@
-"""Result of a pair of configurations: the faster one, changed counts and bytes, and whether the gate is kept."""
+"""Result of a pair of configurations: the faster one, changed counts and bytes, and whether the limits of the
+regression gate are kept."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,8 @@ _SLACK_BYTES = 64 * 1024
 
 
 class QuantityChange(NamedTuple):
-    """A quantity whose ranges of values in A and in B do not overlap. `a` and `b` are its lowest and highest value
-    there."""
+    """A quantity whose ranges of values in A and in B do not overlap. `a` and `b` are its (lowest, highest) value in
+    A and in B."""
 
     name: str
     a: tuple[int, int]
@@ -104,8 +105,8 @@ GateStatus = Literal["kept", "open", "broken"]
 
 
 class Gate(NamedTuple):
-    """Limits on how much worse B may be than A. A `limit` of 0.03 allows 3 % more time per sample and 3 % more peak
-    memory.
+    """Regression gate: limits on how much worse B may be than A. A `limit` of 0.03 allows 3 % more time per sample
+    and 3 % more peak memory.
 
     Time breaks the gate if the whole interval of the ratio, corrected for all pairs, lies above the limit. Time keeps
     the gate if the whole interval lies below the limit. Otherwise, and with too few repeats, the gate is open.
@@ -251,7 +252,7 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
 
 
 def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
-    """Return the names of quantities that break the gate, and "some runs failed in B" if that breaks it."""
+    """Return the names of quantities that break the regression gate, and "some runs failed in B" if that breaks it."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:
@@ -267,7 +268,8 @@ def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str
 
 
 def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
-    """Return the reasons why the gate is open for a pair's time; empty if a slowdown above the limit is excluded."""
+    """Return the reasons why a pair's time neither keeps nor breaks the regression gate; empty if a slowdown above
+    the limit is excluded."""
     if gate.limit is None:
         return ()
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)

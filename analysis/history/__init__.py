@@ -93,10 +93,8 @@ class HistorySeries(NamedTuple):
         return len(self.values) < LEAST_PLACES
 
     def level(self, place: int) -> float:
-        """Return the level at a place: the geometric mean of the times at all places between the same two changes.
-
-        `place` is an index of the axis. The level is in seconds per sample.
-        """
+        """Return the typical seconds per sample at a place of the axis. It is the geometric mean over all places
+        between the same two detected changes."""
         starts = [one.change.after for one in self.changes]
         part = sum(start <= place for start in starts)
         return _compute_geometric_mean(

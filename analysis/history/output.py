@@ -35,10 +35,10 @@ def describe_change(change: HistoryChange) -> str:
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
-    """Return two texts: the pair of places between which the change most likely happened, and its confidence range.
+    """Return two texts that name pairs of places. The change most likely happened between the places of the first
+    pair. At the confidence level, it happened between those of the second pair.
 
-    The range is a pair of places between which the change happened at the confidence level. Its text is empty if both
-    pairs are equal.
+    The second text is empty if both pairs are equal.
     """
     places, found = history.axis.places, change.change
     likely = (found.before, found.after)

@@ -56,8 +56,8 @@ def list_idle_shares(record: RunRecord) -> list[float]:
 
 
 def compute_moved_bytes(record: RunRecord) -> int | None:
-    """Return the payload bytes of a step's collectives and sends. For each kind of operation, the rank with the most
-    counts.
+    """Return the payload bytes of a step's collectives and sends, summed over kinds of operation. For each kind, the
+    value is that of the rank with the most bytes.
 
     Payload follows the convention of nccl-tests: an all-reduce crosses a link of a ring almost twice, an all-gather
     once.

@@ -23,7 +23,7 @@ TRACES = {
     "trace_spec": pa.large_string(), "trace_environment": pa.large_string(), "trace_step_s": pa.list_(pa.float64()),
     "trace_cut": pa.int64(), "trace_own_s": pa.list_(pa.float64()), "trace_rank_peak_bytes": pa.list_(pa.int64()),
 }  # fmt: skip
-"""Types of the trace columns, which hold arrays and long texts. Their contents are documented in
+"""Arrow types of the trace columns, which hold lists and long texts per run. Their contents are documented in
 `analysis.results.Results.traces`."""
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
@@ -32,7 +32,7 @@ _CASE = {
     "case_summed": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(),
 }  # fmt: skip
-"""Types of the verification columns. They are the fields of `analysis.verify.VerificationCase`."""
+"""Arrow types of the verification columns. They are the fields of `analysis.verify.VerificationCase`."""
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
@@ -45,8 +45,8 @@ _PLACE = (
 
 
 class RecordFile(NamedTuple):
-    """Path of a `record.json`, with its size in bytes and time of change (ctime, in ns). Both show later whether the
-    file has changed."""
+    """Path of a `record.json`, with its size in bytes and the time of its last change (ctime, in ns). These reveal
+    later changes of the file."""
 
     path: str
     size: int = 0
@@ -154,8 +154,8 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the cells that change if the run is judged invalid. Its times and rates are then missing, and no cell
-    gains a value."""
+    """Return the cells of the run table that change if the run is judged invalid. Its times and rates are then
+    missing, and no cell gains a value."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}

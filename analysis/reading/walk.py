@@ -19,9 +19,10 @@ from bench.core import files
 from bench.core.store import CIRCUMSTANCE, RECORD
 
 SETTLED_NS = 2_000_000_000
-"""Age in ns from which a time of change can be trusted. Some file systems have a resolution of two seconds."""
+"""Minimum age, in ns, of a ctime that reliably reveals later changes. Some file systems have a resolution of two
+seconds."""
 UNSETTLED = 0
-"""Recorded in place of a recent time of change. No file has this time, so the file counts as changed."""
+"""Value that replaces a recent ctime. It equals the ctime of no file, so the file always counts as changed."""
 
 _stat = os.stat  # Path.stat takes several times as long, which matters for many files
 

@@ -87,8 +87,8 @@ class Pace:
 
 
 Paces = Callable[[Row], Pace | None]
-"""Function that returns the seconds per sample of a summary row; None if no run of the row has step times that count.
-"""
+"""Function that returns the seconds per sample of a summary row. The result is None if the row has no run that ended
+ok and undisturbed."""
 
 
 @read_once
@@ -122,7 +122,7 @@ def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
 
 
 def scaled(comparison: Comparison, factor: float = 1.0) -> IntervalEstimate:
-    """Return the ratio of a comparison and its interval, multiplied by a factor that has no error."""
+    """Return the ratio of a comparison and its interval, both multiplied by an exact `factor`."""
     ends = comparison.interval
     interval = ends and ends._replace(low=ends.low * factor, high=ends.high * factor)
     return IntervalEstimate(comparison.ratio * factor, interval)

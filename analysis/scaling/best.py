@@ -177,11 +177,11 @@ COLUMNS = (
 )
 
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
-"""Place of a configuration in the comparison of throughput and memory.
+"""Result of comparing a configuration with those that need at most as much memory.
 
-Front: no configuration that needs at most as much memory was measured as faster. Dominated: such a configuration is
-detectably faster. Tied: it was measured as faster, but not detectably. "Too few repeats to tell": it was measured as
-faster, but there are too few repeats for a verdict.
+Front: none of these was measured as faster. Dominated: one of these is detectably faster. Tied: one was measured as
+faster, but not detectably. "Too few repeats to tell": one was measured as faster, but there are too few repeats for a
+verdict.
 """
 
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}

@@ -64,8 +64,8 @@ class Crossover(NamedTuple):
 
     @property
     def any_row(self) -> Row | None:
-        """Any row of the summary that is part of the comparison, for columns that all of them share; None if there is
-        no row."""
+        """Any summary row of the comparison, for reading columns that are equal in all of them; None if there is no
+        row."""
         return next((row for at in self.node_comparisons for row in (at.one, at.other) if row), None)
 
     @property
@@ -142,10 +142,11 @@ def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
 
 
 def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: Paces) -> list[Verdict]:
-    """Return the verdicts for all node counts. They hold together.
+    """Return the verdict for each node count. The verdicts are corrected for the number of node counts, so that they
+    hold together.
 
     If the micro-batch was selected from the same data, verdicts are based on intervals that allow for the selection.
-    Their level is corrected for the number of node counts (Bonferroni's inequality).
+    The correction is then Bonferroni's.
     """
     if one.batch == "equal micro-batch":
         return verdicts([at.comparison for at in compared if at.comparison])
@@ -164,7 +165,8 @@ def _list_paces(track: Track, nodes: int, pace: Paces) -> list[Pace]:
 
 
 def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
-    """Return the row at a node count: the fastest or, if all failed, the one with the smallest micro-batch."""
+    """Return the summary row of a track at a node count: the fastest or, if all failed, the one with the smallest
+    micro-batch."""
     rows = by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)
     return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)

@@ -2,10 +2,10 @@
 an allocation.
 
 Change points. A series has one value per place, such as a commit: the logarithm of a time. Each segment of a series is
-tested for its most likely single change. It is also tested for its most likely pair of changes, where the level returns
-after the second change (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change splits the
-segment, and the new segments are tested in turn. The score of a change is minus the logarithm of the p-value of
-Student's t, after multiplying that p-value by the number of possible positions of the change.
+tested for its most likely single change. It is also tested for its most likely pair of changes, after which the level
+returns (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change splits the segment, and the new
+segments are tested in turn. The p-value of Student's t is multiplied by the number of possible positions of the change.
+The score of the change is minus the logarithm of that product.
 
 The critical score comes from permutations of the places, the same permutations for all series. So the error rate holds
 for all series together, for any noise with exchangeable places, and for heavy tails. It also holds if a bad day affects

@@ -34,10 +34,10 @@ LEAST_RUNS = 3
 """Smallest number of runs on each side for a verdict."""
 EQUAL: Final = "equal within 3 %"
 TOO_FEW: Final = "too few repeats to tell"
-"""The verdict if a side has too few runs. The difference between runs of one configuration is then unknown."""
+"""The verdict if a configuration has too few runs. The usual difference between its runs is then unknown."""
 NOT_DETECTED: Final = "no detectable difference"
 TIES: Final[tuple[Verdict, ...]] = (EQUAL, NOT_DETECTED)
-"""Verdicts that do not decide which of two configurations is faster."""
+"""Verdicts that leave open which of two configurations is faster."""
 POWER = 0.8
 """Probability of detecting a difference of the reported size; 80 % is the usual convention."""
 MOST = 1000
