@@ -3,9 +3,10 @@
   zeroscale claims results/runs/paper
   zeroscale claims results/runs --format md > claims.md
 
-The claims are those of arXiv 2310.05350 (ZeRO stages), 2312.12705 (tensor and pipeline parallelism) and 2106.02679
-(layered accumulation, modular pipelines); results/published has them with their sources. A measurement that meets the
-rule below only in part, such as a tiny model on CPUs, is an analogue and never called a reproduction.
+The claims are those of arXiv 2310.05350 (ZeRO stages), 2312.12705 (tensor and pipeline parallelism)
+and 2106.02679 (layered accumulation, modular pipelines). results/published lists them with their
+sources. The output begins with the rule for a test of a claim. A measurement that meets the rule
+only in part, such as a tiny model on CPUs, is an analogue and never called a reproduction.
 """
 
 import argparse

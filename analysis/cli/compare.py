@@ -5,17 +5,26 @@
   zeroscale compare torch2.12 torch2.13 --across versions.torch
   zeroscale compare smoke smoke --across engine=zero2:zero3
 
-Two configurations are compared by time per sample over the whole window if they have the same spec, protocol, machine
-and versions. Other pairs are listed with their differences. --across allows a difference: a field of the spec (engine,
-engine.options.reduce_bucket_size, measure, …), machine, versions.torch, …, with all fields below it.
+Two configurations are compared if they have the same spec, protocol, machine and versions. The
+compared quantity is the time per sample over the whole window. Other pairs are listed with their
+differences. --across allows a difference in a field of the spec (engine, measure,
+engine.options.reduce_bucket_size, …), in machine, in versions.torch, …, and in all fields below it.
 
-The verdict of a gate is PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3. It is FAIL in four cases: the whole
-interval of B's slowdown lies above the gate (all configurations together err in at most 5 %); the peak memory of every
-run of B is above every run of A by more than the gate; a configuration failed in B and ran in A; there is nothing to
-compare. It is PASS if a slowdown above the gate is excluded everywhere. Otherwise it is INCONCLUSIVE: a configuration
-is not comparable, is missing in B, or has fewer than three runs on a side, since two runs of the same configuration
-differ by more than their steps show. Runs on a busy machine do not count. The output names the smallest slowdown that
-could be detected, and the number of missing repeats. With --strict, INCONCLUSIVE becomes FAIL.
+A gate prints PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3.
+
+PASS: a slowdown above the gate is excluded for every configuration.
+
+FAIL, if one of four conditions holds. (1) The whole interval of B's slowdown lies above the gate. All
+configurations are tested together, with an error of at most 5 %. (2) The peak memory of every run of
+B is above every run of A by more than the gate. (3) A configuration failed in B and ran in A.
+(4) There is nothing to compare.
+
+INCONCLUSIVE: neither of these. For example, a configuration is not comparable, is missing in B, or
+has fewer than three runs on a side. Fewer do not suffice, because runs of the same configuration
+differ by more than their steps show. The output then has the smallest slowdown that could be
+detected, and the number of missing repeats. With --strict, INCONCLUSIVE becomes FAIL.
+
+Runs on a busy machine do not count.
 
 Text fits 100 columns or the terminal; --wide shows all columns, with one line per configuration.
 """

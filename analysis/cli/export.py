@@ -1,12 +1,13 @@
-"""Write records for the dashboard that a team already has: one run per record for TensorBoard or MLflow's file store,
-or the trials of a search for optuna-dashboard.
+"""Write records in the format of another dashboard: TensorBoard, MLflow's file store, or optuna-dashboard.
 
   zeroscale export results/runs/smoke --to tensorboard --out results/exports/tensorboard
   zeroscale export results/runs/smoke --to mlflow --out mlruns
   zeroscale export results/runs/search_smoke --to optuna --out search_smoke.log
 
-A run has parameters, metrics, every step's series and tags such as the outcome. A second export replaces the first.
-Each format needs the extra of its name, e.g. pip install 'zeroscale[mlflow]'; `optuna` needs `search`.
+For TensorBoard and MLflow, each record becomes one run. For optuna-dashboard, the trials of a search
+are written. An exported run has parameters, metrics, series with a value per step, and tags such as
+the outcome. A second export replaces the first. Each format needs the extra of its name, for example
+pip install 'zeroscale[mlflow]'; `optuna` needs the extra `search`.
 """
 
 import argparse

@@ -4,12 +4,14 @@
   zeroscale history results/runs/nightly --by date --out results/reports/nightly
   zeroscale history results/ab-torch2.12-torch2.13 --by version
 
-It reads any results folders, among them those of `zeroscale ab`. A value is the time per sample of one configuration on
-one kind of device at one commit, set of versions or day (UTC), over all its repeats. Commits are in the order of git in
-this folder, or else in the order of their first measurement. A change can be detected from eight values on.
+It reads any results folders, including those of `zeroscale ab`. A value is the time per sample of
+one configuration on one kind of device, over all its repeats at one commit, set of versions or day
+(UTC). Commits are sorted as in the git repository of the current folder, or else by their first
+measurement. A change can be detected if a configuration has at least eight values.
 
-Every change is listed with its size, its interval, the two values between which it happened, and other differences
-between them. --out writes a page that opens offline, with a figure per configuration, and changes and values as CSV.
+Every change is listed with its size, its interval, the two values between which it happened, and
+other differences between them. --out writes a page that opens offline, with a figure per
+configuration, and writes changes and values as CSV.
 """
 
 import argparse

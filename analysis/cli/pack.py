@@ -4,13 +4,15 @@
   zeroscale pack results/runs/paper --out for-review.zip
   zeroscale pack results/runs/paper --whole --out kept.zip
 
-The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading verbs read it, packed or
-unpacked. Only the fields of an allow-list are copied: numbers, versions, times, and texts that come with zeroscale,
-such as the name of a field, of a choice or of a model in conf/. Other names become pseudonyms: hosts `host1-…`, jobs
-`job1-…`, your own models `model1-…`. Logs, reasons, paths, variables, site options, container images, git commits and
-free texts are left out.
+The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading verbs
+read it, packed or unpacked.
 
-`--whole` makes a private archive: every file of one results folder, unchanged, with all names.
+Only the fields of an allow-list are copied: numbers, versions, times, and texts that zeroscale
+defines, such as the name of a field, of a choice or of a model in conf/. Other names become
+pseudonyms: hosts `host1-…`, jobs `job1-…`, your own models `model1-…`. Logs, reasons, paths,
+environment variables, site options, container images, git commits and free texts are not copied.
+
+`--whole` makes a private archive, with every file of one results folder unchanged, including names.
 """
 
 import argparse

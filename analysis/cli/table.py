@@ -5,8 +5,9 @@
   zeroscale table results/runs/smoke --columns engine,world_size,micro,tokens_per_s,flags
   zeroscale table results/runs/paper --price 2.5
 
-Text has the main columns that fit the terminal, or 100 columns in a file; --wide has more of them, with one line per
-run. Markdown, CSV and JSON have all columns; CSV and JSON are exact. `zeroscale explain COLUMN` explains a column.
+As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
+--wide adds the other main columns, with one line per run. Markdown, CSV and JSON have all columns of
+the table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
 """
 
 import argparse

@@ -42,7 +42,7 @@ class Lane(NamedTuple):
 
 
 def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
-    """Return one lane per pipeline stage from simulated passes.
+    """Return one lane for each group of ranks that hold the same layers, from simulated passes.
 
     If a rank waits for an input that has already been sent, the wait is drawn as a transfer.
     """
@@ -58,7 +58,8 @@ def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list
 
 
 def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: int) -> list[Lane]:
-    """Return one lane per pipeline stage from measured passes. Transfers were not measured, so none are drawn."""
+    """Return one lane for each group of ranks that hold the same layers, from measured passes. Transfers were not
+    measured, so none are drawn."""
     return [
         Lane(_name_ranks(place * ranks_per_place, 1), tuple(LaneSpan(one.kind, one.begin_s, one.end_s) for one in here))
         for place, here in enumerate(passes)

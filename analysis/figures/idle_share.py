@@ -27,7 +27,8 @@ _NOTE = (
 
 
 def picture(results: Results) -> Picture:
-    """Return the idle share of every pipeline, with one panel per question, micro-batch and number of stages."""
+    """Return the idle share of every pipeline, with one panel per question, micro-batch and pipeline degree
+    (`parallel.pipeline`)."""
     return build_picture(results, group_rows(results), QUANTITY, _NOTE)
 
 
@@ -50,7 +51,7 @@ def group_rows(results: Results) -> list[QuestionGroup]:
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:
     """Return a row with measured and predicted idle share.
 
-    Its name omits the number of stages, which is in the title, and the accumulation, which is the x axis.
+    Its name omits the pipeline degree, which is in the title, and the accumulation, which is the x axis.
     """
     # A record of another version of zeroscale may have engines or options that this version cannot simulate.
     try:

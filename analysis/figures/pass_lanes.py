@@ -74,7 +74,7 @@ def build_pair(record: RunRecord) -> LanePair | None:
     observed, spec = record.observations, record.spec
     if observed is None or not observed.passes or not all(observed.passes):
         return None
-    # Ranks of the same pipeline stage do the same at the same time, so each stage has one lane.
+    # Ranks that hold the same layers do the same at the same time, so they share one lane.
     apart = spec.world_size // spec.parallel.pipeline
     measured = build_timed_lanes(observed.passes, apart)
     try:
