@@ -341,6 +341,8 @@ def _list_part_matrices(network: Stacks, part: Attention | Mlp) -> Iterator[Matr
     for inputs, outputs in part.matrices(network.width):
         yield Matrix(outputs, inputs)
         yield from [Matrix(outputs, 1)] * part.biases
+    if isinstance(part, Attention) and part.bias_per_layer and part.position_bias:
+        yield Matrix(part.position_bias, part.heads)
 
 
 def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1) -> int:

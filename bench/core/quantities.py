@@ -124,7 +124,7 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
     of_interval = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * _DEVIATIONS)
     noises = [
         of_interval if of_interval > _LEAST_NOISE else 0.0,
-        0.0 if steps.steady else _UNSTEADY_NOISE,
+        _UNSTEADY_NOISE if steps.steady is False else 0.0,  # None in records of version 3, which do not test it
         _BUSY_NOISE if is_busy(observed, sum(window)) else 0.0,
     ]
     return RunQuantities(

@@ -114,9 +114,10 @@ def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path)
     assert a.steps.loss[:common] == b.steps.loss[:common], "bitwise"
     resident = [memory.resident_bytes for memory in b.memory]
     assert [memory.resident_bytes for memory in a.memory] == pytest.approx(resident, rel=1e-4)
-    # With overlap_comm, the peak depends on the moment when gloo's threads free a bucket.
+    # With overlap_comm, the peak depends on the moment when gloo's threads free a bucket of fp32 gradients.
+    bucket_bytes = 4 * int(b.engine_config["zero_optimization"]["reduce_bucket_size"])
     peaks = [memory.peak_allocated_bytes for memory in b.memory]
-    assert [memory.peak_allocated_bytes for memory in a.memory] == pytest.approx(peaks, rel=0.03)
+    assert [memory.peak_allocated_bytes for memory in a.memory] == pytest.approx(peaks, abs=bucket_bytes)
     assert a.collectives == b.collectives and a.engine_config == b.engine_config
 
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
 
 from bench.core.errors import UserError
-from bench.core.network import count_parameters
+from bench.core.network import count_parameters, units
 from bench.core.spec import RunSpec
 from bench.models import t5
 from bench.models.t5.build import build, initialise
@@ -342,3 +342,11 @@ def test_an_old_t5_config_has_plain_feed_forward_a_tied_head_and_as_many_layers_
 def test_other_configs_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         t5.from_hugging_face(config)
+
+
+@pytest.mark.parametrize("name", ["umt5_small", "mt5_small", "t5_3b"])
+def test_fsdp_units_hold_every_parameter_once(name: str) -> None:
+    """umT5 has a table of position biases in every layer, and the other models have one per stack."""
+    model = preset(name)
+    network = t5.stacks(t5.Shape.model_validate(model["shape"]))
+    assert sum(unit.elements for unit in units(network)) == count_parameters(network)
