@@ -28,11 +28,8 @@ _NUMBERS = (
 
 
 def find_findings(results: Results) -> list[ClaimFinding]:
-    """Return the findings about every claim on each machine with each model.
-
-    All findings of a publication on a machine with a model are omitted if none of their comparisons involves several
-    nodes.
-    """
+    """Return the findings for every claim, machine and model. The findings of one publication for a machine and a
+    model are omitted if none of their comparisons involves several nodes."""
 
     @functools.cache  # reading a record is slow
     def find_start(place: int) -> Start:
@@ -108,7 +105,8 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
 def _compare_sides(
     claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
 ) -> tuple[ClaimComparison, ...]:
-    """Return all comparisons for a claim. Their effects are corrected for the number of comparisons."""
+    """Return all comparisons for a claim. The confidence intervals of their effects are corrected for the number of
+    comparisons."""
     found = list(_list_comparisons(claim, sides, results, find_start))
     effects = iter(name_effects(claim, [one.tested for one in found if one.tested]))
     return tuple(one._replace(effect=next(effects)) if one.tested else one for one in found)

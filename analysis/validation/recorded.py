@@ -31,7 +31,7 @@ class MemoryRun(NamedTuple):
 
     @classmethod
     def of(cls, row: dict[str, str]) -> "MemoryRun":
-        """Return the run in a row of a table of recorded numbers."""
+        """Return the run that one row of a table of recorded numbers describes."""
         numbers = {part: int(row[f"{part}_bytes"]) for part in PARTS if row.get(f"{part}_bytes")}
         rank = int(row["rank"]) if row.get("rank") else None
         spec = RunSpec.model_validate_json(row["spec"])
@@ -150,7 +150,7 @@ PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
     "resident": lambda predicted: predicted.resident,
     "peak": lambda predicted: predicted.peak,
 }
-"""Function that reads each recorded quantity from a memory prediction."""
+"""For each quantity that runs record, the function that returns its predicted value from a memory prediction."""
 
 
 def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:

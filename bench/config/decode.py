@@ -289,8 +289,8 @@ def _decode_launcher(flat: dict[str, Any]) -> tuple[str, Limits]:
 
 
 def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
-    """Decode a group's flat YAML. The keys of the plug-in that it names are moved into a nested field, such as
-    `options`."""
+    """Decode the flat YAML of a config group. The YAML names a plug-in, and the keys of that plug-in are moved into
+    a nested field, such as `options`."""
     group = PLUGIN_GROUPS[name]
     assert group.spec is not None
     shared = group.spec.model_fields.keys() - {group.holder}

@@ -143,7 +143,7 @@ def _decode_cached(kind: type[BaseModel], plain: str) -> BaseModel:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of the spec's engine. Raise UserError if no engine has its name."""
+    """Return the facts of the engine that the spec names. Raise UserError if there is no engine of that name."""
     return load(spec.engine.backend).facts(spec)
 
 

@@ -140,11 +140,9 @@ def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
 
 
 def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
-    """Return the work of all blocks in one forward pass. If `whole` is False, the last product of each block is
-    excluded.
-
-    Blocks with hand-written fused kernels have the memory traffic and operations of compiled blocks.
-    """
+    """Return the work of all blocks in one forward pass. If `whole` is False, the last matrix product of each block
+    is excluded. Blocks with hand-written fused kernels are assumed to have the memory traffic and operations of
+    compiled blocks."""
     if load.software.fused and not load.compiled:
         found = compute_blocks(network, load._replace(compiled=True), whole=whole)
         if load.software.started_unfused:

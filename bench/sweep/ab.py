@@ -159,7 +159,7 @@ def run_rounds(
     results: Path,
     follow: Callable[[int, ComparedSide, RunRecord], None],
 ) -> RoundsResult:
-    """Run the sides in the order of `turns`, which holds (round, index of the side). `words` are arguments of
+    """Run the sides in the order of `turns`, a list of pairs (round, index of a side). `words` are arguments of
     `zeroscale run`.
 
     If the machine was busy in a round, both sides are measured again, at most `MOST_AGAIN` times. The earlier runs are

@@ -189,8 +189,8 @@ def test_only_what_changed_is_read_again(runs: Path, opened: list[str]) -> None:
 def test_what_has_only_just_changed_is_not_trusted(
     runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system gives two changes within one tick of its clock the same time, so files that just changed are read
-    again."""
+    """Two changes within one tick of the file system's clock get the same modification time. Recently changed files
+    are therefore read again."""
     monkeypatch.setattr(walk, "time_ns", lambda: first_record(runs).stat().st_ctime_ns)
     results.read([runs])
     opened.clear()

@@ -83,8 +83,8 @@ def test_an_interval_is_printed_and_tabled_and_that_of_the_mean_is_noted(seed: i
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 @pytest.mark.parametrize("n", range(6, 16))
 def test_an_interval_of_few_steps_covers_or_is_not_shown(n: int, coefficient: float) -> None:
-    """From 15 steps on, the interval depends only on the signs of the differences from the median. With autocorrelation
-    it covers less than 95 %, and the note `few` marks this."""
+    """From 15 steps on, the interval depends only on which steps lie above or below the median. If steps are
+    autocorrelated, its coverage falls below 95 %, and the note `few` warns of this."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)

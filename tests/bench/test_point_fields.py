@@ -46,7 +46,7 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the role of a field from the table. None if the field matters for every purpose."""
+    """Return the purposes for which the table allows a field to be ignored; None if no purpose may ignore it."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 

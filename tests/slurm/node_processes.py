@@ -48,10 +48,8 @@ def on_node(node: str) -> list[str]:
 
 
 def stepping(node: str, after: Rank | None = None) -> Rank:
-    """Wait until a rank on a node is making steps, and return the rank.
-
-    The rank `after` is ignored, because it may still be ending.
-    """
+    """Wait until a rank on a node is making steps, and return its process. The process `after`, of an earlier
+    attempt, is skipped: it may still be ending."""
     found: list[Rank] = []
 
     def steps() -> bool:

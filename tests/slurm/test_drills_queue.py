@@ -33,10 +33,8 @@ def play_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 
 class Gate:
-    """Replacement of `sbatch` that waits until the gate opens.
-
-    At the gate, its caller has already looked at the queue. It submits its job after the gate has opened.
-    """
+    """A replacement of `sbatch` that blocks until the gate opens, and then submits the job. Its caller has read the
+    queue before, so the caller's view is out of date."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"

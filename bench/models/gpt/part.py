@@ -63,7 +63,7 @@ class DecoderPart(CausalLanguageModel):
         self, shape: Shape, model: ModelSpec, part: Part, among: TensorRanks | None, *, checkpointing: bool,
         reduction: str,
     ) -> None:  # fmt: skip
-        """`among` are the ranks that share each matrix with this rank."""
+        """`among`: the ranks over which each matrix is split (tensor parallelism), including this rank."""
         unchunked = model.model_copy(update={"loss_chunk_tokens": None})  # `finish` adds the chunked head
         super().__init__(shape, unchunked, checkpointing=checkpointing, reduction=reduction)
         self.part, self.tied = part, not shape.separate_head

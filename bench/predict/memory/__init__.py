@@ -74,7 +74,7 @@ class MemoryPrediction(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Bytes of live tensors at the peak of a step, after the first step."""
+        """Peak bytes of live tensors within a step. It holds for every step after the first."""
         return max(phase.total for phase in self.phases[1:])
 
     @property

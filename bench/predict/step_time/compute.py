@@ -312,11 +312,9 @@ class PassTimes(NamedTuple):
 
 
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
-    """Return the computing time in a step of one rank, whose optimizer updates `updated` elements. Raises UserError if
-    a rate is unknown.
-
-    A rehearsed time is divided among the passes in proportion to their predicted times.
-    """
+    """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. If the time was
+    measured in a rehearsal, it is divided among the passes in proportion to their predicted times. Raises UserError
+    if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.rates)

@@ -275,11 +275,8 @@ class JobLeader:
                     store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether an attempt was made by this job, in this start or an earlier start.
-
-        An attempt of an earlier start does not block a point: the scheduler gave up that allocation, and its processes
-        end soon.
-        """
+        """Return whether this job made the attempt, now or before it was requeued. An attempt from before a requeue
+        does not prevent the point from running again: its allocation is gone, and its processes end soon."""
         return (attempt.job, attempt.task) == (self.job.name, self.context.task)
 
     def _find_newer_start(self) -> str:

@@ -1,4 +1,5 @@
-"""Crossovers are reported only between measured node counts whose differences are detectable."""
+"""A crossover is reported only between two measured node counts, and only if the configurations differ detectably at
+both."""
 
 from clusters import asked, measured, out_of_memory, repeats
 from records import failed, results, run

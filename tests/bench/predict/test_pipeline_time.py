@@ -115,8 +115,8 @@ def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> Non
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
 def test_slices_exchange_what_the_closed_form_says(words: list[str]) -> None:
-    """By hand: each sub-layer all-reduces its output in forward and the gradient of its input in backward. A
-    recomputation all-reduces all outputs of a block but the last."""
+    """By hand: each sub-layer all-reduces its output in forward and the gradient of its input in backward.
+    Recomputing a block repeats the all-reduces of its sub-layers' outputs, except that of its last sub-layer."""
     given = ["engine=pipeline", "parallel.tensor=4", *words]
     network = get_network(build(*given))
     layers = {stack.name: stack.layers for stack in network.stacks}
