@@ -47,9 +47,8 @@ def _describe_disturbed(results: Results) -> str:
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
     runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
-    return (
-        f"{runs}: times of such runs decide nothing; add quiet ones by --repeats {repeats} launcher.quiet_within_s=600."
-    )
+    remedy = f"to add quiet ones, sweep again with --repeats {repeats} launcher.quiet_within_s=600"
+    return f"{runs}: times of such runs decide nothing; {remedy}."
 
 
 def _describe_question(one: Best, answered: Sequence[Best]) -> str:

@@ -41,8 +41,9 @@ def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
             "single run shows how steady it was, not what another run would give."
         )
     elif counts and min(counts) < 6:
+        span = f"{min(counts)}" + (f" to {max(counts)}" if max(counts) > min(counts) else "")
         yield (
-            f"Configurations ran {min(counts)} to {max(counts)} times. With fewer than 6 repeats the median has no 95 "
+            f"Configurations ran {span} times. With fewer than 6 repeats the median has no 95 "
             "% interval, so their range is shown with its own level."
         )
 

@@ -44,8 +44,8 @@ def test_runs_on_a_busy_machine_come_first_and_are_not_ranked() -> None:
     busy = measured(asked(1, engine="zero1"), 0.5, load=loads)
     told = answer(measured(asked(1, engine="ddp"), 1.0), busy)
     assert told == [
-        "3 of 6 runs were made on a busy machine: times of such runs decide nothing; add quiet ones by --repeats 6 "
-        "launcher.quiet_within_s=600.",
+        "3 of 6 runs were made on a busy machine: times of such runs decide nothing; to add "
+        "quiet ones, sweep again with --repeats 6 launcher.quiet_within_s=600.",
         "On 2 ranks, ddp is the only configuration with a time.",
     ]
 
