@@ -207,7 +207,7 @@ to more than fits into memory."""
 def read_yaml(path: Path, called: str) -> dict[str, Any]:
     """Return the keys and values of a YAML file, with interpolations unresolved. Raise UserError for a file without a
     mapping from strings to values; the message begins with `called`."""
-    from omegaconf import OmegaConf  # imported here: it is slow, and reading results does not need it
+    from omegaconf import OmegaConf  # imported here, because reading results does not need it
 
     try:
         # Count the values before OmegaConf reads the file, which expands all aliases.

@@ -166,9 +166,9 @@ def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Pat
     ]
     losses = iter([torch.tensor(2.0), torch.tensor(float("nan")), torch.tensor(4.0)])
     engine: Any = SimpleNamespace(evaluate=lambda batches: next(losses))
-    asked, nobody = spec(tokens=10 * STEP), SimpleNamespace(peers=Peers())
+    asked, single = spec(tokens=10 * STEP), SimpleNamespace(peers=Peers())
     training = Training(asked, engine, held_out, tmp_path, torch.device("cpu"), lambda phase, step: None)
-    training._evaluate(cast(Trainer, nobody), Series(("tokens",), None))
+    training._evaluate(cast(Trainer, single), Series(("tokens",), None))
     [found] = training.evaluations
     assert (found.loss, found.target_tokens) == (2.5, 4)
 
