@@ -31,7 +31,7 @@ class CollectiveTime(Frozen):
 
     kind: CollectiveKind
     nodes: Positive
-    ranks: Positive = Field(description="in all")
+    ranks: Positive = Field(description="number of ranks of the collective")
     payload_bytes: Positive
     s: float = Field(gt=0)
 
@@ -52,9 +52,13 @@ class Calibration(Frozen):
 
     made: dict[str, str | None] = Field({}, description="date, device, versions")
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
-    attention_tflops: dict[Precision, float] = Field({}, description="of T5's attention with its bias, forward")
-    kernel_s: float | None = Field(None, gt=0, description="host's time to start one operation")
-    slowdown: tuple[float, ...] = Field((), description="compute time with 1, 2, … ranks on a processor over 1")
+    attention_tflops: dict[Precision, float] = Field(
+        {}, description="rate of T5's attention with its position bias in forward"
+    )
+    kernel_s: float | None = Field(None, gt=0, description="host's seconds to start one operation")
+    slowdown: tuple[float, ...] = Field(
+        (), description="compute time with 1, 2, … ranks on one processor, relative to one rank"
+    )
     collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
 
 
@@ -63,29 +67,53 @@ class Machine(Frozen):
 
     name: Name
     device: str | None = Field(None, description='"cpu" or "cuda"; None: whichever is present')
-    device_names: tuple[str, ...] = Field((), description="accepted names of the device; empty accepts any")
+    device_names: tuple[str, ...] = Field((), description="accepted device names; empty: any")
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = Field({}, description="best rate of products in bursts, below peak")
-    sustained_tflops: dict[Precision, float] = Field({}, description="rate of large products in a training")
-    attention_of_matmul: float | None = Field(None, gt=0, le=1, description="rate of attention over that of products")
-    multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
-    memory_bytes: Positive | None = Field(None, description="per device, by its driver: a 40 GB card has 42.5e9")
-    memory_bytes_per_s: float | None = Field(None, gt=0)
-    intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
-    inter_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per node, all its network cards")
-    inter_node_floor_bytes_per_s: float | None = Field(
-        None, gt=0, description="of two ranks, one way; below: `invalid`"
+    matmul_ceiling_tflops: dict[Precision, float] = Field(
+        {}, description="highest rate of matrix products in short bursts, which is below the peak"
     )
-    nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
-    power_w: float | None = Field(None, gt=0, description="board limit per device")
-    host_memory_bytes: Positive | None = Field(None, description="per node")
-    host_link_bytes_per_s: float | None = Field(None, gt=0, description="one way, between one device and its host")
-    calibration: Calibration | None = Field(None, description="not kept in records")
-    price_per_device_hour: float | None = Field(None, gt=0, description="set by the user, in any currency")
+    sustained_tflops: dict[Precision, float] = Field(
+        {}, description="rate of large matrix products during a long training"
+    )
+    attention_of_matmul: float | None = Field(
+        None, gt=0, le=1, description="rate of attention divided by the rate of matrix products"
+    )
+    multiprocessors: Positive | None = Field(
+        None, description="number of multiprocessors per device: NVIDIA's SMs, AMD's compute units"
+    )
+    memory_bytes: Positive | None = Field(
+        None, description="memory of a device as its driver reports it: 42.5e9 for a 40 GB card"
+    )
+    memory_bytes_per_s: float | None = Field(None, gt=0)
+    intra_node_bytes_per_s: float | None = Field(
+        None, gt=0, description="bandwidth between devices of a node, in one direction, per device"
+    )
+    inter_node_bytes_per_s: float | None = Field(
+        None, gt=0, description="bandwidth between nodes, in one direction, per node over all its network cards"
+    )
+    inter_node_floor_bytes_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="minimum measured bandwidth between two ranks, in one direction; a run below it is `invalid`",
+    )
+    nodes_share_processor: bool = Field(
+        False, description="True: the nodes are namespaces of one machine, as in slurm/testbed"
+    )
+    power_w: float | None = Field(None, gt=0, description="power limit of a device's board")
+    host_memory_bytes: Positive | None = Field(None, description="memory of a node's host")
+    host_link_bytes_per_s: float | None = Field(
+        None, gt=0, description="bandwidth between a device and its host, in one direction"
+    )
+    calibration: Calibration | None = Field(None, description="measured rates of this machine; not stored in records")
+    price_per_device_hour: float | None = Field(
+        None, gt=0, description="price of a device for an hour, in any currency"
+    )
     source: str = ""
-    calibrated: dict[str, str] = Field({}, description="fields measured here, with the published number of each")
+    calibrated: dict[str, str] = Field(
+        {}, description="fields that `zeroscale calibrate` has measured, with the published number of each"
+    )
     note: str = ""
 
     def on(self, device: str | None) -> "Machine":

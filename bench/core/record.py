@@ -41,14 +41,18 @@ class MemoryShortage(Frozen):
     rank: int
     where: Literal["device", "host"]
     requested_bytes: int | None = Field(None, description="size of the failed allocation, from its exception")
-    lacking_bytes: int | None = Field(None, description="missing bytes of that allocation")
-    free_bytes: int | None = Field(None, description="free on the device, on the host or within this process's limit")
-    total_bytes: int | None = Field(None, description="capacity of the same memory")
-    live_bytes: int | None = Field(None, description="live tensors of this rank")
-    peak_bytes: int | None = Field(None, description="highest live tensors so far in this phase")
-    reserved_bytes: int | None = Field(None, description="reserved by the caching allocator; None on a host")
-    resident_bytes: int | None = Field(None, description="resident set of this rank; None on a device")
-    others_bytes: int | None = Field(None, description="used on the device by processes outside the run")
+    lacking_bytes: int | None = Field(None, description="bytes by which that allocation exceeded the free memory")
+    free_bytes: int | None = Field(
+        None, description="free bytes of the device, of the host or within this process's limit"
+    )
+    total_bytes: int | None = Field(None, description="capacity of that device, host or limit")
+    live_bytes: int | None = Field(None, description="bytes of this rank's live tensors")
+    peak_bytes: int | None = Field(None, description="peak bytes of this rank's live tensors in this phase")
+    reserved_bytes: int | None = Field(
+        None, description="bytes reserved by the caching allocator; None for host memory"
+    )
+    resident_bytes: int | None = Field(None, description="resident set of this rank's process; None for device memory")
+    others_bytes: int | None = Field(None, description="bytes of the device used by processes outside the run")
 
 
 class Outcome(Extensible):
@@ -57,9 +61,9 @@ class Outcome(Extensible):
     LATER_FIELDS = frozenset({"shortage"})
 
     kind: OutcomeKind
-    reason: str = Field("", description="one line for the table; empty when ok")
+    reason: str = Field("", description="reason in one line; empty if the outcome is ok")
     evidence: dict[str, Any] = {}
-    shortage: MemoryShortage | None = Field(None, description="use of memory, if it ran out and the rank reported it")
+    shortage: MemoryShortage | None = Field(None, description="use of the memory that ran out, if the rank reported it")
 
     @property
     def final(self) -> bool:
@@ -187,15 +191,19 @@ class RankMemory(Frozen):
     """
 
     rank: int
-    init_peak_bytes: int | None = Field(None, description="while the model and the engine were built")
-    warmup_peak_bytes: int | None = Field(None, description="from there to the window; the run's peak is the largest")
-    resident_bytes: int | None = Field(None, description="between steps")
-    peak_allocated_bytes: int | None = Field(None, description="over steady steps")
-    peak_reserved_bytes: int | None = Field(None, description="by the caching allocator; None on a CPU")
-    device_used_bytes: int | None = Field(None, description="in use by all processes, as the device reports it")
-    init_reserved_bytes: int | None = Field(None, description="peak reserved while model and engine were built …")
-    warmup_reserved_bytes: int | None = Field(None, description="… and from there to the window")
-    device_peak_bytes: int | None = Field(None, description="highest use of the device by all processes")
+    init_peak_bytes: int | None = Field(None, description="peak live tensors while model and engine were built")
+    warmup_peak_bytes: int | None = Field(None, description="peak live tensors from then on until the window")
+    resident_bytes: int | None = Field(None, description="live tensors between two steps")
+    peak_allocated_bytes: int | None = Field(None, description="peak live tensors in the window")
+    peak_reserved_bytes: int | None = Field(
+        None, description="peak bytes reserved by the caching allocator; None on a CPU"
+    )
+    device_used_bytes: int | None = Field(
+        None, description="bytes of the device in use by all processes, as the driver reports"
+    )
+    init_reserved_bytes: int | None = Field(None, description="peak reserved bytes while model and engine were built …")
+    warmup_reserved_bytes: int | None = Field(None, description="… and from then on until the window")
+    device_peak_bytes: int | None = Field(None, description="peak bytes of the device in use by all processes")
     init_rss_bytes: int | None = Field(None, description="peak resident set of the process until after initialisation")
     peak_rss_bytes: int | None = None
     loaders_rss_bytes: int | None = Field(None, description="peak of the rank's loader processes' resident sets, added")
@@ -260,11 +268,19 @@ class Link(Frozen):
     backend: str
     interfaces: tuple[str, ...] = ()
     payload_bytes: int
-    bus_bytes_per_s: float | None = Field(description="None for one rank")
-    nodes_bytes_per_s: tuple[float | None, ...] = Field((), description="by node: the better of its two neighbours")
-    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(None, description="by rank: to its peer on another node")
-    transport: str | None = Field(None, description="by the counters of interfaces: infiniband, sockets, …")
-    sent_bytes: dict[str, int] | None = Field(None, description="by interface or port, in the probe, over all nodes")
+    bus_bytes_per_s: float | None = Field(description="bus bandwidth of a large all-reduce; None for one rank")
+    nodes_bytes_per_s: tuple[float | None, ...] = Field(
+        (), description="bandwidth by node: the higher one of the links to its two neighbours"
+    )
+    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(
+        None, description="bandwidth by rank, to its peer on another node"
+    )
+    transport: str | None = Field(
+        None, description="transport according to the counters of interfaces: infiniband, sockets, …"
+    )
+    sent_bytes: dict[str, int] | None = Field(
+        None, description="bytes sent in the probe over all nodes, by interface or port"
+    )
 
 
 class NodeLoad(Frozen):
@@ -272,8 +288,8 @@ class NodeLoad(Frozen):
     the run may use."""
 
     node: int
-    others_share: float | None = Field(None, description="processor time of processes outside this run")
-    stolen_share: float | None = Field(None, description="processor time taken by the hypervisor")
+    others_share: float | None = Field(None, description="share of processor time used by processes outside this run")
+    stolen_share: float | None = Field(None, description="share of processor time taken by the hypervisor")
     throttled_s: float | None = Field(None, description="time in which a control group's quota held the run back")
     cpu_pressure_share: float | None = Field(None, description="share of the window when a task waited for a core …")
     memory_pressure_share: float | None = Field(None, description="… for memory …")
@@ -285,23 +301,23 @@ class DeviceUse(Frozen):
 
     rank: int
     uuid: str | None = None
-    clock_mhz: float | None = Field(None, description="median")
-    power_w: float | None = Field(None, description="mean")
-    temperature_c: float | None = Field(None, description="highest")
+    clock_mhz: float | None = Field(None, description="median clock in the window")
+    power_w: float | None = Field(None, description="mean power in the window")
+    temperature_c: float | None = Field(None, description="highest temperature in the window")
     power_throttled_s: float | None = None
     thermal_throttled_s: float | None = None
     other_processes: int | None = Field(None, description="number of processes outside this run")
-    other_bytes: int | None = Field(None, description="memory of these processes")
+    other_bytes: int | None = Field(None, description="device memory of these processes")
 
 
 class Evaluation(Frozen):
     """Loss on held-out data after a number of optimizer steps."""
 
     step: int
-    loss: float | None = Field(description="mean per target token; None where it was not finite")
+    loss: float | None = Field(description="mean loss per target token; None if it was not finite")
     target_tokens: int
-    seconds: float = Field(description="of the evaluation itself")
-    trained_s: float | None = Field(None, description="of all steps before it, including attempts resumed from")
+    seconds: float = Field(description="seconds of the evaluation itself")
+    trained_s: float | None = Field(None, description="seconds of all steps before it, including earlier attempts")
 
 
 class Checkpoint(Frozen):
@@ -310,7 +326,7 @@ class Checkpoint(Frozen):
     kind: Literal["save", "load"]
     step: int
     seconds: float
-    bytes: int = Field(description="over all ranks")
+    bytes: int = Field(description="bytes of the checkpoint over all ranks")
 
 
 class ProfiledSteps(Frozen):
@@ -318,8 +334,8 @@ class ProfiledSteps(Frozen):
 
     ranks: tuple[int, ...]
     steps: int
-    files: tuple[str, ...] = Field((), description="in the run's folder")
-    slowdown: float | None = Field(None, description="a profiled step over a timed one")
+    files: tuple[str, ...] = Field((), description="names of the profiles in the run's folder")
+    slowdown: float | None = Field(None, description="time of a profiled step divided by that of a timed step")
     exposed_s: dict[str, float] | None = Field(None, description="time of a step in communication alone, by its kind …")
     overlapped_s: dict[str, float] | None = Field(None, description="… and in parallel with computation")
 
@@ -339,13 +355,19 @@ class Steps(Frozen):
         "training. Before version 3 also steps: its budget was spent; width: the interval was narrow enough"
     )
     step_s: tuple[float, ...]
-    fastest_rank_s: tuple[float, ...] | None = Field(None, description="minimum of the ranks' own times of a step …")
-    slowest_rank_s: tuple[float, ...] | None = Field(None, description="… and maximum")
+    fastest_rank_s: tuple[float, ...] | None = Field(None, description="shortest time of a step over the ranks …")
+    slowest_rank_s: tuple[float, ...] | None = Field(None, description="… and longest time")
     data_wait_s: tuple[float, ...]
-    loss: tuple[float | None, ...] = Field(description="mean over the ranks with a loss; None where it was not finite")
-    gradient_norm: tuple[float | None, ...] = Field((), description="before clipping; empty if the engine has none")
+    loss: tuple[float | None, ...] = Field(
+        description="loss by step: the mean over the ranks that compute it; None if it was not finite"
+    )
+    gradient_norm: tuple[float | None, ...] = Field(
+        (), description="global norm by step before clipping; empty if the engine has none"
+    )
     summed_norms: int = Field(0, description="number of norms, from the first, whose squares were summed in fp64")
-    micro_gradient_norm: tuple[float | None, ...] | None = Field(None, description="of micro-batches: root mean square")
+    micro_gradient_norm: tuple[float | None, ...] | None = Field(
+        None, description="root mean square norm of the micro-batches' gradients, by step"
+    )
     skipped: tuple[int, ...] = Field((), description="steps whose update was skipped (loss-scale overflow)")
     window_s: float = Field(description="sum over the window's blocks of steps, without the gaps between them")
 
@@ -364,24 +386,32 @@ class TimedPass(NamedTuple):
 class Observations(Frozen):
     """All measurements of one attempt. Times of ranks are stored for each rank, or as the maximum over ranks."""
 
-    parameters: Positive = Field(description="counted on the built model, partitions included")
-    trainable_parameters: int | None = Field(None, description="those of them that are trained")
+    parameters: Positive = Field(description="number of parameters of the built model, over all partitions")
+    trainable_parameters: int | None = Field(None, description="number of trained parameters")
     engine_config: dict[str, Any] = Field(description="complete configuration of the engine, its defaults included")
-    phases_s: dict[str, float] = Field({}, description="start to first step, by part")
+    phases_s: dict[str, float] = Field({}, description="seconds by phase, from the start to the first step")
     steps: Steps | None = None
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
-    outside_collectives_s: tuple[float, ...] = Field((), description="per rank: an untimed step less communication")
-    counted_flops: int | None = Field(None, description="counted over a step of all ranks, recomputation included")
+    outside_collectives_s: tuple[float, ...] = Field(
+        (), description="seconds of an untimed step outside collectives, by rank"
+    )
+    counted_flops: int | None = Field(
+        None, description="FLOPs of a step over all ranks as torch counts them, including recomputation"
+    )
     uninspected: str | None = Field(None, description="why the untimed steps after the window failed")
-    compute_s: tuple[float, ...] = Field((), description="rehearsed: steps of the window without communication")
-    step_phases_s: dict[str, tuple[float, ...]] | None = Field(None, description="time of a phase in a step, by rank")
-    idle_s: tuple[float | None, ...] | None = Field(None, description="time of a step spent waiting, by rank")
-    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(None, description="of an untimed step, by pipeline place")
+    compute_s: tuple[float, ...] = Field((), description="seconds of a rehearsal's steps, without communication")
+    step_phases_s: dict[str, tuple[float, ...]] | None = Field(
+        None, description="seconds of each phase of a step, by rank"
+    )
+    idle_s: tuple[float | None, ...] | None = Field(None, description="idle seconds of a step, by rank")
+    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(
+        None, description="passes of an untimed step, by pipeline position"
+    )
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = Field(None, description="by node")
-    device_use: tuple[DeviceUse, ...] | None = Field(None, description="by rank")
+    device_use: tuple[DeviceUse, ...] | None = Field(None, description="use of the device by rank")
     known_busy: str | None = Field(None, description="a person's note of a busy machine without recorded load")
     energy_j: tuple[float | None, ...] = Field((), description="per device …")
     energy_s: tuple[float | None, ...] | None = Field(None, description="… over this number of seconds")

@@ -26,7 +26,9 @@ class SchedulerUnavailable(UserError):
 class SchedulingOptions(Limits):
     """Options of a sweep's jobs that every scheduler supports. A launcher with a queue adds the options of its site."""
 
-    setup_min: float = Field(10.0, ge=0, description="time for the start, added to the time of a point")
+    setup_min: float = Field(
+        10.0, ge=0, description="minutes for the start of a job, added to the predicted time of a point"
+    )
     network: Network = Network()
     span: Span = "node"
     mode: Mode = "packed"

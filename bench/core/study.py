@@ -24,12 +24,18 @@ class Dimension(Frozen):
     """A dimension of a search space: a field that varies over `values`, or over the range from `from` to `to`. The
     range contains only integers if both ends (and `step`) are integers."""
 
-    values: tuple[Any, ...] | None = Field(None, description="a mapping as a value sets several fields together")
+    values: tuple[Any, ...] | None = Field(
+        None, description="values of the axis; a mapping sets several fields together"
+    )
     from_: float | None = Field(None, alias="from")
     to: float | None = None
     step: float | None = Field(None, gt=0)
-    log: bool = Field(False, description="sample ratios uniformly; a grid begins with the doublings of `from`")
-    when: dict[str, tuple[Any, ...]] = Field({}, description="set only where earlier fields have one of these values")
+    log: bool = Field(
+        False, description="True: the logarithm is sampled uniformly, and a grid has the doublings of `from`"
+    )
+    when: dict[str, tuple[Any, ...]] = Field(
+        {}, description="the field is set only if earlier fields have one of these values"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -139,9 +145,11 @@ class RungSection(Frozen):
     The rungs are the tokens of a whole training divided by powers of `factor`, down to `least`.
     """
 
-    least: Positive = Field(description="tokens")
-    factor: int = Field(3, ge=2, description="the best of so many trainings continues, to so many times the tokens")
-    brackets: Positive = Field(1, description="number of rungs at which trainings begin; 1: all at the lowest")
+    least: Positive = Field(description="tokens of the lowest rung")
+    factor: int = Field(3, ge=2, description="one in this many trainings continues, on this many times the tokens")
+    brackets: Positive = Field(
+        1, description="number of rungs at which trainings begin; 1: all begin at the lowest rung"
+    )
 
 
 class SearchSection(Frozen):
@@ -149,14 +157,22 @@ class SearchSection(Frozen):
 
     space: dict[str, Dimension]
     objective: str
-    constraints: dict[str, Bound] = Field({}, description="by measured quantity; see `exclude` for rules over fields")
+    constraints: dict[str, Bound] = Field(
+        {}, description="limits of measured quantities; for rules over fields use `exclude`"
+    )
     sampler: SamplerName = "gp"
-    trials: Positive = Field(50, description="maximum number")
-    node_hours: float | None = Field(None, gt=0, description="of all trials together; None: no limit")
-    gain: float = Field(0.01, ge=0, description="the search ends after 20 trials with a smaller relative gain together")
-    parallel: Positive = Field(4, description="maximum number of trials in a queue")
+    trials: Positive = Field(50, description="maximum number of trials")
+    node_hours: float | None = Field(
+        None, gt=0, description="maximum node-hours of all trials together; None: no limit"
+    )
+    gain: float = Field(
+        0.01, ge=0, description="minimum relative improvement by 20 trials, without which the search ends"
+    )
+    parallel: Positive = Field(4, description="maximum number of trials that are in the queue at a time")
     seed: int = Field(0, ge=0)
-    rungs: RungSection | None = Field(None, description="None: every training runs to its end at once")
+    rungs: RungSection | None = Field(
+        None, description="successive halving of trainings; None: every training runs to its end"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -225,8 +241,8 @@ Overrides = Sequence[tuple[str, list[Any]]]
 class Budget(Frozen):
     """Limits after which a study ends."""
 
-    node_hours: float | None = Field(None, gt=0, description="of all runs together; None: no limit")
-    attempts: Positive = Field(3, description="of one repeat, until a failure that may be transient is final")
+    node_hours: float | None = Field(None, gt=0, description="maximum node-hours of all runs together; None: no limit")
+    attempts: Positive = Field(3, description="maximum attempts of one repeat after failures that may be transient")
 
 
 class Study(Frozen):
@@ -240,13 +256,19 @@ class Study(Frozen):
     question: str = ""
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
-    exclude: tuple[str, ...] = Field((), description="rules (bench.config.exclude_rules) for points to exclude")
-    first: tuple[str, ...] = Field((), description="rules of the same kind: points that match the first run first, …")
-    control: dict[str, Any] = Field({}, description="the control point on top of `base`, without nodes; empty: none")
+    exclude: tuple[str, ...] = Field(
+        (), description="rules for points that are not measured, such as engine == 'ddp' and nodes > 2"
+    )
+    first: tuple[str, ...] = Field(
+        (), description="rules of the same kind; points that match an earlier rule are measured earlier"
+    )
+    control: dict[str, Any] = Field({}, description="overrides of `base` that give the control point; empty: none")
     repeats: Positive = 1
-    seed: int = Field(0, ge=0, description="of the order")
+    seed: int = Field(0, ge=0, description="seed of the random order of runs")
     budget: Budget = Budget()
-    search: SearchSection | None = Field(None, description="for `zeroscale search`; None: only the axes")
+    search: SearchSection | None = Field(
+        None, description="section of `zeroscale search`; None: the study has only axes"
+    )
 
     @field_validator("axes")
     @classmethod

@@ -56,7 +56,7 @@ def test_a_group_is_explained_by_its_files_and_its_keys(capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert out.startswith("engine (group of config keys)\n  the engine that trains")
     assert "files: ddp, fsdp, " in out and "engine.reduce_bucket_size" in out
-    assert "1: optimizer states" in out
+    assert "1: optimizer state" in out
     assert max(map(len, out.splitlines())) <= 100
 
 

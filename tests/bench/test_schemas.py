@@ -61,7 +61,7 @@ def test_an_axis_of_another_name_has_mappings(schemas: dict[str, Schema]) -> Non
 
 
 def test_a_key_says_what_it_means(schemas: dict[str, Schema]) -> None:
-    assert schemas["machine"]["properties"]["power_w"]["description"] == "board limit per device"
+    assert schemas["machine"]["properties"]["power_w"]["description"] == "power limit of a device's board"
     assert schemas["launcher"]["properties"]["account"]["description"] == "the project that pays"
     assert schemas["study"]["$defs"]["batch.micro"]["description"] == "samples per device and forward pass"
     assert set(Study.model_fields) == set(schemas["study"]["properties"])

@@ -10,8 +10,10 @@ from bench.engines.precision import LossScale, check_optimizer
 class Options(Frozen):
     """Options of torch.nn.parallel.DistributedDataParallel, and of the loss scale for fp16."""
 
-    bucket_cap_mb: float = Field(gt=0, description="MiB of gradients per all-reduce")
-    gradient_as_bucket_view: bool = Field(True, description="false holds every gradient twice")
+    bucket_cap_mb: float = Field(gt=0, description="size of a gradient bucket in MiB; each bucket is one all-reduce")
+    gradient_as_bucket_view: bool = Field(
+        True, description="True: gradients are views of the buckets; False: each gradient exists twice"
+    )
     static_graph: bool = False
     fp16: LossScale = LossScale()
 

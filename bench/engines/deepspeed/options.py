@@ -31,7 +31,7 @@ class OffloadParam(Frozen):
     nvme_path: str | None = None
     buffer_count: NonNegativeInt = 5
     buffer_size: NonNegativeInt = Field(100_000_000, description="elements")
-    max_in_cpu: NonNegativeInt = Field(1_000_000_000, description="elements, with nvme")
+    max_in_cpu: NonNegativeInt = Field(1_000_000_000, description="elements kept in host memory with device=nvme")
     pin_memory: bool = True
 
 
@@ -45,7 +45,7 @@ class OffloadOptimizer(Frozen):
     pipeline_read: bool = False
     pipeline_write: bool = False
     fast_init: bool = False
-    ratio: Share = Field(1.0, description="of the state that is offloaded; below 1 with stage 3 only")
+    ratio: Share = Field(1.0, description="share of the optimizer state that is offloaded; below 1 only with stage 3")
     super_offload: bool = False
     cpuadam_cores_perc: Share = 0.8
 
@@ -81,17 +81,22 @@ class Zero(Frozen):
     """DeepSpeed's section `zero_optimization`. Sizes are elements, not bytes."""
 
     stage: Literal[0, 1, 2, 3] = Field(
-        description="partitioned among the ranks: 0: nothing; 1: optimizer states; 2: gradients too; 3: weights too"
+        description="partitioned states: 0: none; 1: optimizer state; 2: gradients, too; 3: weights, too"
     )
 
     # gradients
     reduce_bucket_size: Positive | None = Field(
-        None, description="elements; a preset's size is lowered to the parameters of a smaller model, yours is not"
+        None,
+        description="elements per bucket; a preset's size is at most the model's number of parameters",
     )
-    overlap_comm: bool | None = Field(None, description="reduce during backward; stages 1 and 2 hold two buckets then")
+    overlap_comm: bool | None = Field(
+        None, description="True: gradients are reduced during backward, for which stages 1 and 2 need a second bucket"
+    )
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
-    use_multi_rank_bucket_allreduce: bool = Field(True, description="one all-reduce, not a reduce per owner")
+    use_multi_rank_bucket_allreduce: bool = Field(
+        True, description="True: one all-reduce per bucket; False: one reduce per owning rank"
+    )
     round_robin_gradients: bool = False
     ignore_unused_parameters: bool = True
     compute_grad_norm: bool = True
@@ -104,19 +109,23 @@ class Zero(Frozen):
     # weights, stage 3
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     stage3_param_persistence_threshold: NonNegativeInt | None = None
-    stage3_max_live_parameters: NonNegativeInt | None = Field(None, description="ends prefetching, not needed fetches")
+    stage3_max_live_parameters: NonNegativeInt | None = Field(
+        None, description="gathered elements above which no further weights are prefetched"
+    )
     stage3_max_reuse_distance: NonNegativeInt | None = None
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
     stage3_module_granularity_threshold: int = 0
     stage3_use_all_reduce_for_fetch_params: bool = False
     stage3_allgather_sequential: bool = False
-    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="AdamW updates the partition in such pieces")
+    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="elements that AdamW updates at a time")
     memory_efficient_linear: bool = True
     override_module_apply: bool = True
     leaf_module: LeafModule = LeafModule()
 
     # ZeRO++ (arXiv 2306.10209), stage 3
-    zero_hpz_partition_size: NonNegativeInt = Field(1, description="ranks that share a second copy of the weights")
+    zero_hpz_partition_size: NonNegativeInt = Field(
+        1, description="number of ranks that share the secondary weight partition of ZeRO++; 1: none"
+    )
     zero_quantized_weights: bool = False
     zero_quantized_nontrainable_weights: bool = False
     zero_quantized_gradients: bool = False
@@ -182,8 +191,13 @@ repeat the same measurement."""
 class Bf16(Frozen):
     """DeepSpeed's section `bf16`, for runs in bf16."""
 
-    immediate_grad_update: bool = Field(False, description="acts with data_types.grad_accum_dtype=fp32 at stage 1")
-    check_grad_overflow: bool = Field(True, description="stages 1 and 2 wait for a flag from the device in every step")
+    immediate_grad_update: bool = Field(
+        False,
+        description="accumulate fp32 gradients during backward; only with data_types.grad_accum_dtype=fp32 at stage 1",
+    )
+    check_grad_overflow: bool = Field(
+        True, description="True: stages 1 and 2 check gradients for overflow and wait for the device in every step"
+    )
     bf16_master_weights_and_grads: bool = False
     bf16_optimizer_states: bool = False
 
@@ -208,10 +222,14 @@ class Options(Zero):
     """Options of the presets in conf/engine: the fields of the ZeRO section, and options outside it in DeepSpeed's
     config."""
 
-    communication_data_type: Precision | None = Field(None, description="of gradients; None: the run's precision")
+    communication_data_type: Precision | None = Field(
+        None, description="type in which gradients are communicated; None: the run's precision"
+    )
     prescale_gradients: bool = False
     gradient_predivide_factor: float = Field(1.0, gt=0)
-    zero_force_ds_cpu_optimizer: bool = Field(True, description="with offload, refuse all but DeepSpeed's optimizers")
+    zero_force_ds_cpu_optimizer: bool = Field(
+        True, description="True: with offload, only DeepSpeed's optimizers are accepted"
+    )
     disable_python_gc: bool = False
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()

@@ -31,9 +31,9 @@ class Options(Frozen):
         "rank keeps all of them whole",
     )
     offload: bool = Field(
-        False, description="weights, gradients and optimizer state lie in the host's memory, where AdamW runs"
+        False, description="True: weights, gradients and optimizer state are in host memory, and AdamW runs on the CPU"
     )
-    pin_memory: bool = Field(True, description="of offloaded states")
+    pin_memory: bool = Field(True, description="True: offloaded states are in page-locked memory")
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:

@@ -21,7 +21,7 @@ class Options(Frozen):
         "the rank's next one begins"
     )
     cut: Literal["flops", "blocks"] = Field(
-        "flops", description="stages with nearly equal FLOPs, or with nearly equal numbers of blocks"
+        "flops", description="flops: stages have nearly equal FLOPs; blocks: nearly equal numbers of blocks"
     )
     sharding: Literal["zero1", "zero3"] = Field(
         "zero1",

@@ -24,11 +24,15 @@ class LossScale(Frozen):
     """Options of loss scaling, with the names and defaults of DeepSpeed's section `fp16` (runtime/precision_config.py).
     All engines with a loss scale use them."""
 
-    loss_scale: float = Field(0.0, ge=0, description="a fixed scale; 0: dynamic")
-    initial_scale_power: int = Field(16, ge=0, description="the dynamic scale starts at 2 to this power")
-    loss_scale_window: Positive = Field(1000, description="steps without overflow after which the scale doubles")
-    hysteresis: Positive = Field(2, description="the scale halves from this overflow on; earlier ones are only skipped")
-    consecutive_hysteresis: bool = Field(False, description="a step without overflow restores the hysteresis")
+    loss_scale: float = Field(0.0, ge=0, description="fixed loss scale; 0: a dynamic one")
+    initial_scale_power: int = Field(16, ge=0, description="exponent of 2 of the initial dynamic loss scale")
+    loss_scale_window: Positive = Field(1000, description="steps without overflow after which the loss scale doubles")
+    hysteresis: Positive = Field(
+        2, description="number of the overflow from which on the loss scale halves; before it, only the step is skipped"
+    )
+    consecutive_hysteresis: bool = Field(
+        False, description="True: a step without overflow resets the count of `hysteresis`"
+    )
     min_loss_scale: Positive = 1
 
 

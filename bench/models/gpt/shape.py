@@ -115,23 +115,36 @@ class RotaryScaling(Frozen):
 class Shape(Frozen):
     """Sizes and other properties of a decoder-only model. Defaults are those of GPT-2."""
 
-    width: Positive = Field(description="elements of a token's state")
+    width: Positive = Field(description="elements of a token's hidden state")
     layers: Layers
     heads: Positive
-    inner: Positive = Field(description="width between the matrices of an MLP")
+    inner: Positive = Field(description="elements between the two matrices of an MLP")
     vocab: Positive
-    positions: Positive = Field(description="largest number of tokens in a sample")
-    head_width: Positive | None = Field(None, description="elements of a head; None: width ÷ heads")
-    key_heads: Positive | None = Field(None, description="of keys and values, each for some query heads; None: `heads`")
+    positions: Positive = Field(description="maximum number of tokens in a sample")
+    head_width: Positive | None = Field(
+        None, description="elements of a query, key or value of one head; None: width ÷ heads"
+    )
+    key_heads: Positive | None = Field(
+        None, description="number of heads of keys and values (grouped-query attention); None: equal to `heads`"
+    )
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = Field(1e-5, gt=0)
-    activation: Literal["gelu_new", "gelu", "silu"] = Field("gelu_new", description="gelu_new: its tanh form")
-    gated: bool = Field(False, description="a third matrix in an MLP")
-    biases: bool = Field(True, description="of all matrices except the head")
-    fused: bool = Field(True, description="one matrix for queries, keys and values")
-    separate_head: bool = Field(False, description="the head is a separate matrix, not the embedding")
-    scaled_residuals: bool = Field(True, description="the last matrix of a sub-layer starts at 1 / √(sub-layers)")
-    rotary_base: float | None = Field(None, gt=0, description="positions by rotation; None: by a learned table")
+    activation: Literal["gelu_new", "gelu", "silu"] = Field(
+        "gelu_new", description="activation function of the MLP; gelu_new is GELU's tanh approximation"
+    )
+    gated: bool = Field(False, description="True: the MLP has a third matrix, whose product scales the activation")
+    biases: bool = Field(True, description="True: all matrices except the head have a bias")
+    fused: bool = Field(True, description="True: queries, keys and values are one matrix product")
+    separate_head: bool = Field(
+        False, description="True: the head has its own matrix; False: it shares the embedding's"
+    )
+    scaled_residuals: bool = Field(
+        True,
+        description="True: the initial deviation of each sub-layer's last matrix is divided by √(number of sub-layers)",
+    )
+    rotary_base: float | None = Field(
+        None, gt=0, description="base of the rotary position embedding; None: a learned table of positions"
+    )
     rotary_scaling: RotaryScaling | None = None
 
     @property

@@ -20,18 +20,25 @@ class Shape(Frozen):
     """Sizes of a T5 model. `heads` × `d_kv` may differ from `d_model`."""
 
     d_model: Positive
-    d_kv: Positive = Field(description="per head")
+    d_kv: Positive = Field(description="elements of a query, key or value of one head")
     d_ff: Positive
     encoder_layers: Layers
     decoder_layers: Layers
     heads: Positive
     vocab: Positive
-    gated: bool = Field(description="a third feed-forward matrix, as in v1.1 and mT5")
+    gated: bool = Field(description="True: the feed-forward layer has a third matrix, as in v1.1 and mT5")
     activation: Activation
-    separate_head: bool = Field(description="false: the embedding; its input is scaled by d_model^-1/2, as in T5 v1.0")
+    separate_head: bool = Field(
+        description="False: the head is the embedding, and its input is scaled by d_model^-1/2, as in v1.0"
+    )
     relative_attention_buckets: Positive = 32
-    relative_attention_max_distance: Positive = Field(128, description="tokens")
-    bias_per_layer: bool = Field(False, description="position biases in every layer, as in umT5; false: in the first")
+    relative_attention_max_distance: Positive = Field(
+        128, description="distance in tokens from which all pairs share one bias"
+    )
+    bias_per_layer: bool = Field(
+        False,
+        description="True: every layer has its own position biases, as in umT5; False: the first layer's are shared",
+    )
 
     @property
     def d_inner(self) -> int:
