@@ -15,7 +15,7 @@ def answer(*groups: list[RunRecord]) -> list[str]:
     return list(describe_answer(results(*(record for group in groups for record in group))))
 
 
-def test_the_fastest_is_compared_with_the_next_and_the_slowest_and_ties_are_named() -> None:
+def test_answer_compares_the_fastest_with_next_and_slowest_and_names_ties() -> None:
     told = answer(
         measured(asked(1, engine="ddp"), 1.0),
         measured(asked(1, engine="zero1"), 1.002),
@@ -31,7 +31,7 @@ def test_the_fastest_is_compared_with_the_next_and_the_slowest_and_ties_are_name
 
 
 @pytest.mark.parametrize(("runs", "had"), [([1.0], "ran once"), ([1.0, 1.01], "has at most 2 runs")])
-def test_fewer_than_three_runs_are_indicative_and_the_remedy_is_told(runs: list[float], had: str) -> None:
+def test_answer_of_fewer_than_three_runs_is_indicative_and_names_the_remedy(runs: list[float], had: str) -> None:
     told = answer(measured(asked(1, engine="ddp"), runs), measured(asked(1, engine="zero1"), [2 * s for s in runs]))
     assert told == [
         "On 2 ranks, ddp was the fastest measured; zero1 took 2.00 times as long, which is indicative only.",
@@ -39,7 +39,7 @@ def test_fewer_than_three_runs_are_indicative_and_the_remedy_is_told(runs: list[
     ]
 
 
-def test_runs_on_a_busy_machine_come_first_and_are_not_ranked() -> None:
+def test_answer_begins_with_busy_runs_and_does_not_rank_them() -> None:
     loads: Any = (NodeLoad(node=0, others_share=0.4),)
     busy = measured(asked(1, engine="zero1"), 0.5, load=loads)
     told = answer(measured(asked(1, engine="ddp"), 1.0), busy)
@@ -50,13 +50,13 @@ def test_runs_on_a_busy_machine_come_first_and_are_not_ranked() -> None:
     ]
 
 
-def test_failures_are_counted_and_micro_batches_named_where_they_differ() -> None:
+def test_answer_counts_failures_and_names_different_micro_batches() -> None:
     told = answer(measured(asked(1, micro=2), 1.0), measured(asked(1, micro=4), 1.5), out_of_memory(asked(1, micro=8)))
     assert told[0].startswith("On 2 ranks, zero2 (micro 4) is 1.333 ± ")
     assert told[1] == "No time for 1 configuration: 1 oom."
 
 
-def test_of_many_questions_the_engines_that_lead_are_counted() -> None:
+def test_answer_to_many_questions_counts_the_leading_engines() -> None:
     groups = [
         measured(asked(nodes, engine=engine), seconds)
         for nodes in (1, 2, 3, 4)
@@ -65,5 +65,5 @@ def test_of_many_questions_the_engines_that_lead_are_counted() -> None:
     assert answer(*groups) == ["ddp is fastest, or ties with the fastest, in 3 of 4 questions (zero1 in 1)."]
 
 
-def test_nothing_measured_has_no_answer() -> None:
+def test_rehearsals_have_no_answer() -> None:
     assert answer([run(evidence="rehearsed")]) == []

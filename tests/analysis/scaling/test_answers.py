@@ -26,7 +26,7 @@ def one(engine: str, times: float | list[float], **more: int) -> list[RunRecord]
 RIVALS = [*one("ddp", [1.0, 1.01, 0.99]), *one("zero1", [1.25, 1.26, 1.24]), *one("zero3", [3.0, 3.01, 2.99])]
 
 
-def test_every_engine_stands_as_far_out_as_it_takes_longer() -> None:
+def test_marks_show_extra_time_relative_to_the_fastest() -> None:
     (panel,) = build(*RIVALS)
     assert [mark.label.split(",")[0] for mark in panel.marks] == ["ddp", "zero1", "zero3"]
     assert [mark.extra for mark in panel.marks] == pytest.approx([0, 0.25, 2.0], rel=1e-3)
@@ -36,7 +36,7 @@ def test_every_engine_stands_as_far_out_as_it_takes_longer() -> None:
     assert second.words.startswith("slower: +2")
 
 
-def test_what_ran_fewer_than_three_times_is_indicative_and_has_no_interval() -> None:
+def test_fewer_than_three_runs_are_indicative_without_an_interval() -> None:
     (panel,) = build(*one("ddp", [1.0, 1.0]), *one("zero1", [1.5, 1.5]))
     _, rival = panel.marks
     assert rival.ends is None
@@ -55,20 +55,20 @@ def test_busy_runs_have_a_row_without_a_mark() -> None:
     assert "zero2 [busy short]" in [text.get_text() for text in axes.texts]
 
 
-def test_the_axis_ends_beyond_what_does_not_squeeze_the_others() -> None:
+def test_axis_ends_before_an_outlying_mark() -> None:
     (panel,) = build(*RIVALS)
     assert find_limits(panel.marks) == (pytest.approx(-0.02), 1.0), "three times as long is beyond the axis"
     assert find_limits(panel.marks[:2])[1] == pytest.approx(1.08 * 0.25, rel=0.2)
 
 
-def test_of_an_engine_the_fastest_stands_for_all_and_of_one_engine_every_choice() -> None:
+def test_each_engine_has_its_fastest_mark_and_a_single_engine_has_all() -> None:
     two = build(*one("ddp", 1.0, micro=2), *one("ddp", 1.2, micro=4), *one("zero1", 1.5, micro=4))[0]
     assert [mark.label for mark in two.marks] == ["ddp, micro 4", "zero1, micro 4"]
     alone = build(*one("ddp", 1.0, micro=2), *one("ddp", 1.2, micro=4))[0]
     assert [mark.label for mark in alone.marks] == ["ddp, micro 4", "ddp, micro 2"]
 
 
-def test_a_difference_of_protocol_names_no_mark() -> None:
+def test_labels_of_marks_omit_the_protocol() -> None:
     one, other = (asked(1, engine="ddp", measure={"min_steps": steps}) for steps in (30, 40))
     found = best(results(*measured(one, 1.0), *measured(other, 1.2), *measured(asked(1, engine="zero1"), 1.5)))
     assert "min_steps=40" in describe_choice(found[0].rivals[0].row), "in a table it tells the two apart"
@@ -77,12 +77,12 @@ def test_a_difference_of_protocol_names_no_mark() -> None:
     assert panel.title.endswith(" · micro 2")
 
 
-def test_without_rivals_there_is_nothing_to_see() -> None:
+def test_figure_is_empty_without_rivals() -> None:
     found = results(*one("ddp", 1.0), *out_of_memory(asked(1, engine="zero1")))
     assert not shows(answers, found)
 
 
-def test_of_many_questions_those_with_the_most_rivals_are_seen_and_the_note_says_so() -> None:
+def test_figure_shows_the_questions_with_the_most_rivals_and_notes_it() -> None:
     few = [
         record
         for ranks in range(1, 8)
@@ -95,7 +95,7 @@ def test_of_many_questions_those_with_the_most_rivals_are_seen_and_the_note_says
     assert note(figure).endswith("The 6 of 7 questions with the most rivals.")
 
 
-def test_a_mark_stands_at_its_value_beside_its_words_and_an_arrow_for_what_is_beyond() -> None:
+def test_marks_are_drawn_at_their_values_and_arrows_for_values_beyond_the_axis() -> None:
     (axes,) = draw(answers, results(*RIVALS)).axes
     at = {line.get_ydata()[0]: (line.get_xdata()[0], line.get_marker()) for line in axes.lines}
     assert at[0] == (0.0, "o") and at[1] == (pytest.approx(0.25, rel=1e-3), "s") and at[2] == (1.0, ">")

@@ -24,7 +24,7 @@ def one(engine: str, seconds: float, peak: int = 10) -> list[RunRecord]:
     return measured(asked(1, engine=engine), seconds, peak=peak * MIB)
 
 
-def test_the_fastest_its_ties_and_what_is_slower() -> None:
+def test_fastest_ties_slower_rivals_and_failures_of_a_question() -> None:
     found = only(*one("ddp", 1.0), *one("zero1", 1.0001), *one("zero3", 1.5), *out_of_memory(asked(1, engine="zero0")))
     assert found.fastest is not None
     assert found.fastest["engine"] == "ddp"
@@ -46,9 +46,7 @@ def test_the_fastest_its_ties_and_what_is_slower() -> None:
         ([1.040, 1.050], TOO_FEW, TOO_FEW),
     ],
 )
-def test_a_rival_is_slower_equal_within_three_per_cent_or_not_told_apart(
-    times: list[float], verdict: Verdict, standing: str
-) -> None:
+def test_verdict_on_a_rival(times: list[float], verdict: Verdict, standing: str) -> None:
     found = only(*measured(asked(1, engine="ddp"), [1.0, 1.01, 0.99]), *measured(asked(1, engine="zero1"), times))
     (rival,) = found.rivals
     assert (rival.row["engine"], rival.verdict) == ("zero1", verdict)
@@ -56,7 +54,7 @@ def test_a_rival_is_slower_equal_within_three_per_cent_or_not_told_apart(
     assert as_table([found])["standing"].tolist() == ["fastest", standing]
 
 
-def test_micro_batches_compete_by_samples_per_second() -> None:
+def test_micro_batches_are_ranked_by_samples_per_second() -> None:
     small, large = measured(asked(1, micro=2), 1.0), measured(asked(1, micro=4), 1.5)
     found = only(*small, *large)
     assert found.fastest is not None
@@ -64,7 +62,7 @@ def test_micro_batches_compete_by_samples_per_second() -> None:
     assert round(found.rivals[0].comparison.ratio, 6) == round((1.0 / 4) / (1.5 / 8), 6)
 
 
-def test_no_rival_is_faster_beside_the_fastest() -> None:
+def test_no_rival_is_faster_than_the_fastest_within_shared_allocations() -> None:
     """Engine b is faster than a in each of three shared allocations. Engine a also ran alone in a fourth allocation
     with fast nodes."""
     runs = {"a": {"1": [1.02], "2": [1.12], "3": [0.92], "4": [0.5]}, "b": {"1": [1.0], "2": [1.1], "3": [0.9]}}
@@ -74,7 +72,7 @@ def test_no_rival_is_faster_beside_the_fastest() -> None:
     assert found.rivals[0].comparison.ratio > 1
 
 
-def test_a_tail_that_no_median_sees_decides() -> None:
+def test_slow_steps_in_the_tail_decide_the_ranking() -> None:
     """One step in five takes three times as long. This leaves the median unchanged, but raises the mean by 40 %."""
     steady, tails = (
         [[1.02 * by] * 30 for by in (0.999, 1.0, 1.001)],
@@ -95,7 +93,7 @@ def test_a_tail_that_no_median_sees_decides() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_of_fewer_than_three_allocations_there_is_an_effect_and_no_verdict(count: int) -> None:
+def test_fewer_than_three_allocations_give_a_ratio_without_a_verdict(count: int) -> None:
     """All steps of the two engines differ by ten percent, but with one or two runs the scatter between runs is
     unknown."""
     times = {"zero1": [1.0, 1.01][:count], "zero2": [1.1, 1.11][:count]}
@@ -109,7 +107,7 @@ def test_of_fewer_than_three_allocations_there_is_an_effect_and_no_verdict(count
     assert TOO_FEW in [pareto_point.place for pareto_point in found.pareto_points]
 
 
-def test_what_is_shown_is_what_is_ranked_by() -> None:
+def test_the_shown_value_is_the_ranked_value() -> None:
     """The median over ddp's allocations is lower than zero1's, but their geometric mean is higher."""
     found = only(*measured(asked(1, engine="ddp"), [1.0, 1.0, 2.0]), *measured(asked(1, engine="zero1"), [1.1] * 3))
     assert found.fastest is not None
@@ -118,12 +116,12 @@ def test_what_is_shown_is_what_is_ranked_by() -> None:
     assert shown[1] / shown[0] == pytest.approx(found.rivals[0].comparison.ratio)
 
 
-def test_node_counts_are_questions_of_their_own() -> None:
+def test_each_node_count_is_a_separate_question() -> None:
     records = [*measured(asked(1), 1.0), *measured(asked(2), 1.1)]
     assert [found.question["nodes"] for found in best(results(*records))] == [1, 2]
 
 
-def test_good_nodes_are_not_taken_for_a_good_engine() -> None:
+def test_engines_are_compared_within_allocations() -> None:
     """Allocations differ by tens of percent and engines by one percent. The same engine is faster within each
     allocation."""
     nodes = [1.0, 1.3, 0.8, 1.1]
@@ -140,12 +138,12 @@ def test_good_nodes_are_not_taken_for_a_good_engine() -> None:
     assert only(*records).ties == ()
 
 
-def test_what_is_rehearsed_ranks_nothing() -> None:
+def test_rehearsals_are_not_ranked() -> None:
     found = only(*measured(asked(1), 1.0, evidence="rehearsed"))
     assert (found.fastest, found.rivals, found.pareto_points) == (None, (), ())
 
 
-def test_the_pareto_front_by_hand() -> None:
+def test_pareto_front_computed_by_hand() -> None:
     """zero1 and ddp are faster than zero2 and zero3, with more memory. zero2 needs more memory than zero3 without being
     faster, and zero0 needs more than zero1."""
     records = [*one("zero3", 2.0, 10), *one("zero2", 2.5, 20), *one("zero1", 1.5, 30), *one("zero0", 1.7, 40),
@@ -162,29 +160,29 @@ def test_the_pareto_front_by_hand() -> None:
     ]
 
 
-def test_who_is_heavier_and_not_detectably_slower_is_tied_with_the_front() -> None:
+def test_configuration_with_more_memory_and_equal_time_is_tied_with_the_front() -> None:
     found = only(*one("zero2", 1.0, 10), *one("zero1", 1.0001, 20))
     assert [(one.row["engine"], one.place) for one in found.pareto_points] == [("zero2", "front"), ("zero1", "tied")]
 
 
-def test_on_the_front_by_a_difference_that_cannot_be_told_is_said() -> None:
+def test_front_states_a_verdict_if_its_difference_is_not_detectable() -> None:
     lean, heavy = only(*one("zero2", 1.0001, 10), *one("zero1", 1.0, 20)).pareto_points
     assert (lean.place, lean.verdict) == ("front", None)
     assert (heavy.place, heavy.verdict) == ("front", EQUAL)
 
 
-def test_of_equal_memory_the_fastest_is_on_the_front() -> None:
+def test_fastest_of_equal_memory_is_on_the_front() -> None:
     found = only(*one("zero2", 1.5), *one("zero1", 1.0))
     assert engines(found.front) == ["zero1"]
     assert found.pareto_points[1].place == "dominated"
 
 
-def test_without_a_number_there_is_no_best() -> None:
+def test_question_of_failures_has_no_fastest() -> None:
     found = only(*out_of_memory(asked(1)))
     assert (found.fastest, found.ties, found.front, len(found.failed)) == (None, (), (), 1)
 
 
-def test_the_truly_fastest_is_nearly_always_among_the_fastest_and_its_ties() -> None:
+def test_truly_fastest_engine_is_among_fastest_and_ties_in_95_percent() -> None:
     rng, kept, rounds = np.random.default_rng(4), 0, 250
     speeds = {"zero0": 1.0, "zero1": 1.0, "zero2": 0.995, "zero3": 1.02, "ddp": 1.0}
     for _ in range(rounds):
@@ -197,7 +195,7 @@ def test_the_truly_fastest_is_nearly_always_among_the_fastest_and_its_ties() -> 
 
 
 @pytest.mark.parametrize(("repeats", "base", "more"), [(3, 2, 1), (5, 2, 1), (10, 2, 1), (5, 4, 4), (5, 1, 3)])
-def test_the_interval_of_an_efficiency_holds_although_the_micro_batches_were_chosen(
+def test_interval_of_an_efficiency_covers_in_spite_of_selected_micro_batches(
     repeats: int, base: int, more: int
 ) -> None:
     """Several micro-batches are truly equally fast, at the smallest and at larger node counts. Repeats scatter by 1

@@ -32,34 +32,34 @@ def test_a_crossover_lies_between_two_measured_node_counts() -> None:
     assert found.sentence == "zero3 overtakes zero2 between 2 and 4 nodes"
 
 
-def test_falling_behind_is_the_other_one_overtaking() -> None:
+def test_crossover_is_symmetric_in_the_two_configurations() -> None:
     found = only(*engines({1: 1.1, 2: 1.2}, {1: 1.0, 2: 1.3}))
     assert found.sentence == "zero2 overtakes zero3 between 1 and 2 nodes"
 
 
-def test_where_they_tie_in_between_it_lies_somewhere_around() -> None:
+def test_crossover_range_includes_node_counts_with_a_tie() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.2, 4: 1.5}))
     assert found.node_comparisons[1].verdict == "equal within 3 %"
     assert found.between == ((1, 4),)
 
 
-def test_they_may_cross_twice() -> None:
+def test_two_crossovers_of_one_pair() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.5}, {1: 1.1, 2: 1.1, 4: 1.6}))
     assert found.between == ((1, 2), (2, 4))
     assert found.sentence == "zero3 overtakes zero2 between 1 and 2 nodes; zero2 overtakes zero3 between 2 and 4 nodes"
 
 
-def test_none_is_seen_where_the_ends_agree() -> None:
+def test_no_crossover_if_the_same_configuration_leads_at_both_ends() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.4}, {1: 1.1, 2: 1.2, 4: 1.5}))
     assert found.found == "none seen"
     assert found.sentence == "no crossover seen: zero2 is faster than zero3 on 1 to 4 nodes"
 
 
-def test_it_cannot_be_told_where_they_tie_at_an_end() -> None:
+def test_crossover_is_unknown_with_a_tie_at_an_end() -> None:
     assert only(*engines({1: 1.0, 2: 1.2}, {1: 1.1, 2: 1.2})).found == "cannot be told"
 
 
-def test_what_failed_is_shown_and_tells_nothing() -> None:
+def test_failed_node_counts_are_listed_without_effect_on_the_crossover() -> None:
     records = engines({2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.3, 4: 1.5})
     found = only(*records, *out_of_memory(asked(1, engine="zero2")))
     first = found.node_comparisons[0]
@@ -70,7 +70,7 @@ def test_what_failed_is_shown_and_tells_nothing() -> None:
     assert alone.found == "cannot be told", "one node count is no line"
 
 
-def test_many_node_counts_are_corrected_for() -> None:
+def test_p_values_are_corrected_for_the_number_of_node_counts() -> None:
     two = {n: repeats(1.0, 0.01, seed=n) for n in (1, 2, 4, 8)}
     three = {n: repeats(1.03, 0.01, seed=100 + n) for n in (1, 2, 4, 8)}
     records = [
@@ -83,7 +83,7 @@ def test_many_node_counts_are_corrected_for() -> None:
     assert [node_comparison.verdict for node_comparison in only(*records).node_comparisons] == verdicts(pairs)
 
 
-def test_only_what_differs_in_the_engine_alone_is_paired() -> None:
+def test_pairs_differ_only_in_their_engine() -> None:
     two = [record for n in (1, 2) for record in measured(asked(n, engine="zero2"), 1.0)]
     three = [record for n in (1, 2) for record in measured(asked(n, engine="zero3", precision="bf16"), 1.0)]
     assert find_crossovers(results(*two, *three)) == []
@@ -102,20 +102,20 @@ def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]
     ]
 
 
-def test_offload_is_no_property_of_a_stage() -> None:
+def test_engines_that_differ_in_offload_are_not_paired() -> None:
     three = with_options(engines({}, {1: 1.1, 2: 1.3}), offload_optimizer={"device": "cpu"})
     assert find_crossovers(results(*engines({1: 1.2, 2: 1.2}, {}), *three)) == []
     two = with_options(engines({1: 1.2, 2: 1.2}, {}), offload_optimizer={"device": "cpu"})
     assert only(*two, *three).sentence == "zero2 overtakes zero3 between 1 and 2 nodes"
 
 
-def test_an_option_of_one_stage_alone_that_is_not_its_presets_is_named() -> None:
+def test_pair_names_options_that_differ_from_the_preset() -> None:
     three = with_options(engines({}, {1: 1.1, 2: 1.3}), stage3_prefetch_bucket_size=1)
     told = only(*engines({1: 1.2, 2: 1.2}, {}), *three).sentence
     assert told == "zero2 overtakes zero3 (stage3_prefetch_bucket_size=1) between 1 and 2 nodes"
 
 
-def test_two_allocations_tell_of_no_crossover() -> None:
+def test_two_allocations_are_too_few_for_a_crossover() -> None:
     times = {("zero2", 1): 1.0, ("zero2", 2): 2.0, ("zero3", 1): 2.0, ("zero3", 2): 1.0}
     found = only(*(
         record for (engine, n), s in times.items() for record in measured(asked(n, engine=engine), [s, s])
@@ -127,7 +127,7 @@ def test_two_allocations_tell_of_no_crossover() -> None:
     assert found.sentence == "whether zero2 and zero3 cross cannot be told: too few repeats to tell"
 
 
-def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known() -> None:
+def test_runs_of_different_environments_are_not_paired() -> None:
     two = [record for n in (2, 4) for record in measured(asked(n, engine="zero2"), 1.0)]
     three = [record for n in (2, 4) for record in measured(asked(n, engine="zero3"), 1.0, torch="3.0")]
     early = failed("hang", asked(1, engine="zero2"), torch=None)
@@ -135,7 +135,7 @@ def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known
     assert len(find_crossovers(results(early, *two, *engines({}, {2: 1.0, 4: 1.0})))) == 1
 
 
-def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
+def test_crossover_at_the_best_micro_batch_compares_samples_per_second() -> None:
     """On 2 nodes, zero3 computes twice the samples in less than twice the time, at a micro-batch that runs out of
     memory with zero2."""
     records = engines({1: 1.0, 2: 1.0}, {1: 1.1, 2: 1.1})

@@ -28,7 +28,7 @@ def weak(seconds: dict[int, float], **more: Any) -> list[RunRecord]:
     return [record for n, s in seconds.items() for record in measured(asked(n, **more), s)]
 
 
-def test_strong_efficiency_by_hand() -> None:
+def test_strong_scaling_efficiency_computed_by_hand() -> None:
     curve = only(*strong({1: 8.0, 2: 5.0, 4: 4.0}))
     assert (curve.law, curve.batch) == ("strong", "equal micro-batch")
     assert curve.name == "zero2, micro 2, 64 samples per step"
@@ -37,7 +37,7 @@ def test_strong_efficiency_by_hand() -> None:
     assert [point.efficiency.value for point in curve.points if point.efficiency] == pytest.approx([1, 0.8, 0.5])
 
 
-def test_weak_efficiency_by_hand() -> None:
+def test_weak_scaling_efficiency_computed_by_hand() -> None:
     curve = only(*weak({1: 1.0, 2: 1.25, 4: 2.0}))
     assert (curve.law, curve.name) == ("weak", "zero2, micro 2, 2 samples per step and device")
     assert [point.efficiency.value for point in curve.points if point.efficiency] == pytest.approx([1, 0.8, 0.5])
@@ -45,14 +45,14 @@ def test_weak_efficiency_by_hand() -> None:
     assert {point.serial_fraction for point in curve.points} == {None}, "it is of the same work on more nodes"
 
 
-def test_amdahls_law_has_its_own_serial_fraction_at_every_node_count() -> None:
+def test_serial_fraction_of_amdahls_law_is_recovered_at_every_node_count() -> None:
     curve = only(*strong({n: 0.1 + 0.9 / n for n in (1, 2, 4, 8)}))
     first, *others = (point.serial_fraction for point in curve.points)
     assert first is None
     assert [fraction.value for fraction in others if fraction] == pytest.approx([0.1] * 3)
 
 
-def test_the_base_is_the_smallest_measured_node_count_and_counts_as_one() -> None:
+def test_base_of_a_curve_is_its_smallest_measured_node_count() -> None:
     records = [*out_of_memory(asked(1, samples=64)), *strong({2: 6.0, 4: 4.0})]
     curve = only(*records)
     assert curve.base is not None
@@ -67,7 +67,7 @@ def test_the_base_is_the_smallest_measured_node_count_and_counts_as_one() -> Non
     assert last.serial_fraction.value == pytest.approx((1 / 1.5 - 1 / 2) / (1 - 1 / 2))
 
 
-def test_what_failed_stays_without_a_number() -> None:
+def test_failed_points_of_a_curve_have_no_number() -> None:
     curve = only(*strong({1: 8.0, 2: 5.0}), *out_of_memory(asked(4, samples=64)))
     last = curve.points[-1]
     assert (last.nodes, last.row["outcome"], last.row["n"]) == (4, "oom", 0)
@@ -80,7 +80,7 @@ def test_a_curve_of_failures_has_no_base() -> None:
     assert [point.row["outcome"] for point in curve.points] == ["oom", "oom"]
 
 
-def test_who_failed_before_its_environment_was_known_stands_with_those_that_asked_the_same() -> None:
+def test_failure_with_unknown_environment_joins_the_curve_of_its_spec() -> None:
     early = failed("hang", asked(4, samples=64), torch=None)
     curve = only(*strong({1: 8.0, 2: 5.0}), early)
     assert [point.row["outcome"] for point in curve.points] == ["ok", "ok", "hang"]
@@ -88,7 +88,7 @@ def test_who_failed_before_its_environment_was_known_stands_with_those_that_aske
     assert [point.row["outcome"] for point in only(*strong({1: 8.0, 2: 5.0}), early, *again).points] == ["ok"] * 3
 
 
-def test_from_three_allocations_on_the_interval_is_between_repeats() -> None:
+def test_interval_is_between_repeats_from_three_allocations_on() -> None:
     ours, theirs = repeats(8.0, 0.02, seed=1), repeats(5.0, 0.02, seed=2)
     curve = only(*measured(asked(1, samples=64), ours), *measured(asked(2, samples=64), theirs))
     test = stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False)
@@ -101,7 +101,7 @@ def test_from_three_allocations_on_the_interval_is_between_repeats() -> None:
         assert estimate.interval[2:] == ("between repeats", 0.95, 6)
 
 
-def test_of_fewer_allocations_it_is_within_the_runs() -> None:
+def test_interval_is_within_the_runs_below_three_allocations() -> None:
     last = only(*measured(asked(1, samples=64), [8.0]), *measured(asked(2, samples=64), [5.0])).points[-1]
     assert last.speedup is not None
     assert last.speedup.interval is not None
@@ -109,7 +109,7 @@ def test_of_fewer_allocations_it_is_within_the_runs() -> None:
     assert last.speedup.interval[2:] == ("within the runs", 0.95, 60)
 
 
-def test_the_serial_fraction_falls_with_the_speedup() -> None:
+def test_serial_fraction_decreases_with_the_speedup() -> None:
     last = only(*strong({1: 8.0, 2: 5.0})).points[-1]
     assert last.speedup is not None
     assert last.speedup.interval is not None
@@ -120,7 +120,7 @@ def test_the_serial_fraction_falls_with_the_speedup() -> None:
     assert last.serial_fraction.interval[2:] == last.speedup.interval[2:]
 
 
-def test_two_questions_equal_and_best_micro_batch() -> None:
+def test_curves_of_equal_and_of_best_micro_batch() -> None:
     """On 1 node, micro-batches 2 and 4 compute 4 and 8 samples per second; on 2 nodes, 10 and 8. So micro-batch 4 is
     the best on 1 node, and 2 on 2 nodes."""
     times = {(1, 2): 1.0, (1, 4): 1.0, (2, 2): 0.8, (2, 4): 2.0}
@@ -137,7 +137,7 @@ def test_two_questions_equal_and_best_micro_batch() -> None:
     assert [point.micros for point in best.points] == [(2, 4), (2, 4)]
 
 
-def test_a_micro_batch_as_fast_as_the_best_ties_with_it_and_one_that_failed_was_asked_for() -> None:
+def test_best_micro_batch_lists_ties_and_failed_micro_batches() -> None:
     alike = [*measured(asked(1, micro=2), 1.0), *measured(asked(1, micro=4), 2.0)]
     records = [*alike, *out_of_memory(asked(1, micro=8)), *measured(asked(2, micro=2), 1.0)]
     first = only(*records, law="weak", batch="best micro-batch").points[0]
@@ -145,13 +145,13 @@ def test_a_micro_batch_as_fast_as_the_best_ties_with_it_and_one_that_failed_was_
     assert {first.row["micro"], *(row["micro"] for row in first.tied)} == {2, 4}
 
 
-def test_where_every_node_count_has_the_micro_batch_that_its_batch_left_it_none_is_the_best() -> None:
+def test_no_best_micro_batch_if_the_global_batch_determines_it() -> None:
     """A global batch of 8 without accumulation means micro-batch 4 on one node and micro-batch 2 on two nodes."""
     records = [*measured(asked(1, micro=4), 1.0), *measured(asked(2, micro=2), 0.6)]
     assert build_curves(results(*records)) == ()
 
 
-def test_one_global_batch_at_several_micro_batches_is_strong_scaling_only() -> None:
+def test_fixed_global_batch_gives_only_strong_scaling_curves() -> None:
     asking = [asked(n, micro=micro, samples=64) for n in (1, 2, 4) for micro in (1, 2, 4)]
     found = build_curves(results(*(record for of in asking for record in measured(of, 1.0))))
     assert sorted(curve.name for curve in found) == [
@@ -176,7 +176,7 @@ def test_one_global_batch_at_several_micro_batches_is_strong_scaling_only() -> N
         ({}, {"evidence": "rehearsed"}),
     ],
 )
-def test_what_differs_in_more_than_nodes_is_no_curve(of: dict[str, Any], around: dict[str, Any]) -> None:
+def test_points_that_differ_in_more_than_nodes_form_no_curve(of: dict[str, Any], around: dict[str, Any]) -> None:
     records = [*measured(asked(1, samples=64), 8.0), *measured(asked(2, samples=64, **of), 5.0, **around)]
     assert build_curves(results(*records)) == ()
 

@@ -10,13 +10,13 @@ from analysis.scaling.best import best
 from analysis.scaling.curves import build_curves
 
 
-def test_it_is_worked_out_once_for_each_set() -> None:
+def test_curves_are_computed_once_per_set_of_runs() -> None:
     one, other = (results(*measured(asked(1), 1.0), *measured(asked(2), seconds)) for seconds in (1.1, 1.2))
     assert build_curves(one) is build_curves(one)
     assert build_curves(one) != build_curves(other)
 
 
-def test_it_keeps_no_results_alive() -> None:
+def test_cached_results_are_freed_with_their_set() -> None:
     found = results(*measured(asked(1), 1.0))
     best(found)
     alive = weakref.ref(found)

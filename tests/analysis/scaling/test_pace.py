@@ -10,11 +10,11 @@ def pace(*runs: float, names: str = "") -> Pace:
     return Pace({f"{names}{i}": [seconds] * 7 for i, seconds in enumerate(runs)})
 
 
-def test_it_is_typical_in_the_geometric_mean_of_the_means() -> None:
+def test_typical_time_is_the_geometric_mean_of_the_runs_means() -> None:
     assert Pace({"a": [1.0, 2.0, 3.0], "b": [8.0]}).typical == pytest.approx(4.0)
 
 
-def test_the_allocations_of_both_are_compared_within_each() -> None:
+def test_shared_allocations_are_compared_pairwise() -> None:
     """The two configurations differ by 4 to 6 % within each allocation. Allocations differ by up to 60 %."""
     ours, theirs = (1.0, 1.3, 0.8), (1.05, 1.36, 0.85)
     assert (
@@ -24,7 +24,7 @@ def test_the_allocations_of_both_are_compared_within_each() -> None:
     )
 
 
-def test_what_one_ran_in_alone_takes_no_part_where_the_shared_allocations_are_enough() -> None:
+def test_unshared_allocations_are_excluded_if_three_are_shared() -> None:
     ours, theirs = pace(1.0, 1.3, 0.8, 9.0), pace(1.05, 1.36, 0.85)
     shared = compare_paces(pace(1.0, 1.3, 0.8), theirs)
     assert compare_paces(ours, theirs) == shared
@@ -32,13 +32,13 @@ def test_what_one_ran_in_alone_takes_no_part_where_the_shared_allocations_are_en
     assert compare_paces(ours, pace(1.05, 1.36, 0.85, names="other")).runs == (4, 3)
 
 
-def test_two_shared_allocations_among_others_are_too_few_to_go_by() -> None:
+def test_two_shared_allocations_are_too_few_for_a_pairwise_comparison() -> None:
     ours, theirs = pace(1.0, 1.1, 1.2), pace(1.3, 1.4)
     assert compare_paces(ours, theirs).unit == "step"
     assert compare_paces(ours, Pace({**theirs.runs, "elsewhere": [1.5] * 7})).unit == "run"
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+def test_intervals_of_ratios_have_their_nominal_coverage() -> None:
     rng, rounds = np.random.default_rng(3), 400
     drawn = np.exp(0.03 * rng.standard_normal((rounds, 2, 3))) * [[8.0], [5.0]]
     told = [scaled(compare_paces(pace(*ours), pace(*theirs, names="other")), 1 / 2).interval for ours, theirs in drawn]

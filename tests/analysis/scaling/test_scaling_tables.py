@@ -18,7 +18,7 @@ def found() -> Results:
     return results(*records, *out_of_memory(asked(4, samples=64), reason="no room"))
 
 
-def test_a_row_per_node_count_of_each_curve(found: Results) -> None:
+def test_curve_table_has_a_row_per_node_count(found: Results) -> None:
     table = curves.build_curve_table(curves.build_curves(found))
     assert tuple(table.columns) == curves.COLUMNS
     rows = [row for row in list_rows(table) if row["engine"] == "zero2"]
@@ -34,7 +34,7 @@ def test_a_row_per_node_count_of_each_curve(found: Results) -> None:
     assert (failed["speedup"], failed["efficiency"], failed["reason"]) == (None, None, "no room")
 
 
-def test_a_row_per_node_count_of_each_pair(found: Results) -> None:
+def test_crossover_table_has_a_row_per_node_count(found: Results) -> None:
     rows = list_rows(crossover.build_crossover_table(crossover.find_crossovers(found)))
     told = "zero3 overtakes zero2 between 1 and 2 nodes"
     assert [(row["nodes"], row["verdict"], row["told"]) for row in rows] == [
@@ -44,7 +44,7 @@ def test_a_row_per_node_count_of_each_pair(found: Results) -> None:
     assert rows[0]["ratio"] == pytest.approx(8 / 9)
 
 
-def test_a_row_per_configuration(found: Results) -> None:
+def test_best_table_has_a_row_per_configuration(found: Results) -> None:
     rows = list_rows(best.as_table(best.best(found)))
     assert [(row["nodes"], row["engine"], row["standing"], row["pareto"]) for row in rows] == [
         (1, "zero2", "fastest", "front"),
@@ -57,6 +57,6 @@ def test_a_row_per_configuration(found: Results) -> None:
     assert rows[1]["peak_allocated_bytes"] == 11 * MIB
 
 
-def test_tables_of_nothing_have_their_columns() -> None:
+def test_empty_tables_have_their_columns() -> None:
     assert tuple(crossover.build_crossover_table([]).columns) == crossover.COLUMNS
     assert tuple(best.as_table([]).columns) == best.COLUMNS

@@ -18,7 +18,7 @@ def borders(found: list[LevelChange]) -> list[tuple[int, int]]:
     return [(one.before, one.after) for one in found]
 
 
-def test_a_level_and_where_it_begins() -> None:
+def test_one_change_is_found_with_its_position_and_size() -> None:
     ((found,),) = find_changes([noisy(0, (0.0, 20), (0.1, 15))])
     assert (found.before, found.after) == (19, 20)
     assert found.within[0] <= 19 < 20 <= found.within[1]
@@ -27,21 +27,21 @@ def test_a_level_and_where_it_begins() -> None:
     assert found.interval[2:] == ("between repeats", 0.95, 35)
 
 
-def test_a_level_that_comes_back_and_several_of_them() -> None:
+def test_several_changes_and_a_return_to_the_first_level_are_found() -> None:
     (found,) = find_changes([noisy(1, (0.0, 20), (0.1, 5), (0.0, 15))])
     assert borders(found) == [(19, 20), (24, 25)]
     (found,) = find_changes([noisy(2, (0.0, 10), (0.1, 10), (0.05, 10), (0.15, 10), (0.0, 10))])
     assert borders(found) == [(9, 10), (19, 20), (29, 30), (39, 40)]
 
 
-def test_places_without_a_value_are_passed_over() -> None:
+def test_positions_without_a_value_are_skipped() -> None:
     series = noisy(0, (0.0, 20), (0.1, 15))
     series[[3, 19, 20, 30]] = np.nan
     ((found,),) = find_changes([series])
     assert (found.before, found.after) == (18, 21)
 
 
-def test_eight_places_can_tell_and_seven_cannot() -> None:
+def test_detection_needs_at_least_eight_values() -> None:
     """A change in the middle of 8 values gives the smallest p-value for 2 of the 70 ways to choose four values: 2.9 %.
     With 7 values it is 2 of 35, which exceeds 5 %."""
     clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
@@ -53,25 +53,25 @@ def test_eight_places_can_tell_and_seven_cannot() -> None:
     assert find_changes([clear[:7]]) == [[]]
 
 
-def test_one_place_that_is_off_is_no_change() -> None:
+def test_a_single_outlier_is_no_change() -> None:
     series = noisy(4, (0.0, 30))
     series[17] += 1.0
     assert find_changes([series]) == [[]]
 
 
-def test_equal_values_do_not_change() -> None:
+def test_constant_series_have_no_change() -> None:
     assert find_changes([np.zeros(20), np.full(20, np.nan), np.array([])]) == [[], [], []]
 
 
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "5 % disturbed", "skewed"])
-def test_a_change_is_told_where_there_is_none_one_time_in_twenty(name: str) -> None:
+def test_false_alarm_rate_of_changes(name: str) -> None:
     """The limit of 11 % allows for chance: a true rate of 5 % exceeds it in 100 histories with a probability of 1 %. In
     the second case, ten series are tested together."""
     assert histories.wrong(name, 16, 1, 100) <= 11
     assert histories.wrong(name, 12, 10, 40) <= 15
 
 
-def test_a_change_by_five_noises_is_found_within_the_places_told() -> None:
+def test_a_change_of_five_standard_deviations_is_found_within_its_interval() -> None:
     told, right, covers = histories.found(5, "middle", 20, 60)
     assert told == 100
     assert right >= 88

@@ -7,7 +7,7 @@ from scipy import stats
 from analysis.stats.change_points import measure_drift
 
 
-def test_it_is_the_line_through_the_control_points() -> None:
+def test_drift_is_the_regression_line_through_the_control_points() -> None:
     times = [0.100, 0.1012, 0.1019, 0.1031, 0.1042]
     found = measure_drift([[seconds] * 30 for seconds in times])
     line = stats.linregress(np.linspace(0, 1, 5), np.log(times))
@@ -20,7 +20,7 @@ def test_it_is_the_line_through_the_control_points() -> None:
     assert found.detected
 
 
-def test_two_runs_differ_and_nobody_knows_why() -> None:
+def test_two_control_runs_are_too_few_to_detect_drift() -> None:
     found = measure_drift([[0.100] * 30, [0.103] * 30])
     assert found is not None
     assert found.change == pytest.approx(0.03)
@@ -28,11 +28,11 @@ def test_two_runs_differ_and_nobody_knows_why() -> None:
 
 
 @pytest.mark.parametrize("run_effect", [0.003, 0.01, 0.02])
-def test_what_runs_of_the_same_differ_by_is_found_one_time_in_twenty(run_effect: float) -> None:
+def test_differences_between_equal_runs_are_called_drift_in_about_five_percent(run_effect: float) -> None:
     rng = np.random.default_rng(1)
     found = [measure_drift([[seconds] for seconds in np.exp(run_effect * rng.standard_normal(4))]) for _ in range(400)]
     assert 0.03 <= np.mean([one.detected for one in found if one]) <= 0.08
 
 
-def test_one_control_point_tells_of_none() -> None:
+def test_one_control_run_gives_no_drift() -> None:
     assert measure_drift([[0.1] * 30]) is None

@@ -6,7 +6,7 @@ from analysis.stats.intervals import describe_window
 from bench.core.statistics import autocorrelation, effective_size, median_bounds, series_interval, signs
 
 
-def test_worked_out_on_paper() -> None:
+def test_effective_size_of_four_steps_computed_by_hand() -> None:
     # The centred values are -1.5, -0.5, 0.5 and 1.5, their sum of squares is 5.
     # Autocovariances: 0.75 - 0.25 + 0.75 at lag 1, -1.5 at lag 2, -2.25 at lag 3.
     series = np.array([1.0, 2.0, 3.0, 4.0])
@@ -14,7 +14,7 @@ def test_worked_out_on_paper() -> None:
     assert effective_size(series) == pytest.approx(4 / (2 * 1.25 - 1)), "the second pair is negative and ends the sum"
 
 
-def test_no_pair_counts_more_than_the_one_before_it_and_none_after_a_negative_one() -> None:
+def test_pairs_of_autocorrelations_decrease_and_end_at_the_first_negative_pair() -> None:
     for series in ar1(0.6)(np.random.default_rng(0), 200, 31):
         correlation, total, last = autocorrelation(series), 0.0, np.inf
         for lag in range(0, 30, 2):
@@ -28,25 +28,25 @@ def test_no_pair_counts_more_than_the_one_before_it_and_none_after_a_negative_on
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.3, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("of_signs", [True, False], ids=["median", "mean"])
-def test_it_is_that_of_the_process(coefficient: float, of_signs: bool) -> None:
+def test_effective_size_matches_the_known_autocorrelation_of_a_process(coefficient: float, of_signs: bool) -> None:
     series = ar1(coefficient)(np.random.default_rng(1), 400, 4000)
     sizes = effective_size(signs(series) if of_signs else series)
     assert np.median(4000 / sizes) == pytest.approx(slowdown(coefficient, of_signs), rel=0.06)
 
 
-def test_swinging_steps_and_equal_ones_are_worth_their_number() -> None:
+def test_alternating_and_constant_steps_count_fully() -> None:
     assert effective_size(np.array([1.0, 2.0] * 20)) == 40
     assert effective_size(np.full(9, 0.1)) == 9
     assert effective_size(np.array([3.0])) == 1
 
 
-def test_an_outlier_tells_nothing_about_the_median() -> None:
+def test_an_outlier_does_not_change_the_effective_size_for_the_median() -> None:
     series = ar1(0.5)(np.random.default_rng(2), 1, 500)[0]
     spoilt = np.where(np.arange(500) == np.argmax(series), 1e6, series)
     assert effective_size(signs(spoilt)) == effective_size(signs(series))
 
 
-def test_few_are_less_than_twenty_that_bound_a_median_nevertheless() -> None:
+def test_run_is_few_below_twenty_effective_steps_if_its_median_has_an_interval() -> None:
     def few(steps: np.ndarray) -> bool:
         return describe_window(tuple(steps.tolist())).few
 
@@ -63,7 +63,7 @@ def test_few_are_less_than_twenty_that_bound_a_median_nevertheless() -> None:
 @pytest.mark.parametrize(
     ("lowest", "highest", "least", "most"), [(6, 10, 0.6, 0.9), (10, 15, 0.8, 0.92), (20, 200, 0.92, 0.96)]
 )
-def test_few_steps_are_those_whose_interval_covers_less(lowest: int, highest: int, least: float, most: float) -> None:
+def test_coverage_of_the_median_by_effective_size(lowest: int, highest: int, least: float, most: float) -> None:
     """Coverage over all processes, for windows of usual lengths. The slow drift is excluded, because no interval covers
     it."""
     held: list[np.ndarray] = []

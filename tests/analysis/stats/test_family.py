@@ -14,7 +14,7 @@ def drawn(seed: int, count: int, repeats: int = 3) -> np.ndarray:
     return 0.01 * np.random.default_rng(seed).standard_normal((count, repeats))
 
 
-def test_two_that_shared_allocations_are_compared_by_student() -> None:
+def test_two_configurations_in_shared_allocations_match_the_paired_t_test() -> None:
     one, other = np.log([1.0, 1.3, 0.8, 1.1]), np.log([1.05, 1.37, 0.85, 1.15])
     ends = stats.ttest_rel(other, one).confidence_interval(0.95)
     gap = Family([one, other], blocked=True).gap(1, 0)
@@ -22,7 +22,7 @@ def test_two_that_shared_allocations_are_compared_by_student() -> None:
 
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
-def test_configurations_that_scatter_alike_are_compared_as_tukey_does(count: int, repeats: int) -> None:
+def test_margins_of_equally_noisy_configurations_are_close_to_tukeys(count: int, repeats: int) -> None:
     """The margin is at least Tukey's. It is less than 1.5 times Tukey's; the difference allows for unequal
     variances."""
     logs = drawn(count, count, repeats)
@@ -34,7 +34,7 @@ def test_configurations_that_scatter_alike_are_compared_as_tukey_does(count: int
     assert np.median(margins) <= 1.5 * tukey
 
 
-def test_a_noisy_configuration_is_less_sure_than_the_others() -> None:
+def test_noisy_configuration_has_a_wider_margin_than_the_others() -> None:
     logs = drawn(1, 20)
     logs[3] = [0.0, 0.3, -0.3]
     told = Family(list(logs))
@@ -42,7 +42,7 @@ def test_a_noisy_configuration_is_less_sure_than_the_others() -> None:
     assert told.gap(3, 0).margin > 2 * max(others)
 
 
-def test_what_variances_have_in_common() -> None:
+def test_prior_of_variances_recovers_degrees_of_freedom_and_scale() -> None:
     """Two cases: true variances scatter around 4 with six degrees of freedom, and true variances are all equal to 4."""
     rng = np.random.default_rng(2)
     true = 4 * 6 / rng.chisquare(6, 5000)
@@ -52,7 +52,7 @@ def test_what_variances_have_in_common() -> None:
     assert estimate_prior([Noise(float(one), 4) for one in 4 * rng.chisquare(3, 5000) / 3]).degrees_of_freedom > 40
 
 
-def test_equal_repeats_differ_surely_or_not_at_all() -> None:
+def test_repeats_without_scatter_give_p_value_zero_or_one() -> None:
     told = Family([np.zeros(3), np.zeros(3), np.ones(3)])
     assert [told.gap(place, 0) for place in (1, 2)] == [(0, 0), (1, 0)]
     assert correct_p_values([0.0, 1.0], [(Noise(0, 3), Noise(0, 3))] * 2, [1.0, 0.0]) == [1, 0]
@@ -61,13 +61,13 @@ def test_equal_repeats_differ_surely_or_not_at_all() -> None:
 
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "two clock states", "skewed"])
 @pytest.mark.parametrize("blocked", [False, True])
-def test_alike_configurations_are_called_slower_in_few_families(name: str, *, blocked: bool) -> None:
+def test_equal_configurations_are_rarely_called_slower(name: str, *, blocked: bool) -> None:
     """The limit of 9.5 % allows for chance: a true error rate of 5 % exceeds it in 150 families with a probability of 1
     %."""
     assert verdicts.wrong(name, 12, 3, 150, blocked=blocked) <= 9.5
 
 
-def test_of_two_hundred_few_are_left_as_ties() -> None:
+def test_two_hundred_configurations_leave_few_ties() -> None:
     """Configurations are spread over 30 %, with noise of 1 % and three repeats. Welch's test with Holm's correction
     would leave ninety ties, up to 27 % slower."""
     found = verdicts.told_spread(200, 3, 5, blocked=False)
@@ -76,14 +76,14 @@ def test_of_two_hundred_few_are_left_as_ties() -> None:
     assert found.best_kept == 100
 
 
-def test_one_slower_pair_of_fifty_is_found() -> None:
+def test_one_slower_pair_of_fifty_is_detected() -> None:
     """One pair differs by 5 times the noise. A corrected test of this pair alone would detect it in only a few of 100
     sets."""
     *_, row = verdicts.power(40)
     assert float(row.split()[4]) >= 90
 
 
-def test_the_selection_bias_of_the_fastest_is_estimated() -> None:
+def test_estimated_selection_bias_of_the_fastest_matches_the_true_bias() -> None:
     found = [verdicts.measure_selection_bias(np.random.default_rng(seed), 20, 0.0) for seed in range(60)]
     true, told = np.mean(found, axis=0)
     assert told == pytest.approx(true, rel=0.2)
@@ -91,14 +91,14 @@ def test_the_selection_bias_of_the_fastest_is_estimated() -> None:
 
 
 @pytest.mark.parametrize("name", ["normal", "30 % bad nodes", "unequal noise", "two clock states"])
-def test_pairs_that_differ_by_three_per_cent_are_called_equal_in_few_sets(name: str) -> None:
+def test_pairs_that_differ_by_three_percent_are_rarely_called_equal(name: str) -> None:
     """The limit of 9.5 % allows for chance: a true error rate of 5 % exceeds it in 150 sets with a probability of 1
     %."""
     assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5
 
 
 @pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
-def test_what_takes_three_per_cent_longer_than_the_best_is_called_equal_in_few_families(name: str) -> None:
+def test_configurations_three_percent_slower_than_the_best_are_rarely_called_equal(name: str) -> None:
     """At most 5 % of families contain a wrong verdict "equal". At least half of the truly equal configurations are
     called equal."""
     wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)

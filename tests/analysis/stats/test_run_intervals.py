@@ -23,7 +23,7 @@ def spread(values: list[float]) -> tuple[float, int]:
     return math.sqrt(sum(wave**2 for wave in waves) / degrees_of_freedom / n), degrees_of_freedom
 
 
-def test_the_median_lies_this_many_ranks_from_the_middle() -> None:
+def test_interval_of_the_median_equals_its_formula_in_ranks() -> None:
     n, middle = len(STEPS), float(np.median(STEPS))
     error, degrees_of_freedom = spread([float(np.sign(step - middle)) for step in STEPS])
     ranks = stats.t.ppf(0.975, degrees_of_freedom) * error * n / 2
@@ -33,7 +33,7 @@ def test_the_median_lies_this_many_ranks_from_the_middle() -> None:
     assert told.low < middle < told.high
 
 
-def test_the_ends_of_the_mean_have_the_quantile_as_their_skewed_t() -> None:
+def test_interval_of_the_mean_equals_the_skewness_corrected_t_interval() -> None:
     error, degrees_of_freedom = spread(STEPS)
     skew = stats.skew(STEPS) / math.sqrt(effective_size(np.array(STEPS))) / 2
     told = mean_bounds(np.array(STEPS), level=0.9)
@@ -45,7 +45,7 @@ def test_the_ends_of_the_mean_have_the_quantile_as_their_skewed_t() -> None:
     assert told.high - np.mean(STEPS) > np.mean(STEPS) - told.low, "what is rare and slow may have been missed"
 
 
-def test_a_rate_is_an_amount_over_the_mean() -> None:
+def test_interval_of_a_rate_is_the_amount_divided_by_the_interval_of_the_mean() -> None:
     mean = describe_window(tuple(STEPS)).mean
     rate = rate_interval(mean, STEPS, rate=50 / float(np.mean(STEPS)))
     assert mean is not None
@@ -53,7 +53,7 @@ def test_a_rate_is_an_amount_over_the_mean() -> None:
     assert rate == Interval(pytest.approx(50 / mean.high), pytest.approx(50 / mean.low), "within the run", 0.95, 18)
 
 
-def test_equal_steps_leave_no_doubt_and_too_few_no_bound() -> None:
+def test_constant_steps_have_a_zero_width_interval_and_few_steps_have_none() -> None:
     equal = describe_window((0.1,) * 30)
     assert equal.median == Interval(0.1, 0.1, "within the run", 0.95, 30)
     assert equal.mean == Interval(pytest.approx(0.1), pytest.approx(0.1), "within the run", 0.95, 30)
@@ -80,26 +80,26 @@ COEFFICIENTS = {
 
 @pytest.mark.parametrize("size", [200, 300])
 @pytest.mark.parametrize("name", COEFFICIENTS)
-def test_two_hundred_effective_steps_hold_the_median_93_to_97_times_in_100(name: str, size: int) -> None:
+def test_interval_of_the_median_covers_93_to_97_percent_from_200_effective_steps(name: str, size: int) -> None:
     n = math.ceil(size * slowdown(COEFFICIENTS[name], of_signs=True))
     assert 0.93 <= covered(name, n, of_median=True) <= 0.97
 
 
 @pytest.mark.parametrize("size", [200, 300])
 @pytest.mark.parametrize("name", COEFFICIENTS)
-def test_two_hundred_effective_steps_hold_the_mean_93_to_97_times_in_100(name: str, size: int) -> None:
+def test_interval_of_the_mean_covers_93_to_97_percent_from_200_effective_steps(name: str, size: int) -> None:
     n = math.ceil(size * slowdown(COEFFICIENTS[name], of_signs=False))
     assert 0.93 <= covered(name, n, of_median=False) <= 0.97
 
 
-def test_short_series_lose_little_where_independent_ranks_lose_all() -> None:
+def test_coverage_of_short_correlated_series_exceeds_that_for_independent_steps() -> None:
     series = ar1(0.8)(np.random.default_rng(4), 1000, 100)
     ranks = np.array([of_independent(steps) for steps in series.tolist()])
     assert np.mean((ranks[:, 0] <= 0) & (ranks[:, 1] >= 0)) < 0.65
     assert covered("AR(1) 0.8", 100, of_median=True) >= 0.91
 
 
-def test_steps_that_are_not_few_are_covered_also_where_their_size_is_only_estimated() -> None:
+def test_coverage_holds_with_an_estimated_effective_size() -> None:
     process, n = PROCESSES["AR(1) 0.5"], math.ceil(250 * slowdown(0.5, of_signs=True))
     series = process.draw(np.random.default_rng(5), 4000, n)
     enough = effective_size(signs(series)) >= 200
@@ -108,5 +108,5 @@ def test_steps_that_are_not_few_are_covered_also_where_their_size_is_only_estima
     assert 0.93 <= np.mean((low <= 0) & (high >= 0)) <= 0.97
 
 
-def test_a_drift_longer_than_the_window_is_beyond_every_method() -> None:
+def test_slow_drift_is_not_covered_by_any_interval() -> None:
     assert covered("slow drift", 1000, of_median=True) < 0.7

@@ -18,7 +18,7 @@ SETTLING = ("recompiles", "slow heating")
 @pytest.mark.parametrize(
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
-def test_the_long_run_mean_of_a_process_is_what_it_says(process: Process) -> None:
+def test_simulated_process_has_its_stated_long_run_mean(process: Process) -> None:
     """The mean of up to 40,000 steps of 1 s lies within six standard errors of the stated mean."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
@@ -32,7 +32,7 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
     return [simulate(NAMED[name], step_s, (7, number)) for number in range(runs)]
 
 
-def test_bursts_bias_no_mean_and_their_windows_are_as_long_as_those_without() -> None:
+def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
     """For comparison: windows whose end depended on their own step times were biased by 1.1 to 1.8 % with this
     process."""
     found = measured("5 s of 45 s half as long again", 150)
@@ -44,13 +44,13 @@ def test_bursts_bias_no_mean_and_their_windows_are_as_long_as_those_without() ->
 
 
 @pytest.mark.parametrize("name", ["independent, 2 %", "each like the one before by 0.5, 2 %"])
-def test_the_interval_of_a_window_covers_where_its_steps_are_of_one_kind(name: str) -> None:
+def test_interval_of_a_window_covers_the_mean_of_a_stationary_process(name: str) -> None:
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 200)]
     covered = [one is not None and one.low <= 1.0 <= one.high for one in known]
     assert np.mean(covered) >= 0.90  # 95 % nominal: below 90 % of 200 runs with a probability of 0.1 %
 
 
-def test_no_single_run_knows_of_a_state_that_lasts_longer_than_its_window() -> None:
+def test_interval_of_a_run_misses_states_longer_than_its_window() -> None:
     """If this test fails, correct the section of docs/method.md on what no single run can show."""
     name = "6 % slower by turns, 10 min each"
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]

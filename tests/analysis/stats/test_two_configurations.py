@@ -29,7 +29,7 @@ def noisy(centre: float, seed: int, runs: int = 1, n: int = 400) -> list[list[fl
     return (centre * np.exp(0.02 * series)).tolist()
 
 
-def test_runs_are_compared_by_welchs_test_of_their_logarithms() -> None:
+def test_comparison_of_runs_equals_welchs_test_on_logarithms() -> None:
     ours, theirs = ([math.log(run[0]) for run in side] for side in (FAST, SLOW))
     parts = [np.var(side, ddof=1) / 3 for side in (ours, theirs)]
     degrees_of_freedom = sum(parts) ** 2 / sum(part**2 / 2 for part in parts)
@@ -43,14 +43,14 @@ def test_runs_are_compared_by_welchs_test_of_their_logarithms() -> None:
     assert told.p_value == pytest.approx(2 * stats.t.sf(abs(apart) / error, degrees_of_freedom))
 
 
-def test_good_nodes_are_not_taken_for_a_good_configuration_where_both_ran_on_them() -> None:
+def test_blocking_by_allocation_removes_differences_between_nodes() -> None:
     nodes = np.array([1.0, 1.3, 0.8, 1.1])
     one, other = ([[seconds] for seconds in nodes * scale] for scale in ([1, 1.01, 1, 1.01], [1.05, 1.05, 1.06, 1.05]))
     assert compare(one, other).p_value > 0.5
     assert compare(one, other, blocked=True).p_value < 0.01
 
 
-def test_runs_within_allocations_are_compared_by_students_test_of_their_differences() -> None:
+def test_blocked_comparison_equals_the_paired_t_test_on_logarithms() -> None:
     one, other = [[1.0], [1.3], [0.8], [1.1]], [[1.05], [1.37], [0.85], [1.15]]
     test = stats.ttest_rel(np.log(one).ravel(), np.log(other).ravel())
     told = ratio_of_runs(one, other, blocked=True)
@@ -59,7 +59,7 @@ def test_runs_within_allocations_are_compared_by_students_test_of_their_differen
     assert told.p_value == pytest.approx(test.pvalue)
 
 
-def test_steps_are_compared_by_both_intervals_together() -> None:
+def test_comparison_of_steps_combines_the_intervals_of_both_means() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.11, 2)[0]
     ours, theirs = (describe_window(tuple(steps)).mean for steps in (one, other))
     assert ours is not None
@@ -73,7 +73,7 @@ def test_steps_are_compared_by_both_intervals_together() -> None:
     assert told.interval[2:] == ("within the runs", 0.95, 800)
 
 
-def test_few_steps_bound_their_means() -> None:
+def test_six_steps_are_enough_for_an_interval_of_the_ratio() -> None:
     """Six slowly increasing step times have no 95 % interval of their median, but the ratio of two means has an
     interval."""
     one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
@@ -86,13 +86,13 @@ def test_few_steps_bound_their_means() -> None:
 
 
 @pytest.mark.parametrize("n", [8, 16, 40])
-def test_few_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(n: int) -> None:
+def test_false_alarm_rate_of_a_few_steps_is_at_most_five_percent(n: int) -> None:
     rng = np.random.default_rng(n)
     pairs = zip(*(np.exp(0.03 * ar1(0.5)(rng, 1000, n)) for _ in range(2)), strict=True)
     assert np.mean([ratio_of_steps(*pair).p_value <= 0.05 for pair in pairs]) <= 0.05
 
 
-def test_p_is_where_the_interval_ends_at_no_difference() -> None:
+def test_p_value_is_the_level_at_which_the_interval_ends_at_ratio_one() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.1001, 2)[0]
     p = ratio_of_steps(one, other).p_value
     interval = ratio_of_steps(one, other, level=1 - p).interval
@@ -101,7 +101,7 @@ def test_p_is_where_the_interval_ends_at_no_difference() -> None:
     assert 1 in (pytest.approx(interval.low, abs=2e-4), pytest.approx(interval.high, abs=2e-4))
 
 
-def test_three_runs_a_side_are_the_unit_and_fewer_leave_the_steps() -> None:
+def test_unit_of_comparison_is_the_run_from_three_runs_per_side() -> None:
     assert compare(FAST, SLOW).unit == "run"
     few = compare(noisy(0.1, 1, runs=3), noisy(0.1, 2, runs=2))
     assert few.unit == "step"
@@ -110,38 +110,38 @@ def test_three_runs_a_side_are_the_unit_and_fewer_leave_the_steps() -> None:
     assert few.interval.n == 5 * 400
 
 
-def test_nothing_is_detected_where_nothing_is_known() -> None:
+def test_one_short_run_per_side_has_no_interval_and_no_verdict() -> None:
     told = compare([[0.1, 0.1]], [[0.2] * 50])
     assert (told.ratio, told.interval, told.p_value) == (pytest.approx(0.5), None, 1.0)
     assert verdicts([told]) == [TOO_FEW]
 
 
-def test_equal_steps_differ_surely_or_not_at_all() -> None:
+def test_steps_without_scatter_give_p_value_zero_or_one() -> None:
     assert compare([[0.1] * 30], [[0.1] * 30]).p_value == compare([[0.1] * 30] * 3, [[0.1] * 30] * 3).p_value == 1
     assert compare([[0.1] * 30], [[0.2] * 30]).p_value == compare([[0.1] * 30] * 3, [[0.2] * 30] * 3).p_value == 0
 
 
-def test_superiority_by_hand() -> None:
+def test_superiority_and_cliffs_delta_computed_by_hand() -> None:
     # Count of pairs: 1 beats 2, 3 and 4; 2 beats 3 and 4 and ties once; 3 beats 4 and ties once. Together 7 of 9.
     assert superiority([1, 2, 3], [2, 3, 4]) == pytest.approx(7 / 9)
     told = compare([[1.0], [2.0], [3.0]], [[2.0], [3.0], [4.0]])
     assert (told.superiority, told.cliffs_delta) == (pytest.approx(7 / 9), pytest.approx(5 / 9))
 
 
-def test_holm_by_hand() -> None:
+def test_holms_correction_computed_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
 
 
-def test_verdicts() -> None:
+def test_verdicts_of_four_comparisons() -> None:
     alike, few = (compare(noisy(0.1, 3, runs), noisy(0.1, 4, runs)) for runs in (3, 1))
     assert verdicts([compare(FAST, SLOW), few, compare(SLOW, FAST), alike]) == [
         "faster", "too few repeats to tell", "slower", "equal within 3 %",
     ]  # fmt: skip
 
 
-def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
+def test_equality_within_three_percent_agrees_with_two_one_sided_tests() -> None:
     """The larger p-value of scipy's two one-sided Welch tests is a lower bound of our p-value."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
@@ -161,20 +161,18 @@ def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
         (1.001, 1.002, "slower"), (1.1, 1.2, "slower"), (0.998, 0.999, "faster"), (1.0, 1.02, EQUAL),
     ],
 )  # fmt: skip
-def test_an_interval_that_holds_for_all_pairs_tells_a_difference_equality_or_neither(
-    low: float, high: float, verdict: Verdict
-) -> None:
+def test_verdict_of_a_simultaneous_interval(low: float, high: float, verdict: Verdict) -> None:
     """Equal within 3 % means that the ratio of times lies between 1 / 1.03 = 0.9709 and 1.03."""
     assert judge_interval(Interval(low, high, "between repeats", 0.95, 6)) == verdict
 
 
-def test_two_runs_a_side_have_no_verdict_however_far_apart_they_are() -> None:
+def test_two_runs_per_side_have_no_verdict() -> None:
     told = compare(FAST[:2], SLOW)
     assert (told.ratio, told.unit) == (pytest.approx(0.1005 / 0.2013, rel=1e-3), "step")
     assert verdicts([told]) == [TOO_FEW]
 
 
-def test_slow_steps_count_for_what_they_cost() -> None:
+def test_slow_steps_count_in_the_ratio_of_means() -> None:
     """One step in five takes three times as long. The mean is 40 % higher, and the median is unchanged."""
     tails = [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.1, 0.1001, 0.0999)]
     steady = [[0.11 * by] * 30 for by in (1.0, 1.001, 0.999)]
@@ -183,12 +181,12 @@ def test_slow_steps_count_for_what_they_cost() -> None:
     assert verdicts([told]) == ["slower"]
 
 
-def test_comparisons_without_a_verdict_are_not_corrected_for() -> None:
+def test_comparisons_without_a_verdict_do_not_enter_the_correction() -> None:
     one = compare(FAST, SLOW)._replace(p_value=0.03)
     assert verdicts([one, *[one._replace(unit="step")] * 9])[0] == "faster"
 
 
-def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
+def test_p_value_of_one_in_forty_is_no_difference_among_many_pairs() -> None:
     one = compare([[1.00], [1.02], [1.04]], [[1.058], [1.078], [1.098]])
     assert 0.02 < one.p_value < 0.03
     assert verdicts([one]) == ["faster"]
@@ -197,7 +195,7 @@ def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
     assert verdicts([one, *[alike] * 20], level=0.5)[0] == "faster"
 
 
-def test_many_pairs_know_together_how_much_runs_scatter() -> None:
+def test_pooled_scatter_of_many_pairs_increases_power() -> None:
     """Three runs per side. One pair differs by 9 %, which its own corrected test does not detect. Ten more pairs have
     the same scatter, so that the pooled test detects it."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
@@ -206,14 +204,14 @@ def test_many_pairs_know_together_how_much_runs_scatter() -> None:
     assert verdicts([apart, *[alike] * 10])[0] == "faster"
 
 
-def test_three_runs_suffice_for_a_clear_difference_among_ten_pairs() -> None:
+def test_three_runs_detect_a_clear_difference_among_ten_pairs() -> None:
     assert verdicts([compare(FAST, SLOW)] * 10) == ["faster"] * 10
     ranks = stats.mannwhitneyu([0.100, 0.101, 0.103], [0.200, 0.203, 0.201], method="exact")
     assert ranks.pvalue == pytest.approx(0.1), "what it finds at best"
 
 
 @pytest.mark.parametrize("name", ["independent, lognormal", "AR(1) 0.5, lognormal"])
-def test_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(name: str) -> None:
+def test_coverage_and_false_alarm_rate_of_the_comparison_of_steps(name: str) -> None:
     rng = np.random.default_rng(7)
     one, other = (PROCESSES[name].draw(rng, 600, 500) for _ in range(2))
     told = [ratio_of_steps(*pair) for pair in zip(one, 1.1 * other, strict=True)]

@@ -24,7 +24,7 @@ def alone(bounds: Callable[[np.ndarray], SeriesBounds], steps: tuple[float, ...]
     return Interval(float(low), float(high), "within the run", LEVEL, len(steps)) if np.isfinite(low) else None
 
 
-def test_each_has_the_intervals_of_its_own_steps() -> None:
+def test_intervals_of_a_batch_equal_intervals_computed_alone() -> None:
     given = [window(seed, length) for seed in range(5) for length in (0, 3, 6, 30, 31, 200)]
     given.append((0.1,) * 30)
     given.append((*window(7, 20), *(1.5 * step for step in window(8, 20))))
@@ -60,13 +60,13 @@ def noisy(level: float, seed: int, noise: float = 0.01, length: int = 50) -> tup
         ((1.0,) * 40, False),
     ],
 )
-def test_a_window_changed_where_its_first_and_last_third_differ_by_more_than_they_scatter(
+def test_window_has_changed_if_first_and_last_third_differ_by_more_than_the_scatter(
     steps: tuple[float, ...], changed: bool
 ) -> None:
     assert describe_window(steps).changed is changed
 
 
-def test_alike_thirds_are_hardly_ever_called_changed() -> None:
+def test_false_alarm_rate_of_changed_windows_is_at_most_two_percent() -> None:
     """Sixty steps with an autocorrelation of 0.5 and a scatter of 5 %. By chance, first and last third differ by more
     than 2 % in nearly half of the series."""
     rng = np.random.default_rng(0)
