@@ -60,6 +60,7 @@ _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
 _REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # largest and smallest font size; inches of a letter of the largest
 _NAME, _NAMES, _MOST_NAMES = 34, 38, 20  # letters of a name below an axis, letters of all in a line, and names at most
+_ASLANT_LETTER_IN = 0.047  # width that a letter of a name at an angle takes
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
     "fsdp_no_reshard",
@@ -245,11 +246,18 @@ def measure_names(names: Sequence[str]) -> float:
 
 
 def draw_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Draw labels below the x axis: at an angle if they would overlap, and none if there are too many."""
+    """Draw labels below the x axis, whose range is set: at an angle if they would overlap, and none if there are too
+    many."""
     if len(names) > _MOST_NAMES:
         places, names = [], []
-    axes.set_xticks(places, [shorten_text(name, _NAME) for name in names])
-    for text in axes.get_xticklabels() if names and _is_aslant(names) else ():
+    if not names or not _is_aslant(names):
+        axes.set_xticks(places, names)
+        return
+    # A label at an angle ends below its tick. It is cut where it would reach into the panel on the left.
+    scale_in, low = get_room_in(axes) / (axes.get_xlim()[1] - axes.get_xlim()[0]), axes.get_xlim()[0]
+    rooms = [min(_NAME, (PLAIN.left + scale_in * (place - low)) / _ASLANT_LETTER_IN) for place in places]
+    axes.set_xticks(places, [shorten_text(name, room) for name, room in zip(names, rooms, strict=True)])
+    for text in axes.get_xticklabels():
         text.set(rotation=30, horizontalalignment="right", rotation_mode="anchor", fontsize=6.5)
 
 

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from analysis.drawing import (
+    BUSY,
     INK,
     Key,
     Look,
@@ -111,8 +112,13 @@ class ChartPanel(NamedTuple):
 
     @property
     def incomplete(self) -> list[ChartCurve]:
-        """The curves with gaps. Each has a line of text below y = 0."""
+        """The curves with gaps."""
         return [curve for curve in self.curves if curve.gaps]
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of text below y = 0: one per curve with gaps, or one in all if there is a single tick."""
+        return len(self.incomplete) if len(self.places) > 1 else min(len(self.incomplete), 1)
 
 
 def build_picture(
@@ -120,10 +126,13 @@ def build_picture(
 ) -> Picture:
     """Return the figure of a quantity, with one panel per group.
 
-    A group without any number is named in the note and not drawn. If no group has a number, all groups are drawn.
+    A group without any number is named in the note and not drawn. If no group has a number, the groups with a failure
+    are drawn as reasons only. The figure is empty if all runs were made on a busy machine.
     """
     every = build_panels(groups, quantity)
-    panels = [panel for panel in every if panel.points] or every
+    panels = [panel for panel in every if panel.points] or [panel for panel in every if _list_reasons(panel) != [BUSY]]
+    if not panels:
+        return Picture()
     empty = [panel for panel in every if panel not in panels]
     # If there are too many curves, those with the fewest numbers are omitted.
     points: Counter[str] = Counter()
@@ -139,10 +148,10 @@ def build_picture(
     drawn = []
     for panel in panels:
         alike = [other for other in panels if other.model == panel.model]
-        scale = _compute_top(alike, quantity), max(len(other.incomplete) for other in alike)
+        scale = _compute_top(alike, quantity), max(other.lines for other in alike)
         strip = _STRIP_IN * (scale[1] + _GAP) if scale[1] else 0.0
         draw = partial(_draw_panel, panel=panel, quantity=quantity, looks=looks, scale=scale)
-        space = Space(height=_HEIGHT_IN + strip, below=below)
+        space = Space(height=_HEIGHT_IN * bool(scale[0]) + strip, below=below)
         drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
     keys += [Key("ideal", _IDEAL)] if quantity.ideal is not None else []
@@ -210,10 +219,11 @@ def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> flo
 
 
 def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
-    rows = [point.row for panel in panels for point in panel.points if point.ends and point.row["interval_kind"]]
+    points = [point for panel in panels for point in panel.points]
+    rows = [point.row for point in points if point.ends and point.row["interval_kind"]]
     kinds = sorted({format_interval_kind(row).replace("\u00a0", " ") for row in rows})
-    if not any(point.ends for panel in panels for point in panel.points):
-        return "No interval is known."
+    if not any(point.ends for point in points):
+        return "No interval is known." if points else ""
     named = f" ({'; '.join(kinds)})" if kinds else ""
     return f"Bars: interval{named}. Thin: of one run. Hollow: no interval. Arrow: the interval ends beyond the axis."
 
@@ -222,28 +232,32 @@ def _describe_empty(panels: Sequence[ChartPanel]) -> str:
     """Return a sentence that names the panels without a number, with the reasons."""
     if not panels:
         return ""
-    reasons = [
-        sorted({format_reason(row) for curve in panel.curves for _, row in curve.gaps if row}) for panel in panels
-    ]
-    names = [f"{' · '.join(panel.title)} ({', '.join(why)})" for panel, why in zip(panels, reasons, strict=True)]
+    names = [f"{' · '.join(panel.title)} ({', '.join(_list_reasons(panel))})" for panel in panels]
     more = [f"{len(panels) - _MOST_NAMES} more"] if len(panels) > _MOST_NAMES else []
     return f"Not drawn, since they have no number: {'; '.join([*names[:_MOST_NAMES], *more])}."
+
+
+def _list_reasons(panel: ChartPanel) -> list[str]:
+    return sorted({format_reason(row) for curve in panel.curves for _, row in curve.gaps if row})
 
 
 def _draw_panel(
     axes: Axes, panel: ChartPanel, quantity: PlottedQuantity, looks: Mapping[str, Look], scale: tuple[float, int]
 ) -> None:
-    """Draw the curves above y = 0, and below it one line of text per curve with gaps.
+    """Draw the curves above y = 0, and below it the reasons for missing numbers.
 
-    `scale` is the upper end of the y axis, and the number of such lines.
+    `scale` is the upper end of the y axis, and the number of lines of reasons. If that end is 0, there is no number,
+    and the panel consists of the reasons.
     """
     top, lines = scale[0] or 1.0, scale[1]
     line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
-    axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, top)
+    axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, scale[0])
     axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top] if scale[0] else [])
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if quantity.thousands else ScalarFormatter())
-    axes.set_ylabel(quantity.label)
+    axes.spines["left"].set_visible(bool(scale[0]))
+    if scale[0]:
+        axes.set_ylabel(quantity.label)
     axes.axhline(0, color=INK, linewidth=0.6)
     if quantity.ideal is not None:
         mark(axes.axhline(quantity.ideal, zorder=1, **_IDEAL), "ideal")
@@ -260,7 +274,15 @@ def _draw_panel(
     for curve in panel.curves:
         _draw_curve(axes, curve, looks[curve.label], asides[curve.label], top, hollow=quantity.interval)
     for place, curve in enumerate(panel.incomplete):
-        _draw_gaps(axes, curve, looks[curve.label], -line * (place + _GAP + 0.5), len(panel.places))
+        look, y = looks[curve.label], -line * (place * several + _GAP + 0.5)
+        if several:
+            # The marker stands left of the axis, where a tick's label would be.
+            style = look.style_marks() | {"markersize": 3.5, "clip_on": False}
+            mark(axes.plot(-0.035, y, transform=axes.get_yaxis_transform(), **style)[0], curve.label)
+        room_in = get_room_in(axes) / max(len(panel.places), len(labels) * (not several))
+        for tick, row in curve.gaps:
+            text = write_reason(axes, tick + asides[curve.label], y, row, room_in)
+            mark(text, curve.label, [row] if row else [])
 
 
 def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: float, *, hollow: bool) -> None:
@@ -283,17 +305,6 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
             style = look.line | ({"linestyle": _PREDICTED} if curve.predicted else {})
             (line,) = axes.plot([p.place for p in segment], [p.value for p in segment], **style, zorder=2)
             mark(line, curve.label)
-
-
-def _draw_gaps(axes: Axes, curve: ChartCurve, look: Look, y: float, places: int) -> None:
-    """Draw one line of text below y = 0: the curve's marker, and at each tick without a number the reason."""
-    style = look.style_marks() | {"markersize": 3.5, "clip_on": False}
-    # The marker stands left of the axis, where a tick's label would be.
-    (sign,) = axes.plot(-0.035, y, transform=axes.get_yaxis_transform(), **style)
-    mark(sign, curve.label)
-    for place, row in curve.gaps:
-        text = write_reason(axes, place, y, row, get_room_in(axes) / places)
-        mark(text, curve.label, [row] if row else [])
 
 
 _EFFICIENCY = PlottedQuantity("efficiency", "efficiency", across="nodes", across_label="nodes", ideal=1.0)

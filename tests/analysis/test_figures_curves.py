@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from drawn import draw, intervals, joins, legend, note, places, points, reasons, strip, titles
+from drawn import draw, intervals, joins, legend, note, places, points, reasons, shows, strip, titles
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, scattered, spec, steps
@@ -295,6 +295,36 @@ def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
     (axes,) = draw(throughput, results(busy, run())).axes
     assert reasons(axes) == {("busy", "2")}
     assert [text.get_alpha() for text in axes.texts] == [0.6]
+
+
+def test_a_figure_whose_runs_were_all_busy_is_left_out() -> None:
+    busy = [run(spec("ddp", micro), load=({"node": 0, "others_share": 0.3},)) for micro in (2, 4)]
+    assert not shows(throughput, results(*busy))
+    assert shows(memory_figure, results(*busy)), "their memory is a number"
+    assert reasons(draw(throughput, results(*busy, failed("oom", spec("ddp", 8)))).axes[0]) >= {("OOM", "8")}
+
+
+def test_a_panel_of_reasons_alone_has_no_axis_of_numbers() -> None:
+    (axes,) = draw(throughput, results(failed("oom", spec("ddp", 2)), failed("oom", spec("ddp", 4)))).axes
+    assert (axes.get_ylabel(), list(axes.get_yticks()), axes.get_ylim()[1]) == ("", [], 0)
+
+
+def test_with_a_single_tick_a_reason_stands_above_the_name_of_its_curve() -> None:
+    records = [failed("oom", spec("ddp", 2)), run(spec("zero1", 2)), failed("hang", spec("zero2", 2))]
+    (axes,) = draw(throughput, results(*records)).axes
+    named = {place: label.get_text() for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
+    assert {named[text.get_position()[0]]: text.get_text() for text in axes.texts} == {"ddp": "OOM", "zero2": "hang"}
+    assert not strip(axes), "the names stand for the markers"
+
+
+def test_a_long_name_at_an_angle_stays_within_its_panel() -> None:
+    records = [run(spec(optimizer={"eps": 1e-8, "weight_decay": decay})) for decay in (0.0001, 0.0002, 0.0003, 0.0004)]
+    drawn = draw(throughput, results(*records))
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert len(boxes) == 4 and min(box.x0 for box in boxes) >= 0
+    assert places(axes)[0].endswith("…") and not places(axes)[3].endswith("…")
 
 
 def test_rare_flags_of_points_are_counted_in_the_note() -> None:
