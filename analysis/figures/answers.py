@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import (
     INK,
@@ -33,10 +34,12 @@ PLACE = 0
 MOST_PANELS, MOST_MARKS = 6, 6
 """Most questions in the figure, and most engines per question. More would not be readable at a glance."""
 
-_LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # ends of the axis: the right one is between the first two
+_LEAST, _LEFT = 0.05, -0.25  # smallest right end of the axis, and its furthest left end
+_FAR = 6  # a value beyond this multiple of the upper quartile of the smaller values would squeeze them
 _ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
 _WIDE, _NARROW = Space(0, 2.8, 2.5, 0.4), Space(0, 0.15, 0.15, 0.4)
-_LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5
+_LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5  # at font sizes of 7 and 6.5
+_LEAST_SIZE = 5.5  # font size of a long label
 
 
 class AnswerMark(NamedTuple):
@@ -106,9 +109,12 @@ def find_limits(marks: Sequence[AnswerMark]) -> tuple[float, float]:
 
     The axis contains all configurations and intervals, except those so far out that they would squeeze the others.
     """
-    furthest = max(one.extra or 0.0 for one in marks)
-    ends = [end for one in marks if one.ends for end in one.ends]
-    high = min(_FURTHEST, max(_LEAST, 1.08 * furthest, min(max(ends, default=0.0), 1.5 * furthest)))
+    extras = sorted(one.extra for one in marks if one.extra)
+    while len(extras) > 1 and extras[-1] > _FAR * np.quantile(extras[:-1], 0.75):
+        extras.pop()
+    furthest = max(extras, default=0.0)
+    ends = [end for one in marks if one.ends and (one.extra or 0.0) <= furthest for end in one.ends]
+    high = max(_LEAST, 1.08 * furthest, min(max(ends, default=0.0), 1.5 * furthest))
     return max(_LEFT, -high, min([-0.02 * high, *ends])), high
 
 
@@ -167,15 +173,16 @@ def _draw_panel(
             text = f"{shorten_text(label, max(12, _STACKED_PER_IN * room - len(words)))}: {words}"
             axes.text(0, y - 0.2, text, ha="left", fontsize=6.5, **style)
         else:
-            label = shorten_text(label, _WIDE.left * _LETTERS_PER_IN)
-            axes.text(-0.12 / room, y, label, ha="right", fontsize=7, **style)
+            most = _WIDE.left * _LETTERS_PER_IN
+            size = max(_LEAST_SIZE, min(7, 7 * most / len(label)))
+            axes.text(-0.12 / room, y, shorten_text(label, 7 * most / size), ha="right", fontsize=size, **style)
             axes.text(1 + 0.15 / room, y, words, ha="left", fontsize=7, **style)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     axes.tick_params(axis="x", length=2.5)
     axes.set_xlabel("extra time per sample compared with the fastest")
 

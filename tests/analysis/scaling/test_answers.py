@@ -57,8 +57,22 @@ def test_busy_runs_have_a_row_without_a_mark() -> None:
 
 def test_axis_ends_before_an_outlying_mark() -> None:
     (panel,) = build(*RIVALS)
-    assert find_limits(panel.marks) == (pytest.approx(-0.02), 1.0), "three times as long is beyond the axis"
-    assert find_limits(panel.marks[:2])[1] == pytest.approx(1.08 * 0.25, rel=0.2)
+    assert find_limits(panel.marks)[1] == pytest.approx(1.08 * 0.25, rel=0.2), "three times as long is beyond the axis"
+    assert find_limits(panel.marks[:2]) == find_limits(panel.marks)
+
+
+@pytest.mark.parametrize(
+    ("extras", "end"),
+    [
+        ([0.13], 0.13), ([0.02, 0.45, 1.3, 1.7], 1.7), ([0.01, 0.01, 0.02, 0.5, 0.6], 0.6),
+        ([0.45, 0.57, 1.3, 9.0], 1.3), ([0.1, 0.2, 0.3, 5.0, 9.0], 0.3), ([], 0.05), ([0.001], 0.05),
+    ],
+)  # fmt: skip
+def test_the_axis_reaches_to_the_data_but_not_to_values_far_beyond_the_others(extras: list[float], end: float) -> None:
+    (panel,) = build(*RIVALS)
+    fastest, rival, _ = panel.marks
+    marks = [fastest, *(rival._replace(extra=extra, ends=None) for extra in extras)]
+    assert find_limits(marks)[1] == pytest.approx(end, rel=0.1)
 
 
 def test_each_engine_has_its_fastest_mark_and_a_single_engine_has_all() -> None:
@@ -98,7 +112,7 @@ def test_figure_shows_the_questions_with_the_most_rivals_and_notes_it() -> None:
 def test_marks_are_drawn_at_their_values_and_arrows_for_values_beyond_the_axis() -> None:
     (axes,) = draw(answers, results(*RIVALS)).axes
     at = {line.get_ydata()[0]: (line.get_xdata()[0], line.get_marker()) for line in axes.lines}
-    assert at[0] == (0.0, "o") and at[1] == (pytest.approx(0.25, rel=1e-3), "s") and at[2] == (1.0, ">")
+    assert at[0] == (0.0, "o") and at[1] == (pytest.approx(0.25, rel=1e-3), "s") and at[2] == (axes.get_xlim()[1], ">")
     words = [text.get_text() for text in axes.texts]
     assert words[0] == "ddp [short]" and re.match(r"slower: \+2\d", words[3])
-    assert [label.get_text() for label in axes.get_xticklabels()][1:3] == ["0%", "20%"]
+    assert [label.get_text() for label in axes.get_xticklabels()][1:3] == ["0%", "5%"]
