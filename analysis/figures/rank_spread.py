@@ -20,9 +20,9 @@ PLACE = 8
 
 _NOTE = (
     "Ticks: ranks. Own time is that of one untimed step, so it has no interval. Marked: slow ranks, more than 20 % and "
-    "20 ms slower than the median of the other ranks. Medians are over ranks with the same layers. No panel of memory: "
-    "all ranks of a run hold equally much."
+    "20 ms slower than the median of the other ranks. Medians are over ranks with the same layers."
 )
+_EVEN = "No panel of memory: all ranks of a run hold equally much."
 _MOST, _LETTERS_PER_IN, _LINE_IN = 20, 18.5, 0.32  # lines, letters of their names in an inch, and their height
 _TICK: Any = {"color": COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
 _SLOW: Any = {"color": COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
@@ -53,8 +53,9 @@ def picture(results: Results) -> Picture:
         panels.append(Panel(title=["own time"], draw=partial(_draw_own_times, shown=shown, labels=labels), space=space))
     if any(len(set(run.peak_bytes)) > 1 for run in shown):
         panels.append(Panel(title=["memory"], draw=partial(_draw_memory, shown=shown, labels=labels), space=space))
+    even = _EVEN if any(run.peak_bytes for run in shown) and all(panel.title != ["memory"] for panel in panels) else ""
     omitted = groups.describe_omitted(number, "configurations", "smallest spread", _MOST)
-    return Picture(panels, [Key(_RANK, _TICK), Key(_SLOW_RANK, _SLOW)], " ".join(filter(None, [_NOTE, omitted])))
+    return Picture(panels, [Key(_RANK, _TICK), Key(_SLOW_RANK, _SLOW)], " ".join(filter(None, [_NOTE, even, omitted])))
 
 
 def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
@@ -84,7 +85,8 @@ def _draw_own_times(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[st
                 mark(marks, label, [f"rank {rank}: {x:.3g} times the median" for x, rank in some])
         for x, rank in ranks:
             if rank in slow:
-                mark(axes.text(x, y - 0.2, str(rank), ha="center", fontsize=6), _SLOW_RANK)
+                at: Any = {"textcoords": "offset points", "va": "center", "fontsize": 6}
+                mark(axes.annotate(str(rank), (x, y), (4, 0), **at), _SLOW_RANK)
     axes.set_xlabel("own time over the median rank's")
     _name_lines(axes, 1, labels, [bool(run.own_s) for run in shown])
 

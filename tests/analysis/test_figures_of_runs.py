@@ -1,6 +1,7 @@
 import pytest
 from drawn import draw, note, shows, titles
 from matplotlib.axes import Axes
+from matplotlib.text import Annotation
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
 from analysis.figures import rank_spread, step_series
@@ -16,12 +17,12 @@ def ticks(axes: Axes, y: int, marker: str = "|") -> list[float]:
 
 def names(axes: Axes) -> list[str]:
     """Return the names of the lines, each of which shows one run."""
-    return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
+    return [text.get_text() for text in axes.texts if not isinstance(text, Annotation)]
 
 
 def numbers(axes: Axes) -> list[str]:
     """Return the numbers next to slow ranks."""
-    return [text.get_text() for text in axes.texts if text.get_transform() == axes.transData]
+    return [text.get_text() for text in axes.texts if isinstance(text, Annotation)]
 
 
 def test_a_line_per_run_with_its_ranks_beside_the_median_one() -> None:
@@ -30,6 +31,12 @@ def test_a_line_per_run_with_its_ranks_beside_the_median_one() -> None:
     assert ticks(own, 0) == pytest.approx([0.5, 1, 2])
     assert ticks(peaks, 0) == pytest.approx([-1, 0, 1])
     assert peaks.get_xlabel() == "peak allocated less the median rank's, MiB"
+
+
+def test_the_note_names_a_missing_panel_of_memory_and_only_a_missing_one() -> None:
+    alike = tuple(one.model_copy(update={"peak_allocated_bytes": MIB}) for one in memory(2))
+    drawn = [draw(rank_spread, results(run(memory=known))) for known in (memory(2), alike)]
+    assert [(len(one.axes), "No panel of memory" in note(one)) for one in drawn] == [(2, False), (1, True)]
 
 
 def test_a_rank_that_the_others_wait_for_is_marked_with_its_number() -> None:
