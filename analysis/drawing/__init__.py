@@ -96,7 +96,10 @@ class Look(NamedTuple):
     def style_marks(self, *, hollow: bool = False) -> dict[str, Any]:
         """Return the style of markers, as arguments of matplotlib's plot, without a line between them."""
         fill = "none" if hollow else (self.colour, 0.35) if self.variant % 2 else self.colour
-        return {"color": self.colour, "marker": self.marker, "linestyle": "none", "markerfacecolor": fill}
+        # Every second pair of variants has a dark outline. A hollow marker keeps its colour, since that is all it has.
+        edge = INK if self.variant % 4 > 1 and not hollow else self.colour
+        style = {"markerfacecolor": fill, "markeredgecolor": edge}
+        return {"color": self.colour, "marker": self.marker, "linestyle": "none", **style}
 
 
 class Key(NamedTuple):

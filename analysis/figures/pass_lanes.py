@@ -28,7 +28,7 @@ ALT = "A lane per place of a pipeline with its forward and backward passes, as m
 PLACE = 7
 
 _NOTE = (
-    "One untimed step of the first rank in each place, in seconds from its begin, which is nearly the same on all "
+    "One untimed step of the first rank in each place, in seconds from its beginning, which is nearly the same on all "
     "ranks. Empty: the rank waits. By its schedule: the same passes simulated, with times of stages proportional to "
     "their FLOPs, transfers without time, and the total time of all passes as measured."
 )
@@ -66,7 +66,7 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], end_s: float) -> None:
     size, unit = (1.0, "s") if end_s >= 0.1 else (1e-3, "ms")
     draw_lanes(axes, lanes, size)
     axes.set_xlim(0, end_s / size)
-    axes.set_xlabel(f"{unit} from the begin of the step")
+    axes.set_xlabel(f"{unit} from the beginning of the step")
 
 
 def build_pair(record: RunRecord) -> LanePair | None:

@@ -19,7 +19,7 @@ ALT = "Seconds of every step of a run, with the cut between warm-up and window, 
 PLACE = 9
 
 _NOTE = (
-    "A run of the fastest configuration of each question, and runs whose steps were not steady at the begin of the "
+    "A run of the fastest configuration of each question, and runs whose steps were not steady at the beginning of the "
     "window, as far as there is room. A step's time is that of the slowest rank. Triangles: warm-up steps beyond the "
     "scale, with the time of the slowest."
 )

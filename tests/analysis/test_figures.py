@@ -30,6 +30,7 @@ def test_an_engine_has_one_colour_and_one_marker_and_its_series_differ_otherwise
     series = [looks[label] for label in labels[:3]]
     assert len({(look.colour, look.marker) for look in series}) == 1
     assert len({(str(look.line), str(look.style_marks())) for look in series}) == 3
+    assert len({str(look.style_marks()) for look in series}) == 3, "also without a line between the markers"
 
 
 def test_the_usual_engines_look_the_same_whatever_stands_beside_them() -> None:
