@@ -278,9 +278,10 @@ def format_effect(comparison: "Comparison") -> str:
 
 def load_template(package: str, name: str) -> "Template":
     """Return a jinja2 template of `package` or of the report. It escapes its values, and undefined names raise an
-    error."""
+    error. Its filter `coded` shows text between backticks as code."""
     # imported here because only pages need jinja2
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("analysis.report")]),
@@ -289,4 +290,5 @@ def load_template(package: str, name: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["coded"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     return environment.get_template(name)

@@ -146,7 +146,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
     best = tables.build_best_table(found.best, found.rows)
     days = sorted(day for one in left.values() if one.record and (day := one.record.circumstance.started_at[:10]))
     return {
-        "studies": shorten_names(studies),
+        "title": title_page(studies, found.questions),
         "all_studies": studies if len(studies) > MOST_STUDIES else [],
         "questions": found.questions,
         # In a large set, records are read for some of the runs only, so the dates of all runs are unknown.
@@ -159,11 +159,12 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
     }
 
 
-def shorten_names(names: Sequence[str]) -> list[str]:
-    """Return the names for a title. If there are many, the last text counts the omitted names."""
-    if len(names) <= MOST_STUDIES:
-        return list(names)
-    return [*names[: MOST_STUDIES - 1], f"{names[MOST_STUDIES - 1]} and {len(names) - MOST_STUDIES} more"]
+def title_page(studies: Sequence[str], questions: Sequence[str]) -> str:
+    """Return the title: the studies, and their question if they have one question. If there are many studies, the last
+    words count the omitted ones."""
+    omitted = len(studies) - MOST_STUDIES
+    names = ", ".join(studies[:MOST_STUDIES]) + f" and {omitted} more" * (omitted > 0)
+    return f"{names}: {questions[0]}" if len(questions) == 1 else names
 
 
 def _ran_once(found: ReportFindings) -> bool:

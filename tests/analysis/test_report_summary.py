@@ -124,6 +124,18 @@ def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     assert first.index("<p>") < first.index("<figure") if "<figure" in first else True
 
 
+def test_the_page_begins_with_what_was_compared_and_when() -> None:
+    html = page_of(results(at("ddp", 0.1), at("zero1", 0.2)))
+    assert "<title>zeroscale: smoke (2026-11-24)</title>" in html
+    assert '<p class="lead">Measured 2026-11-24. Compared: engine ddp, zero1.</p>' in html
+
+
+def test_names_between_backticks_are_code_on_the_page() -> None:
+    html = page_of(results(at("ddp", 0.1, load=({"node": 0, "others_share": 0.3},))))
+    assert "is marked <code>known_busy</code>; its times are excluded" in html
+    assert "`" not in re.sub("<script.*?</script>", "", html, flags=re.DOTALL)
+
+
 def test_rows_of_busy_runs_are_grey_and_their_time_is_replaced_by_the_reason() -> None:
     busy = at("zero1", 0.05, load=({"node": 0, "others_share": 0.3},))
     html = page_of(results(at("ddp", 0.1), at("ddp", 0.1, repeat=1), busy))

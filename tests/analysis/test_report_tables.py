@@ -23,7 +23,7 @@ from analysis.report.contents import (
     select_runs,
 )
 from analysis.report.findings import compute_findings
-from analysis.report.page import shorten_names
+from analysis.report.page import title_page
 from analysis.report.tables import build_best_table, build_configurations_table
 from analysis.results import Results
 from analysis.scaling.best import best
@@ -141,9 +141,11 @@ def test_of_many_rivals_the_best_table_names_three() -> None:
     assert others.count("micro") == 3 and others.endswith(" and 2 more")
 
 
-def test_a_title_names_three_studies_and_counts_the_rest() -> None:
-    assert shorten_names(["a", "b", "c"]) == ["a", "b", "c"]
-    assert shorten_names(["a", "b", "c", "d", "e"]) == ["a", "b", "c and 2 more"]
+def test_a_title_names_three_studies_and_counts_the_rest_and_asks_a_single_question() -> None:
+    assert title_page(["a"], ["Which?"]) == "a: Which?"
+    assert title_page(["a"], []) == "a"
+    assert title_page(["a", "b", "c"], ["Which?", "How?"]) == "a, b, c"
+    assert title_page(["a", "b", "c", "d", "e"], []) == "a, b, c and 2 more"
 
 
 def test_there_is_scaling_where_node_counts_differ(files: dict[str, str]) -> None:
