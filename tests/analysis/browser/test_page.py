@@ -163,6 +163,21 @@ def test_tables_fit_the_screen_and_are_stacked_on_a_narrow_one(
     assert (page.evaluate(label) == '"configuration"') is stacked
 
 
+def test_a_number_never_touches_the_text_of_the_next_column(opened: Open, models: Path) -> None:
+    page = opened(models).page
+    gaps = page.evaluate(
+        """[...document.querySelectorAll('td.number + td:not(.number)')].map((cell) => {
+             const [number, text] = [cell.previousElementSibling, cell].map((one) => {
+               const range = document.createRange();
+               range.selectNodeContents(one);
+               return range.getBoundingClientRect();
+             });
+             return text.width && number.width ? text.left - number.right : 99;
+           })"""
+    )
+    assert gaps and min(gaps) >= 16
+
+
 @pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_the_keyboard_sorts_a_table_and_missing_stays_last(opened: Open, sweep: Path, key: str) -> None:
     page = opened(sweep).page
@@ -196,7 +211,7 @@ def test_text_from_records_is_inert_wherever_it_stands(opened: Open, hostile: Pa
     expect(page.get_by_role("dialog")).to_contain_text('reason</script><!--"><img src=x')
     for folded in page.locator("dialog summary").all():
         folded.click()
-    assert page.title() == "zeroscale: <b>evil"
+    assert page.title() == "zeroscale: <b>evil (2026-11-24)"
     assert page.locator("img").count() == 0 and page.locator("dialog script").count() == 0
     assert requests == [hostile.as_uri()]
     assert complaints == []
