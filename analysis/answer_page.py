@@ -191,7 +191,8 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
     keys = choose_keys(dict.fromkeys(part for bar in bars for part, amount in bar.parts.items() if amount))
     space = Space(_BAR_IN * len(bars) + 0.1, 0.12, 0.12)
     draw = partial(draw_bars, bars=bars, keys=keys, unit=unit)
-    note = "Thin line: from the best case to the worst. Thick line: memory of the device."
+    limit = " Thick line: memory of the device." if any(bar.limit is not None for bar in bars) else ""
+    note = f"Thin line: from the best case to the worst.{limit}"
     picture = Picture([Panel(title=[], draw=draw, space=space, wide=True, narrow=space)], keys, note)
     words = {"GB": "Memory of the rank that needs most", "s": "One step, with the communication that it waits for"}[
         unit

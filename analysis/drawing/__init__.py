@@ -228,7 +228,7 @@ def format_reason(row: Row | None) -> str:
         return "not run"
     ended = str(row["outcome"])
     if ended == "ok":
-        return BUSY if is_disturbed(row) else "unknown"
+        return BUSY if is_disturbed(row) else "rehearsed" if row["evidence"] == "rehearsed" else "unknown"
     return _ENDED.get(ended, ended.replace("_", " "))
 
 

@@ -108,6 +108,7 @@ def test_the_page_holds_the_answer_the_exact_values_and_nothing_that_is_fetched(
     assert "Largest micro-batch: " in page and "Not yet validated on a GPU." in page
     assert one.point.composed.machine.source.split(",")[0] in page
     assert page.count("<figure") == 2
+    assert page.count("Thin line") == 2 and page.count("Thick line") == 1, "only memory has a limit"
     assert not re.search(r"<script src|(src|href)=\"(?!#)", page)
     assert "zeroscale predict model=mt5_xl" in page
 

@@ -297,6 +297,11 @@ def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
     assert [text.get_alpha() for text in axes.texts] == [0.6]
 
 
+def test_a_rehearsal_has_no_step_time_and_is_named_as_such() -> None:
+    drawn = draw(throughput, results(run(), run(spec(ranks=1), evidence="rehearsed", steps=None)))
+    assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank · rehearsed (rehearsed).")
+
+
 def test_a_figure_whose_runs_were_all_busy_is_left_out() -> None:
     busy = [run(spec("ddp", micro), load=({"node": 0, "others_share": 0.3},)) for micro in (2, 4)]
     assert not shows(throughput, results(*busy))
