@@ -277,8 +277,11 @@ def format_effect(comparison: "Comparison") -> str:
 
 
 def load_template(package: str, name: str) -> "Template":
-    """Return a jinja2 template of `package` or of the report. It escapes its values, and undefined names raise an
-    error. Its filter `coded` shows text between backticks as code."""
+    """Return a jinja2 template of `package` or of the report.
+
+    It escapes its values, and undefined names raise an error. Its filter `coded` shows text between backticks as code,
+    and keeps options such as --repeats in one line.
+    """
     # imported here because only pages need jinja2
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup, escape
@@ -290,5 +293,10 @@ def load_template(package: str, name: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["coded"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+    def show_code(text: str) -> Markup:
+        code = re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+        return Markup(re.sub(r"(?<!\S)--[\w-]+", r'<span class="option">\g<0></span>', code))
+
+    environment.filters["coded"] = show_code
     return environment.get_template(name)
