@@ -206,7 +206,8 @@ def test_a_terminal_shows_what_is_under_way_and_a_log_only_where_the_page_is(tmp
         assert running.stdout and running.stdout.read().decode() == f"{tmp_path}/report.html\n"
     os.close(ours)
     assert running.returncode == 0
-    for said in ("reading records", r"figures, \d+ of \d+", r"0:00:\d\d"):  # the line is drawn ten times a second
+    # Records are read in less time than lies between two refreshes of the bar, so their line may never be drawn.
+    for said in (r"figures, \d+ of \d+", r"0:00:\d\d"):
         assert re.search(said, shown.decode())
     quiet = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert (quiet.stdout, quiet.stderr) == (f"{tmp_path}/report.html\n", "")
