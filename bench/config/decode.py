@@ -23,7 +23,7 @@ from bench.core.network import count_parameters
 from bench.core.private import mask_tokens
 from bench.core.record import Limits
 from bench.core.scheduling import SchedulingOptions
-from bench.core.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
+from bench.core.spec import AdapterSpec, DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
 
 
@@ -338,6 +338,11 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
     return decoded
 
 
+def _decode_adapter(flat: dict[str, Any]) -> AdapterSpec:
+    decoded: AdapterSpec = decode_model(AdapterSpec, flat, "adapter")
+    return decoded
+
+
 def _decode_objective(flat: dict[str, Any]) -> str:
     name = str(flat.pop("name", ""))
     if flat:
@@ -348,6 +353,7 @@ def _decode_objective(flat: dict[str, Any]) -> str:
 
 _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "model": _decode_model_part,
+    "adapter": _decode_adapter,
     "objective": _decode_objective,
     "engine": functools.partial(_decode_plugin_part, "engine"),
     "data": functools.partial(_decode_plugin_part, "data"),
