@@ -232,9 +232,9 @@ class AdapterSpec(Frozen):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        given = {"targets": self.targets, "quantization": self.quantization != "none", "dropout": self.dropout}
-        for name in (name for name, value in given.items() if value and self.rank is None):
-            value = getattr(self, name)
+        targets = self.targets and f"[{', '.join(self.targets)}]"  # as in YAML
+        given = {"targets": targets, "quantization": self.quantization.removeprefix("none"), "dropout": self.dropout}
+        for name, value in ((name, value) for name, value in given.items() if value and self.rank is None):
             raise ValueError(
                 f"adapter.{name}={value} without adapter.rank; set adapter.rank=16, or choose adapter=lora"
             )

@@ -37,7 +37,8 @@ def build_schemas() -> dict[str, Schema]:
     """Return the JSON schemas of study files and of the files of every other group, by the name of their folder in
     conf/."""
     built: dict[str, Schema] = {
-        "machine": _inline(Machine), "adapter": _inline(AdapterSpec), "measure": _inline(MeasureSpec), "objective": {"properties": {"name": _TEXT}},
+        "machine": _inline(Machine), "adapter": _inline(AdapterSpec), "measure": _inline(MeasureSpec),
+        "objective": {"properties": {"name": _TEXT}},
     }  # fmt: skip
     for name, group in PLUGIN_GROUPS.items():
         built[name] = _build_plugin_group(name, group)
