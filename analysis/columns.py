@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from analysis.metrics import Better, load_metrics
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens, remember_latest
 from bench.core.files import read_engine_preset
+from bench.core.formatting import describe_adapter
 from bench.core.point_fields import flatten
-from bench.core.record import Evaluation, RunRecord
+from bench.core.record import Evaluation, Observations, RunRecord
 from bench.core.spec import LENGTHS, OBJECTIVE, EngineSpec
 
 if TYPE_CHECKING:  # importing pandas is slow, and processes that read records do not need it
@@ -60,7 +61,10 @@ ORDER = (
 """Names of the columns of the run table, in order. Metrics that are not listed here are inserted before `reason`,
 sorted by name."""
 
-LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1}
+LATER = {
+    "objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1, "adapter": "none",
+    "trainable_parameters": None,
+}  # fmt: skip
 """Optional columns, each with its default for records written before the field existed. A table has the column only
 if any run has another value."""
 
@@ -109,6 +113,13 @@ def _count_tokens(record: RunRecord, kind: str) -> float | None:
     # a run without steps has no count, but lengths include padding and so give the same number
     length = record.spec.sequence.get(kind)
     return None if length is None else float(record.spec.global_batch * length)
+
+
+def _count_trainable(observed: Observations | None) -> int | None:
+    """Return the number of trained parameters; None if it is unknown, or if all parameters are trained."""
+    if observed is None or observed.trainable_parameters == observed.parameters:
+        return None
+    return observed.trainable_parameters
 
 
 @remember_latest
@@ -211,6 +222,13 @@ _LATER = (
     Column("tensor", "ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
     Column("pipeline", "ranks that the layers are divided among", lambda r: r.spec.parallel.pipeline, "integer"),
     Column("stages_per_rank", "pipeline stages on each rank", lambda r: r.spec.parallel.stages_per_rank, "integer"),
+    Column("adapter", "adapters or frozen parts", lambda r: describe_adapter(r.spec) or "none"),
+    Column(
+        "trainable_parameters",
+        "number of trained parameters; empty if all are trained",
+        lambda r: _count_trainable(r.observations),
+        "integer",
+    ),
 )
 
 _LEARNED = (

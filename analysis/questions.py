@@ -29,7 +29,7 @@ Fields = Mapping[str, Mapping[str, str]]
 
 _PLACE = ("model", "nodes", "devices_per_node")
 _LENGTHS = {f"{kind}_length": f"{kind}_tokens" for kind in LENGTHS}
-_MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, "objective", "lengths")
+_MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, "objective", "lengths", "adapter")
 QUESTION = (*_PLACE, *_MORE)
 """Columns that all rows of a question have in common. Rows may differ in engine, layout, batch and activation
 checkpointing."""

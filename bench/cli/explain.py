@@ -83,6 +83,7 @@ def _fill(text: str) -> str:
 
 _GROUPS = {
     "model": "the model, by its shape; choose a file: model=mt5_base",
+    "adapter": "the trained part of the model: all of it, or low-rank adapters; choose one: adapter=lora",
     "engine": "the engine that trains, and its options: DDP, ZeRO, FSDP2 or a pipeline; choose one: engine=zero3",
     "objective": "the task that the model learns; choose one: objective=causal_lm",
     "data": "the source of the samples, with its options; choose one: data=text",

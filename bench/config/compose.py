@@ -47,7 +47,7 @@ _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 _LONGEST_NAME = 200
 """Maximum length of the name of a group file, in characters. File systems allow 255 bytes."""
-GROUPS = ("model", "objective", "engine", "data", "measure", "machine", "launcher")
+GROUPS = ("model", "adapter", "objective", "engine", "data", "measure", "machine", "launcher")
 
 
 class StudyPoint(NamedTuple):

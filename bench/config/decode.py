@@ -23,7 +23,7 @@ from bench.core.network import count_parameters
 from bench.core.private import mask_tokens
 from bench.core.record import Limits
 from bench.core.scheduling import SchedulingOptions
-from bench.core.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
+from bench.core.spec import AdapterSpec, DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
 
 
@@ -172,6 +172,7 @@ def check_rank(composed: Request, device: str | None) -> None:
     engine, source = load_file(engines, spec.engine.backend), load_file(data, spec.data.source)
     engine.check(decode_cached(engine.Options, spec.engine.options), spec, device)
     engines.check_layout(spec)
+    engines.check_adapter(spec)
     if (cut := engines.facts(spec).cut) is not None:
         cut(spec, models.get_network(spec.model))
     source.check(decode_cached(source.Options, spec.data.options), spec)
@@ -348,6 +349,7 @@ def _decode_objective(flat: dict[str, Any]) -> str:
 
 _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "model": _decode_model_part,
+    "adapter": lambda flat: decode_model(AdapterSpec, flat, "adapter"),
     "objective": _decode_objective,
     "engine": functools.partial(_decode_plugin_part, "engine"),
     "data": functools.partial(_decode_plugin_part, "data"),
@@ -387,6 +389,10 @@ def _build_error(error: ValidationError, kind: type[Any], path: str, also: Colle
         return UserError(name or str(first["input"]), "no such key", _suggest_key(name, kind, first["loc"], also))
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
+    if name and message.startswith(f"{name}."):  # a rule between the fields of a group, which names them itself
+        return UserError("", message)
+    if first["type"] == "tuple_type":
+        message = "input should be a list, such as [a, b]"
     if first["type"] == "model_type":  # pydantic would name the class
         message = "input should be a mapping of keys to values"
     return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])

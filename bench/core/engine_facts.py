@@ -56,7 +56,16 @@ class Rehearsal(NamedTuple):
     why: str = ""  # reason why not every rank can run alone, for a message
 
 
+class FrozenWeights(NamedTuple):
+    """Forms of frozen weights that an engine supports. A form is a value of `adapter.quantization`. Without any form,
+    the engine trains all weights, so it has neither adapters nor frozen parts."""
+
+    forms: frozenset[str] = frozenset()
+    why: str = "its facts state none"  # reason why other forms are not supported, for a message
+
+
 _NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
+_NOT_FROZEN = FrozenWeights()
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class EngineFacts:
     """Return the parts into which the engine divides the model, in the order of their stages. Stage s is on rank s mod
     `parallel.pipeline` of a pipeline. None if every rank builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
+    frozen: FrozenWeights = _NOT_FROZEN
     members: frozenset[Member] = frozenset()  # optional members that this engine has
     sums_norms: bool = False
     """True if the engine sums the squares for `gradient_norm` in fp64 in the first SUMMED_STEPS steps. Verification

@@ -1,5 +1,6 @@
 """Text for points, results, counts and durations."""
 
+import json
 import statistics
 
 from bench.core.record import MemoryShortage, RunRecord
@@ -10,6 +11,7 @@ def describe_point(spec: RunSpec, identity: str) -> str:
     """Return a one-line description of a point. `identity` is the point's config_id."""
     extra = " checkpointing" if spec.activation_checkpointing else ""
     extra += describe_layout(spec)
+    extra += f"  {adapter}" if (adapter := describe_adapter(spec)) else ""
     extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
     return (
         f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  "
@@ -72,6 +74,15 @@ def describe_layout(spec: RunSpec) -> str:
     parts = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "stages": parallel.stages_per_rank}
     words = [f"  {name} {number}" for name, number in parts.items() if number > 1]
     return "".join([*words, "  sequence-parallel" * parallel.sequence])
+
+
+def describe_adapter(spec: RunSpec) -> str:
+    """Return the adapters and frozen parts of a point, such as `lora rank=16 alpha=32.0`: all settings that differ from
+    their defaults. Empty if all parameters are trained."""
+    plain = spec.adapter.model_dump(mode="json", exclude_defaults=True)
+    name = plain.pop("name", "")
+    values = (f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in plain.items())
+    return " ".join([name] * bool(name) + [value.replace("'", "") for value in values])
 
 
 def list_overrides(spec: RunSpec) -> list[str]:

@@ -44,6 +44,7 @@ FIELDS: Mapping[str, FieldRole] = {
     "parallel": FieldRole(losses=False),
     "precision": FieldRole(shown=True),
     "activation_checkpointing": FieldRole(shown=True),
+    "adapter": FieldRole(shown=True),
     "optimizer.implementation": _KERNEL,
     "learning": FieldRole(step_time=False),
     "learning.evaluate_every": FieldRole(losses=False, step_time=False),

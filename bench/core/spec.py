@@ -215,6 +215,38 @@ def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError(error.errors()[0]["msg"]) from error
 
 
+class AdapterSpec(Frozen):
+    """The trained part of the model: by default all of it, otherwise low-rank adapters (LoRA, arXiv 2106.09685) on
+    frozen weights, or the parameters outside a frozen part."""
+
+    name: Name = "none"
+    rank: Positive | None = Field(None, description="of each adapter's two matrices; None: no adapters")
+    alpha: float = Field(16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input")
+    targets: tuple[Name, ...] = Field(
+        (), description="names of the adapted matrices; empty: all matrices of all blocks"
+    )
+    quantization: Literal["none", "nf4", "int8"] = Field("none", description="of the frozen matrices (bitsandbytes)")
+    double_quantization: bool = Field(False, description="nf4's scales are quantised too (arXiv 2305.14314)")
+    frozen: str = Field("", description="regular expression: parameters whose names it finds are not trained")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        targets = self.targets and f"[{', '.join(self.targets)}]"  # as in YAML
+        given = {"targets": targets, "quantization": self.quantization.removeprefix("none"), "dropout": self.dropout}
+        for name, value in ((name, value) for name, value in given.items() if value and self.rank is None):
+            raise ValueError(
+                f"adapter.{name}={value} without adapter.rank; set adapter.rank=16, or choose adapter=lora"
+            )
+        if self.double_quantization and self.quantization != "nf4":
+            rule = f"adapter.double_quantization=true with adapter.quantization={self.quantization}"
+            raise ValueError(f"{rule}; only nf4 has scales to quantise, so set adapter.quantization=nf4")
+        if self.frozen and self.rank is not None:
+            rule = f"adapter.frozen={self.frozen} with adapter.rank={self.rank}, which freezes all other weights"
+            raise ValueError(f"{rule}; give one of them")
+        return self
+
+
 class LearningSpec(Frozen):
     """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead.
 
@@ -259,7 +291,7 @@ class LearningSpec(Frozen):
 class RunSpec(Extensible):
     """One point of a study: all settings that determine a run's computation and its measurement."""
 
-    LATER_FIELDS = frozenset({"objective", "parallel", "learning"})
+    LATER_FIELDS = frozenset({"objective", "parallel", "learning", "adapter"})
 
     model: ModelSpec
     engine: EngineSpec
@@ -273,6 +305,7 @@ class RunSpec(Extensible):
     precision: Precision = "bf16"
     activation_checkpointing: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
+    adapter: AdapterSpec = AdapterSpec()
     learning: LearningSpec = LearningSpec()
     loss_mean: Literal["tokens", "micro_batches"] = Field(
         "tokens",

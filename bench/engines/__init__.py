@@ -8,6 +8,7 @@ Planning a run and reading a record import only an engine's `__init__`, which do
 
 import functools
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -156,6 +157,28 @@ def check_layout(spec: RunSpec) -> None:
         value = f"parallel.{name}={str(getattr(spec.parallel, name)).lower()}"
         rule = f"engine {spec.engine.name} has no {LAYOUTS[name]}"
         raise UserError(value, rule, "leave it out, or choose another engine")
+
+
+def check_adapter(spec: RunSpec) -> None:
+    """Raise UserError if the spec has adapters or frozen parts that its engine does not support, or if the pattern for
+    frozen parts is not a regular expression."""
+    adapter = spec.adapter
+    try:
+        re.compile(adapter.frozen)
+    except re.error as error:
+        value, rule = f"adapter.frozen={adapter.frozen}", f"not a regular expression ({error})"
+        raise UserError(value, rule, "write for example adapter.frozen='^encoder'") from error
+    if adapter.rank is None and not adapter.frozen:
+        return
+    frozen = facts(spec).frozen
+    value = f"adapter.frozen={adapter.frozen}" if adapter.rank is None else f"adapter={adapter.name}"
+    if not frozen.forms:
+        rule = f"engine {spec.engine.name} has no frozen weights, because {frozen.why}"
+        raise UserError(value, rule, "choose engine=ddp, zero0 to zero3, or fsdp")
+    if adapter.quantization not in frozen.forms:
+        rule = f"engine {spec.engine.name} has no such frozen weights, because {frozen.why}"
+        remedy = "choose engine=ddp or zero2, or adapter.quantization=none"
+        raise UserError(f"adapter.quantization={adapter.quantization}", rule, remedy)
 
 
 def find_facts(spec: RunSpec) -> EngineFacts | None:

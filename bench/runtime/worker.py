@@ -23,7 +23,7 @@ from bench.core.engine_facts import place as find_place
 from bench.core.network import count_part_elements
 from bench.core.processes import importing
 from bench.core.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
-from bench.core.spec import RunSpec, config_id
+from bench.core.spec import AdapterSpec, RunSpec, config_id
 from bench.measure import devices, environment
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import InjectedFault, Refused
@@ -135,11 +135,13 @@ class RankWorker:
         with memory.trace_memory(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.build_module()
-                self.check_parameters(module)
+                self.parameters = self.check_parameters(module)
                 self.family.initialise(module, spec, self.engine_builder.whole)
+                self.adapt(module)
                 if self.drill:
                     self.drill.attach(self.rank, module)
             with self.phase("engine"):
+                here = self.engine_builder.parameter_count(module.parameters())
                 self.engine = self.engine_builder.build(module, spec)
                 engines.check_members(self.engine, spec)
         # From here on, only dropout is random. It depends on the seed and the rank, and is the same in each repeat.
@@ -151,14 +153,26 @@ class RankWorker:
             if self.saved:
                 with self.phase("checkpoint"):
                     self.training.resume(self.saved)
-        self.parameters = self.check_parameters(module)
-        here, trained = (
-            self.engine_builder.parameter_count(kind) for kind in (module.parameters(), engines.trained(module))
-        )
-        self.trainable_parameters = self.parameters - int(here - trained)
+        if (kept := self.engine_builder.parameter_count(module.parameters())) != here:
+            raise Refused(f"{spec.model.name} has {kept} parameters in its engine where {here} were built")
         self.initialisation_rss = memory.read_peak_rss_bytes()
         self.device_peak = memory.DeviceUsePeak(self.device)
         self.device_peak.sample()
+
+    def adapt(self, module: Any) -> None:
+        """Put adapters into the initialised model or freeze a part of it, as the spec says. Count all parameters and
+        the trained ones."""
+        from bench.models.modules.adapters import adapt
+
+        count = self.engine_builder.parameter_count
+        if self.spec.adapter != AdapterSpec():
+            adapt(module, self.spec, self.engine_builder)
+        trained = int(count(engines.trained(module)))
+        if self.spec.adapter.rank is not None:  # quantised weights have fewer elements now
+            self.parameters += trained
+            self.trainable_parameters = trained
+        else:
+            self.trainable_parameters = self.parameters - int(count(module.parameters())) + trained
 
     def load_operations(self) -> None:
         """Load the engine's compiled ops, such as DeepSpeed's CPUAdam. Missing ops are built first.

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.questions import describe_protocol, describe_variants
 from bench.core.point_fields import FIELDS, flatten, is_shown, select
-from bench.core.spec import LearningSpec, RunSpec, config_id
+from bench.core.spec import AdapterSpec, LearningSpec, RunSpec, config_id
 from bench.predict.neighbours import format_decisive
 
 ONE: dict[str, Any] = {
@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "sequence.decoder": 32, "parallel.tensor": 2, "precision": "fp32", "activation_checkpointing": True,
     "optimizer.implementation": "fused", "optimizer.lr": 0.1, "optimizer.betas": [0.8, 0.9], "optimizer.eps": 0.1,
     "optimizer.weight_decay": 0.1, "optimizer.gradient_clipping": 0.5, "learning.tokens": 1_000_000, "seed": 1,
+    "adapter.rank": 8, "adapter.frozen": "^encoder",
     "measure.max_s": 9.0, "measure.inspect": False,
 }  # fmt: skip
 """For each field of a point, a value that differs from the value in ONE."""
@@ -80,6 +81,7 @@ def test_every_row_is_of_an_existing_field_and_no_field_has_a_larger_role_than_i
         "loss_mean",
         "parallel.tensor",
         "model.source",
+        *(f"adapter.{name}" for name in AdapterSpec.model_fields),
         *(f"learning.{name}" for name in LearningSpec.model_fields),
         *(name for name, _ in flatten(RunSpec.model_validate(ONE))),
     }

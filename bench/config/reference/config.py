@@ -13,10 +13,10 @@ from bench.config.decode import PLUGIN_GROUPS, PluginGroup, list_models
 from bench.core import plugins
 from bench.core.files import find_conf_folder
 from bench.core.machine import Machine
-from bench.core.spec import RunSpec
+from bench.core.spec import AdapterSpec, RunSpec
 from bench.core.study import Study
 
-GROUPS = ("model", "engine", "objective", "data", "measure", "machine", "launcher", "study")
+GROUPS = ("model", "adapter", "engine", "objective", "data", "measure", "machine", "launcher", "study")
 """Folders of conf/, which are the config groups."""
 
 
@@ -41,10 +41,13 @@ def list_sections() -> Iterator[KeySection]:
     """Yield the config keys of the run itself, of each group and plug-in, and of a study."""
     file = find_conf_folder() / "config.yaml"
     plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    run_keys = list_keys(RunSpec, skip={"model", "engine", "data", "objective"}, said=read_key_comments(file))
+    run_keys = list_keys(
+        RunSpec, skip={"model", "adapter", "engine", "data", "objective"}, said=read_key_comments(file)
+    )
     yield KeySection("", "", tuple(_take_default(plain, key) for key in run_keys))
     for name in ("model", "engine", "data"):
         yield from _list_group(name, PLUGIN_GROUPS[name])
+    yield KeySection("adapter", "", tuple(list_keys(AdapterSpec, "adapter")))
     yield KeySection("machine", "", tuple(list_keys(Machine, "machine")))
     for name in plugins.list_names(plugins.LAUNCHER):
         said = read_plugin_comments("launcher", name)

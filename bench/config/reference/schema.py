@@ -21,7 +21,7 @@ from bench.config.reference.config import (
 from bench.core import plugins
 from bench.core.files import find_conf_folder
 from bench.core.machine import Machine
-from bench.core.spec import MeasureSpec, RunSpec
+from bench.core.spec import AdapterSpec, MeasureSpec, RunSpec
 from bench.core.study import Study
 
 Schema = dict[str, Any]
@@ -37,7 +37,8 @@ def build_schemas() -> dict[str, Schema]:
     """Return the JSON schemas of study files and of the files of every other group, by the name of their folder in
     conf/."""
     built: dict[str, Schema] = {
-        "machine": _inline(Machine), "measure": _inline(MeasureSpec), "objective": {"properties": {"name": _TEXT}},
+        "machine": _inline(Machine), "adapter": _inline(AdapterSpec), "measure": _inline(MeasureSpec),
+        "objective": {"properties": {"name": _TEXT}},
     }  # fmt: skip
     for name, group in PLUGIN_GROUPS.items():
         built[name] = _build_plugin_group(name, group)

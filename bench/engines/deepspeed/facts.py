@@ -4,7 +4,7 @@ compiled ops, and its config."""
 import functools
 from typing import TYPE_CHECKING, Any
 
-from bench.core.engine_facts import Division, EngineFacts, Rehearsal
+from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Rehearsal
 from bench.core.spec import Device, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
 
@@ -75,6 +75,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         # it uses where gradients are summed in another precision.
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
+        frozen=FrozenWeights(frozenset({"none"})),
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         deepspeed_config=functools.partial(build_deepspeed_config, options),

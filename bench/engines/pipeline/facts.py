@@ -3,7 +3,7 @@
 import functools
 from typing import TYPE_CHECKING, Literal
 
-from bench.core.engine_facts import EngineFacts, Rehearsal
+from bench.core.engine_facts import EngineFacts, FrozenWeights, Rehearsal
 from bench.core.errors import UserError
 from bench.core.network import Part, Stacks
 from bench.core.spec import Device, RunSpec
@@ -28,6 +28,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         rehearsal=Rehearsal("any"),
         sums_norms=True,
         divides_by_tokens=True,
+        frozen=FrozenWeights(why="it updates all weights of a stage as one flat tensor"),
         members=frozenset({"idle_s", "transfer_wait_s", "list_passes"}),
         pipeline=_predict_pipeline,
     )

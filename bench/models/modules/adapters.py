@@ -1,0 +1,117 @@
+"""Adapters for the models of all families: low-rank matrices beside frozen weights (LoRA, by peft), and frozen parts.
+
+`adapt` changes an initialised model before its engine is built. The initial weights of the rest of the model therefore
+stay those of a run without adapters. The second matrix of each adapter is zero at first, so the first loss is also the
+same.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.nn import Linear, Module, ModuleList, Parameter
+
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.plugins import EngineBuilder
+from bench.core.spec import AdapterSpec, RunSpec
+from bench.models import derived_seed
+from bench.models.modules import SkippedInitialisation
+
+_FIRST, _SECOND = "lora_A", "lora_B"
+"""peft's names for the two matrices of an adapter: (rank, inputs) and (outputs, rank)."""
+
+
+def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
+    """Put the spec's adapters into an initialised model, and freeze the weights that are not trained. Return the model.
+    Raise UserError if a target is no matrix of a block, or if a pattern freezes all parameters or none. Collective."""
+    if spec.adapter.frozen:
+        _freeze(module, spec.adapter.frozen)
+    if spec.adapter.rank is not None:
+        targets = _find_targets(module, spec.adapter)
+        _insert(module, targets, spec, engine)
+        _draw(module, spec.seed, engine)
+    return module
+
+
+def _freeze(module: Module, pattern: str) -> None:
+    """Freeze the parameters whose names the regular expression `pattern` finds."""
+    parameters = dict(module.named_parameters())  # a shared parameter has one name
+    found = [name for name in parameters if re.search(pattern, name)]
+    if not found or len(found) == len(parameters):
+        rule = "finds every parameter, so nothing would be trained" if found else "finds no parameter"
+        examples = ", ".join([*parameters][:: max(1, len(parameters) // 3)][:3])
+        raise UserError(f"adapter.frozen={pattern}", rule, f"names are, for example, {examples}")
+    for name in found:
+        parameters[name].requires_grad_(False)
+
+
+def list_matrices(module: Module) -> dict[str, Module]:
+    """Return the matrices of all blocks by name: the linear layers within the model's outermost ModuleLists."""
+    conv = _load_conv1d()
+    return {
+        name: layer
+        for prefix, block in _list_blocks(module)
+        for name, layer in block.named_modules(prefix=prefix)
+        if isinstance(layer, (Linear, conv))
+    }
+
+
+def _load_conv1d() -> type[Module]:
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer in transformers, with a transposed weight
+
+    kind: type[Module] = Conv1D
+    return kind
+
+
+def _list_blocks(module: Module, prefix: str = "") -> Iterator[tuple[str, Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}.{name}".lstrip(".")
+        if isinstance(child, ModuleList):
+            yield path, child
+        else:
+            yield from _list_blocks(child, path)
+
+
+def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
+    """Return the full names of the adapted matrices."""
+    names = {name: name.rpartition(".")[2] for name in list_matrices(module)}
+    for target in adapter.targets:
+        if target not in names.values():
+            value, rule = f"adapter.targets has {target}", "no matrix of the model's blocks has this name"
+            raise UserError(value, rule, suggest_nearest(target, names.values()))
+    return [name for name, own in names.items() if not adapter.targets or own in adapter.targets]
+
+
+def _insert(module: Module, targets: Sequence[str], spec: RunSpec, engine: EngineBuilder) -> None:
+    """Put uninitialised adapters beside the matrices named `targets`, and freeze everything else."""
+    # imported before `construction` is entered, because deepspeed.zero.Init changes the classes that exist then
+    from peft import LoraConfig, inject_adapter_in_model
+
+    adapter = spec.adapter
+    config = LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout, target_modules=list(targets),
+        init_lora_weights=False, fan_in_fan_out=isinstance(module.get_submodule(targets[0]), _load_conv1d()),
+    )  # fmt: skip
+    with engine.construction(spec), SkippedInitialisation():
+        inject_adapter_in_model(config, module)
+
+
+def _draw(module: Module, seed: int, engine: EngineBuilder) -> None:
+    """Set the weights of all adapters as peft does: the first matrix uniformly within ±1/√inputs, the second to zero.
+    Values depend only on the seed and the parameter's name."""
+    for name, parameter in module.named_parameters():
+        kind = name.split(".")[-3] if name.count(".") > 1 else ""
+        if kind not in (_FIRST, _SECOND):
+            continue
+        with engine.whole([parameter]), torch.no_grad():
+            if kind == _SECOND:
+                parameter.zero_()
+            else:
+                _draw_uniform(parameter, parameter.shape[1] ** -0.5, derived_seed(seed, name))
+
+
+def _draw_uniform(parameter: Parameter, limit: float, seed: int) -> None:
+    """Fill a parameter with values between -limit and limit, drawn in fp32 and rounded to its dtype."""
+    generator = torch.Generator(parameter.device).manual_seed(seed)
+    drawn = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
+    parameter.copy_(drawn.uniform_(-limit, limit, generator=generator))
