@@ -6,6 +6,7 @@ end of the last one. `train_step` is therefore DeepSpeed's documented loop.
 """
 
 import copy
+import functools
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,7 +23,7 @@ from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
 from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
-from bench.engines.precision.update import on_device, set_learning_rate, sum_squares
+from bench.engines.precision.update import build_optimizer, on_device, set_learning_rate, sum_squares
 
 _STATE = "state"
 """DeepSpeed's tag for the only checkpoint in a folder."""
@@ -54,10 +55,12 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Return the engine with `module` passed to deepspeed.initialize. The process group must exist."""
     # a copy, since DeepSpeed changes the dict, and `config` reports the original
-    config = build_deepspeed_config(decode_options(spec), spec)
+    config, own = build_deepspeed_config(decode_options(spec), spec), spec.optimizer.name == "adamw"
+    optimizer = None if own else functools.partial(build_optimizer, optimizer=spec.optimizer)
     engine, *_ = load_deepspeed().initialize(
-        model=module, model_parameters=trained(module), config=copy.deepcopy(config), dist_init_required=False
-    )
+        model=module, optimizer=optimizer, model_parameters=trained(module), config=copy.deepcopy(config),
+        dist_init_required=False,
+    )  # fmt: skip
     return ZeroEngine(engine, config, spec)
 
 

@@ -5,7 +5,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Rehearsal
-from bench.core.spec import Device, RunSpec
+from bench.core.spec import Device, OptimizerSpec, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
 
 if TYPE_CHECKING:
@@ -36,16 +36,7 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": spec.batch.micro,
         "gradient_accumulation_steps": spec.accumulation,
         "gradient_clipping": optimizer.gradient_clipping,  # DeepSpeed 0.19.8 clips at 1.0 if unset; 0 disables clipping
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                **optimizer.model_dump(mode="json", include={"lr", "betas", "eps", "weight_decay"}),
-                "adam_w_mode": True,
-                "torch_adam": optimizer.implementation != "native",
-                # DeepSpeed passes unknown keys to torch.optim.AdamW
-                **({"fused": True} if optimizer.implementation == "fused" else {}),
-            },
-        },
+        **_describe_own_optimizer(optimizer),
         "bf16": {"enabled": spec.precision == "bf16", **options.bf16.model_dump()},
         "fp16": {"enabled": spec.precision == "fp16", "auto_cast": False, **options.fp16.model_dump()},
         "torch_autocast": {"enabled": False},
@@ -60,6 +51,21 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
         "disable_python_gc": options.disable_python_gc,
         **_QUIET,
     }
+
+
+def _describe_own_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
+    """Return the section `optimizer`. It is absent for optimizers that DeepSpeed does not have; the engine passes them
+    to deepspeed.initialize."""
+    if optimizer.name != "adamw":
+        return {}
+    params = {
+        **optimizer.model_dump(mode="json", include={"lr", "betas", "eps", "weight_decay"}),
+        "adam_w_mode": True,
+        "torch_adam": optimizer.implementation != "native",
+        # DeepSpeed passes unknown keys to torch.optim.AdamW
+        **({"fused": True} if optimizer.implementation == "fused" else {}),
+    }
+    return {"optimizer": {"type": "AdamW", "params": params}}
 
 
 def facts(spec: RunSpec) -> EngineFacts:

@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from bench import engines
 from bench.core.errors import UserError
 from bench.core.spec import Device, Frozen, Positive, Precision, RunSpec
-from bench.engines.precision import LossScale
+from bench.engines.precision import LossScale, check_whole
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tier = Literal["none", "cpu", "nvme"]
@@ -266,6 +266,8 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     if named and int(named[1]) != options.stage:
         rule, remedy = f"the engine is called {spec.engine.name}", f"choose engine=zero{options.stage}"
         raise UserError(f"engine.stage={options.stage}", rule, remedy)
+    if options.stage > 0:
+        check_whole(spec, "a part of one flat tensor")
     _check_precision(options, spec)
     _check_reduction(options, spec)
     _check_offload(options, spec)
