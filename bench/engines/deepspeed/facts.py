@@ -4,7 +4,7 @@ compiled ops, and its config."""
 import functools
 from typing import TYPE_CHECKING, Any
 
-from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Rehearsal
+from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Member, Rehearsal
 from bench.core.spec import Device, OptimizerSpec, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
 
@@ -23,6 +23,7 @@ _QUIET: dict[str, Any] = {
 """Settings that turn off DeepSpeed's own timers and printing, so that they do not slow down measured steps. The
 section `comms_logger` is omitted on purpose: its presence alone enables a log that synchronises at every collective
 (0.19.8, comm/config.py)."""
+_TRAINED: frozenset[Member] = frozenset({"evaluate", "set_learning_rate"})
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with those of the other ranks, which a rehearsal lacks"
 )
@@ -46,6 +47,7 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
         "prescale_gradients": options.prescale_gradients,
         "gradient_predivide_factor": options.gradient_predivide_factor,
         "zero_optimization": options.model_dump(mode="json", include=set(Zero.model_fields), exclude_none=True),
+        **({"aio": options.aio.model_dump()} if options.disk_tiers else {}),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": options.zero_force_ds_cpu_optimizer,
         "disable_python_gc": options.disable_python_gc,
@@ -77,12 +79,14 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=find_division(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_list_operations(options, spec),
+        scratch=frozenset(tier.nvme_path for tier in options.disk_tiers if tier.nvme_path),
         # Stages 1 to 3 sum in fp64, and stage 0 does here. Exceptions are fp16, and DeepSpeed's BF16_Optimizer, which
         # it uses where gradients are summed in another precision.
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
         frozen=FrozenWeights(frozenset({"none"})),
-        members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
+        # DeepSpeed 0.19.8 does not restore moments that are on NVMe: the losses after a resume differ
+        members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load"},
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),
@@ -119,8 +123,7 @@ def _list_operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
     runtime/zero/partition_parameters.py. The shared-memory op is excluded, because `library.load_deepspeed` prevents
     its build.
     """
-    native, tiers = spec.optimizer.implementation == "native", (options.optimizer_tier, options.weights_tier)
-    on_disk = any(tier is not None and tier.device == "nvme" for tier in tiers)
+    native, on_disk = spec.optimizer.implementation == "native", bool(options.disk_tiers)
     loaded = {
         "CPUAdam": native and options.optimizer_tier is not None,
         "FusedAdam": native and options.optimizer_tier is None,
