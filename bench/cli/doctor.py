@@ -107,17 +107,20 @@ def _check_accelerator() -> Iterator[Check]:
 
 
 def _check_operations() -> Iterator[Check]:
-    """Yield a check of each DeepSpeed op for Adam, which reports if the op can be built here. torch's own optimizer
-    needs none of these ops."""
+    """Yield a check of each DeepSpeed op for Adam and for offload to NVMe, which reports if the op can be built here.
+    torch's own optimizer needs none of these ops."""
     # Without this variable DeepSpeed detects the accelerator by importing the packages of all vendors.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count_devices() else "cpu")
     builders = _import_or_none("deepspeed.ops.op_builder")
-    for name in ("CPUAdam", "FusedAdam") if devices.count_devices() else ("CPUAdam",):
+    needed_by = {"CPUAdam": "optimizer.implementation=native", "AsyncIO": "offload to nvme"}
+    if devices.count_devices():
+        needed_by["FusedAdam"] = needed_by["CPUAdam"]
+    for name, setting in needed_by.items():
         if builders and getattr(builders, f"{name}Builder")().is_compatible(verbose=False):
             yield Check(f"DeepSpeed {name}", "ok", "can be built")
         elif builders:
-            rule = "cannot be built: optimizer.implementation=native will not work with it"
-            yield Check(f"DeepSpeed {name}", "note", rule)
+            rule = f"cannot be built: {setting} will not work with it"
+            yield Check(f"DeepSpeed {name}", "note", rule, "install libaio-dev" if name == "AsyncIO" else "")
 
 
 def _check_slurm() -> Iterator[Check]:

@@ -29,6 +29,10 @@ SUMMED_STEPS = 3
 """Number of optimizer steps, from the first, whose gradient norms are used to verify a run."""
 
 
+SCRATCH = "ZEROSCALE_SCRATCH"
+"""Environment variable of ranks with the name of their run's folder within each folder of `EngineFacts.scratch`."""
+
+
 class Division(NamedTuple):
     """Number of ranks among which each kind of model state is partitioned. 1 means that every rank has all of it."""
 
@@ -88,6 +92,7 @@ class EngineFacts:
     """True if the engine sums the squares for `gradient_norm` in fp64 in the first SUMMED_STEPS steps. Verification
     then compares these norms with a narrow tolerance."""
     divides_by_tokens: bool = False  # True: it supports loss_mean=tokens (bench.engines.distributed.ranks)
+    scratch: frozenset[str] = frozenset()  # folders in which ranks write temporary files, removed with the run's ranks
     compiled_ops: tuple[str, ...] = ()  # ops that a run loads, in build order (bench.runtime.extensions)
     works_on_host: bool = False  # True: its work on the host is too long to predict step times from a machine's rates
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # None: the engine is not DeepSpeed's

@@ -146,9 +146,14 @@ class Parallel(Frozen):
 
 
 class OptimizerSpec(Frozen):
-    """The optimizer AdamW. A spec contains every hyperparameter, so that engines never use defaults of their own."""
+    """The optimizer. A spec contains every hyperparameter, so that engines never use defaults of their own. Adafactor's
+    further settings are the constants of its paper (bench.engines.precision.update)."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adamw_8bit", "adafactor"] = Field(
+        "adamw",
+        description="adamw_8bit: AdamW with moments in 8 bits (bitsandbytes, arXiv 2110.02861); adafactor: sums of the "
+        "second moment by row and column, no first moment (transformers, arXiv 1804.04235), with `lr` as step size",
+    )
     implementation: Literal["torch", "fused", "native"] = Field(
         "torch",
         description="torch: torch.optim.AdamW in every engine, for comparisons; fused: torch's fused kernel; "
@@ -159,6 +164,15 @@ class OptimizerSpec(Frozen):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     gradient_clipping: float = Field(1.0, ge=0, description="global L2 norm; 0: no clipping")
+
+    @model_validator(mode="after")
+    def _fits_the_method(self) -> Self:
+        unused = {"adamw": (), "adamw_8bit": ("implementation",), "adafactor": ("implementation", "betas", "eps")}
+        for name in unused[self.name]:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                rule = f"optimizer.{name}={value} with optimizer.name={self.name}, which does not use it"
+                raise ValueError(f"{rule}; leave it out, or choose optimizer.name=adamw")
+        return self
 
 
 class MeasureSpec(Frozen):

@@ -31,6 +31,8 @@ IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
 _BUILD_S = 900.0  # maximum seconds to build an op
 # Ops that are compiled for the host's CPU, even on a node with a GPU.
 _FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
+# Libraries that ops are linked with, and the Debian packages that have their headers.
+_LIBRARIES = {"AsyncIO": ("libaio", "libaio-dev")}
 _INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
 """CPU instruction sets that a compiler may use with DeepSpeed's `-march=native`. Other CPU flags are ignored because
 they differ between kernel versions."""
@@ -87,6 +89,9 @@ def load(name: str, device: str, folder: Path) -> bool:
     _wait_for(home / "lock")
     before = _read_built_at(home)
     with _pretend_gpu(device):
+        if name in _LIBRARIES and not builder.is_compatible(verbose=False):
+            library, package = _LIBRARIES[name]
+            raise UserError(f"DeepSpeed's op {name}", f"it cannot be built without {library}", f"install {package}")
         if home.exists():
             builder.load(verbose=False)
         else:

@@ -1,14 +1,17 @@
 """Ranks of one supervisor, which are started, monitored and ended together."""
 
 import os
+import shutil
 import signal
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from bench import engines
 from bench.core import store
+from bench.core.engine_facts import SCRATCH
 from bench.core.processes import build_module_command
 from bench.core.record import Circumstance
 from bench.core.scheduling import Span
@@ -66,6 +69,8 @@ class NodeRanks:
         self._first, self._count = (number * own, own) if self._rehearsed is None else (self._rehearsed, 1)
         self._heartbeat = SharedHeartbeat.create(spec.devices_per_node)
         self._ranks: list[RankProcess] = []
+        self._facts = engines.find_facts(spec)  # None: an engine that is not installed here fails in the ranks
+        self._scratch_name = f"zeroscale-{uuid.uuid4().hex[:12]}"
         self.pauses = PauseWatch()
         self._oom_kills = count_oom_kills()
 
@@ -156,10 +161,13 @@ class NodeRanks:
         self.drain()
 
     def close(self) -> None:
-        """Close pipes and heartbeat, so that a supervisor of many runs does not run out of file descriptors."""
+        """Close pipes and heartbeat, so that a supervisor of many runs does not run out of file descriptors. Remove
+        the files that the ranks have written to local disks."""
         for rank in self._ranks:
             rank.close()
         os.close(self._heartbeat.descriptor)
+        for folder in self._facts.scratch if self._facts else ():
+            shutil.rmtree(Path(folder, self._scratch_name), ignore_errors=True)
 
     def _local_rank(self, rank: int) -> int:
         """Return the local rank, which is also the number of the rank's device; 0 in a rehearsal."""
@@ -179,9 +187,8 @@ class NodeRanks:
         """
         device = self._circumstance.machine.device or find_device_kind()
         chosen = choose_openmp_variables(device, self._spec.devices_per_node) | {"TOKENIZERS_PARALLELISM": "false"}
-        # An engine that is not installed here fails in the ranks, which leave a record.
-        known = engines.find_facts(self._spec)
-        chosen |= extensions.build_environment(known.compiled_ops if known else (), device, os.environ)
+        operations = self._facts.compiled_ops if self._facts else ()
+        chosen |= extensions.build_environment(operations, device, os.environ)
         if self._spec.nodes == 1 or self._rehearsed is not None:
             # The loopback interface also works if the host's name does not resolve.
             chosen["GLOO_SOCKET_IFNAME"] = "lo"
@@ -195,6 +202,7 @@ class NodeRanks:
             "MASTER_ADDR": rendezvous.host,
             "MASTER_PORT": str(rendezvous.ranks_port),
             STARTED_AT: str(time.time()),
+            SCRATCH: self._scratch_name,
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":

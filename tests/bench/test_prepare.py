@@ -279,6 +279,12 @@ def test_ops_that_a_run_loads(overrides: tuple[str, ...], operations: tuple[str,
     assert engines.facts(asked(*overrides).spec).compiled_ops == operations
 
 
+def test_an_op_that_lacks_a_library_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")  # with which DeepSpeed compiles a test program for libaio
+    with pytest.raises(UserError, match="DeepSpeed's op AsyncIO: it cannot be built without libaio; install libaio"):
+        extensions.load("AsyncIO", "cpu", tmp_path)
+
+
 def folder_of_builds(device: str, *names: str, **variables: str) -> str:
     return extensions.build_environment(names, device, {"XDG_CACHE_HOME": "/home", **variables})[extensions.FOLDER]
 

@@ -28,7 +28,7 @@ from bench.engines.distributed.ranks import evaluate, load_random_state, save_ra
 from bench.engines.precision.update import (
     Update,
     construction,
-    describe_adamw,
+    describe_optimizer,
     parameter_count,
     torch_dtype,
     whole,
@@ -104,7 +104,7 @@ class DataParallel:
     def config(self) -> dict[str, Any]:
         """Return DDP's arguments, the optimizer, and fp16's loss scale."""
         scale = {"fp16": self._options.fp16.model_dump()} if self._spec.precision == "fp16" else {}
-        given = {"ddp": self._given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}
+        given = {"ddp": self._given, "precision": self._spec.precision, "optimizer": describe_optimizer(self._spec)}
         return given | scale
 
 

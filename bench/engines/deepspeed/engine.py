@@ -6,6 +6,9 @@ end of the last one. `train_step` is therefore DeepSpeed's documented loop.
 """
 
 import copy
+import functools
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,14 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.engine_facts import SCRATCH, SUMMED_STEPS
+from bench.core.errors import UserError
 from bench.core.spec import RunSpec
 from bench.engines import trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
 from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
-from bench.engines.precision.update import on_device, set_learning_rate, sum_squares
+from bench.engines.precision.update import build_optimizer, on_device, set_learning_rate, sum_squares
 
 _STATE = "state"
 """DeepSpeed's tag for the only checkpoint in a folder."""
@@ -34,9 +38,7 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     options = decode_options(spec)
     if options.stage < 3:
         return on_device(spec.precision)
-    partitioned: AbstractContextManager[Any] = load_deepspeed().zero.Init(
-        config_dict_or_path=build_deepspeed_config(options, spec)
-    )
+    partitioned: AbstractContextManager[Any] = load_deepspeed().zero.Init(config_dict_or_path=_configure(spec))
     return partitioned
 
 
@@ -54,11 +56,35 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Return the engine with `module` passed to deepspeed.initialize. The process group must exist."""
     # a copy, since DeepSpeed changes the dict, and `config` reports the original
-    config = build_deepspeed_config(decode_options(spec), spec)
+    config, own = _configure(spec), spec.optimizer.name == "adamw"
+    optimizer = None if own else functools.partial(build_optimizer, optimizer=spec.optimizer)
     engine, *_ = load_deepspeed().initialize(
-        model=module, model_parameters=trained(module), config=copy.deepcopy(config), dist_init_required=False
-    )
+        model=module, optimizer=optimizer, model_parameters=trained(module), config=copy.deepcopy(config),
+        dist_init_required=False,
+    )  # fmt: skip
     return ZeroEngine(engine, config, spec)
+
+
+def _configure(spec: RunSpec) -> dict[str, Any]:
+    """Return DeepSpeed's config. With offload to NVMe, its files are in a folder of this run. Raise UserError if they
+    cannot be written there."""
+    config = build_deepspeed_config(decode_options(spec), spec)
+    for name in ("offload_param", "offload_optimizer"):
+        tier = config["zero_optimization"].get(name, {})
+        if tier.get("device") != "nvme":
+            continue
+        folder = Path(tier["nvme_path"], os.environ.get(SCRATCH, ""))
+        try:
+            folder.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder) as file:
+                # DeepSpeed opens its files in this way, and would end the process without a message
+                os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
+        except OSError as error:
+            rule = f"files for direct I/O cannot be written there ({error.strerror})"
+            remedy = "give a writable folder on a local disk"
+            raise UserError(f"engine.{name}.nvme_path={tier['nvme_path']}", rule, remedy) from error
+        tier["nvme_path"] = str(folder)
+    return config
 
 
 class ZeroEngine:

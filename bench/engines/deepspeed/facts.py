@@ -4,8 +4,8 @@ compiled ops, and its config."""
 import functools
 from typing import TYPE_CHECKING, Any
 
-from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Rehearsal
-from bench.core.spec import Device, RunSpec
+from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Member, Rehearsal
+from bench.core.spec import Device, OptimizerSpec, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _QUIET: dict[str, Any] = {
 """Settings that turn off DeepSpeed's own timers and printing, so that they do not slow down measured steps. The
 section `comms_logger` is omitted on purpose: its presence alone enables a log that synchronises at every collective
 (0.19.8, comm/config.py)."""
+_TRAINED: frozenset[Member] = frozenset({"evaluate", "set_learning_rate"})
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with those of the other ranks, which a rehearsal lacks"
 )
@@ -36,16 +37,7 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": spec.batch.micro,
         "gradient_accumulation_steps": spec.accumulation,
         "gradient_clipping": optimizer.gradient_clipping,  # DeepSpeed 0.19.8 clips at 1.0 if unset; 0 disables clipping
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                **optimizer.model_dump(mode="json", include={"lr", "betas", "eps", "weight_decay"}),
-                "adam_w_mode": True,
-                "torch_adam": optimizer.implementation != "native",
-                # DeepSpeed passes unknown keys to torch.optim.AdamW
-                **({"fused": True} if optimizer.implementation == "fused" else {}),
-            },
-        },
+        **_describe_own_optimizer(optimizer),
         "bf16": {"enabled": spec.precision == "bf16", **options.bf16.model_dump()},
         "fp16": {"enabled": spec.precision == "fp16", "auto_cast": False, **options.fp16.model_dump()},
         "torch_autocast": {"enabled": False},
@@ -55,11 +47,27 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
         "prescale_gradients": options.prescale_gradients,
         "gradient_predivide_factor": options.gradient_predivide_factor,
         "zero_optimization": options.model_dump(mode="json", include=set(Zero.model_fields), exclude_none=True),
+        **({"aio": options.aio.model_dump()} if options.disk_tiers else {}),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": options.zero_force_ds_cpu_optimizer,
         "disable_python_gc": options.disable_python_gc,
         **_QUIET,
     }
+
+
+def _describe_own_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
+    """Return the section `optimizer`. It is absent for optimizers that DeepSpeed does not have; the engine passes them
+    to deepspeed.initialize."""
+    if optimizer.name != "adamw":
+        return {}
+    params = {
+        **optimizer.model_dump(mode="json", include={"lr", "betas", "eps", "weight_decay"}),
+        "adam_w_mode": True,
+        "torch_adam": optimizer.implementation != "native",
+        # DeepSpeed passes unknown keys to torch.optim.AdamW
+        **({"fused": True} if optimizer.implementation == "fused" else {}),
+    }
+    return {"optimizer": {"type": "AdamW", "params": params}}
 
 
 def facts(spec: RunSpec) -> EngineFacts:
@@ -71,12 +79,14 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=find_division(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_list_operations(options, spec),
+        scratch=frozenset(tier.nvme_path for tier in options.disk_tiers if tier.nvme_path),
         # Stages 1 to 3 sum in fp64, and stage 0 does here. Exceptions are fp16, and DeepSpeed's BF16_Optimizer, which
         # it uses where gradients are summed in another precision.
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
         frozen=FrozenWeights(frozenset({"none"})),
-        members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
+        # DeepSpeed 0.19.8 does not restore moments that are on NVMe: the losses after a resume differ
+        members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load"},
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),
@@ -113,8 +123,7 @@ def _list_operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
     runtime/zero/partition_parameters.py. The shared-memory op is excluded, because `library.load_deepspeed` prevents
     its build.
     """
-    native, tiers = spec.optimizer.implementation == "native", (options.optimizer_tier, options.weights_tier)
-    on_disk = any(tier is not None and tier.device == "nvme" for tier in tiers)
+    native, on_disk = spec.optimizer.implementation == "native", bool(options.disk_tiers)
     loaded = {
         "CPUAdam": native and options.optimizer_tier is not None,
         "FusedAdam": native and options.optimizer_tier is None,

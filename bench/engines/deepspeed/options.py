@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from bench import engines
 from bench.core.errors import UserError
 from bench.core.spec import Device, Frozen, Positive, Precision, RunSpec
-from bench.engines.precision import LossScale
+from bench.engines.precision import LossScale, check_whole
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tier = Literal["none", "cpu", "nvme"]
@@ -218,6 +218,17 @@ class DataTypes(Frozen):
     )
 
 
+class Aio(Frozen):
+    """DeepSpeed's section `aio`, for offload to NVMe. Tensors of less than 1 MiB or one block stay in host memory."""
+
+    block_size: Positive = Field(1_048_576, description="bytes")
+    queue_depth: Positive = 8
+    intra_op_parallelism: Positive = 1
+    single_submit: bool = False
+    overlap_events: bool = True
+    use_gds: bool = False
+
+
 class Options(Zero):
     """Options of the presets in conf/engine: the fields of the ZeRO section, and options outside it in DeepSpeed's
     config."""
@@ -234,6 +245,12 @@ class Options(Zero):
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()
     data_types: DataTypes = DataTypes()
+    aio: Aio = Aio()
+
+    @property
+    def disk_tiers(self) -> list[OffloadOptimizer | OffloadParam]:
+        """Options for offload to NVMe, of the optimizer's state and of the weights."""
+        return [tier for tier in (self.optimizer_tier, self.weights_tier) if tier and tier.device == "nvme"]
 
     @property
     def optimizer_tier(self) -> OffloadOptimizer | None:
@@ -266,6 +283,8 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     if named and int(named[1]) != options.stage:
         rule, remedy = f"the engine is called {spec.engine.name}", f"choose engine=zero{options.stage}"
         raise UserError(f"engine.stage={options.stage}", rule, remedy)
+    if options.stage > 0:
+        check_whole(spec, "a part of one flat tensor")
     _check_precision(options, spec)
     _check_reduction(options, spec)
     _check_offload(options, spec)
@@ -331,6 +350,9 @@ def _check_offload(options: Options, spec: RunSpec) -> None:
     for name, tier in (("offload_param", options.offload_param), ("offload_optimizer", options.offload_optimizer)):
         if tier is not None and tier.device == "nvme" and not tier.nvme_path:
             raise UserError(f"engine.{name}.device=nvme", "has no folder to write to", f"give engine.{name}.nvme_path")
+        if tier is not None and tier.nvme_path and not tier.nvme_path.startswith("/"):
+            rule = "a relative folder depends on where a rank starts"
+            raise UserError(f"engine.{name}.nvme_path={tier.nvme_path}", rule, "give an absolute path")
     optimizer = options.optimizer_tier
     if optimizer is None:
         return
@@ -340,7 +362,12 @@ def _check_offload(options: Options, spec: RunSpec) -> None:
         raise UserError(
             f"engine.offload_optimizer at stage {options.stage}", rule, "choose engine=zero3 or leave it out"
         )
-    value = f"optimizer.implementation={spec.optimizer.implementation}"
+    value, name = f"optimizer.implementation={spec.optimizer.implementation}", spec.optimizer.name
+    if name != "adamw" and (optimizer.device == "nvme" or partial or options.zero_force_ds_cpu_optimizer):
+        rule, remedy = "DeepSpeed swaps and splits fp32 states only", "choose optimizer.name=adamw"
+        if optimizer.device == "cpu" and not partial:
+            rule, remedy = "it is slow on a CPU", f"{remedy}, or set engine.zero_force_ds_cpu_optimizer=false"
+        raise UserError(f"optimizer.name={name} with engine.offload_optimizer", rule, remedy)
     if not native and options.zero_force_ds_cpu_optimizer:
         remedy = "choose optimizer.implementation=native, or set engine.zero_force_ds_cpu_optimizer=false"
         raise UserError(f"{value} with engine.offload_optimizer", "torch's AdamW is slow on a CPU", remedy)

@@ -18,7 +18,7 @@ from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.network import pad_elements
 from bench.core.spec import OptimizerSpec
 from bench.engines.distributed.slices import TensorRanks, UnslicedGradients
-from bench.engines.precision.update import build_adamw, find_clipping_factor, sum_squares
+from bench.engines.precision.update import build_optimizer, find_clipping_factor, sum_squares
 
 
 class FlatLayout(NamedTuple):
@@ -190,7 +190,7 @@ class DividedUpdate:
     def __init__(self, parts: Sequence[DividedParameters], optimizer: OptimizerSpec) -> None:
         self._parts = list(parts)
         self._clipping = optimizer.gradient_clipping
-        self._optimizer = build_adamw([part.master for part in parts], optimizer)
+        self._optimizer = build_optimizer([part.master for part in parts], optimizer)
         self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d
         self._steps = 0
 

@@ -21,7 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -34,8 +39,8 @@ from bench.engines import trained
 from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision.update import (
-    build_adamw,
-    describe_adamw,
+    build_optimizer,
+    describe_optimizer,
     find_clipping_factor,
     on_device,
     parameter_count,
@@ -130,16 +135,27 @@ def _get_shard(parameter: Parameter) -> Shard:
 
 
 class ShardedUpdate:
-    """AdamW update of `parameters`, whose gradients FSDP has already reduced and partitioned like the parameters."""
+    """Optimizer update of `parameters`, whose gradients FSDP has already reduced and partitioned like the parameters.
+
+    bitsandbytes has no kernels for DTensors. For its AdamW, `optimizer` updates this rank's rows as plain tensors.
+    """
 
     def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:
-        self._parameters = list(parameters)
+        self._parameters, self._rows = list(parameters), list[Parameter]()
         self._clipping = optimizer.gradient_clipping
         on_gpu, fused = self._parameters[0].device.type == "cuda", optimizer.implementation == "fused"
+        if optimizer.name == "adamw_8bit":
+            self._rows = [Parameter(_get_rows(one), one.requires_grad) for one in self._parameters]
         # on a GPU torch's default updates all tensors at once, except for DTensors
-        self.optimizer = build_adamw(self._parameters, optimizer, foreach=True if on_gpu and not fused else None)
+        foreach = True if on_gpu and not fused else None
+        self.optimizer = build_optimizer(self._rows or self._parameters, optimizer, foreach=foreach)
         self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d
         self.steps = 0  # optimizer steps so far, including those before a resume
+
+    @property
+    def has_plain_state(self) -> bool:
+        """True if the optimizer's state belongs to plain tensors with this rank's rows, not to the DTensors."""
+        return bool(self._rows)
 
     def __call__(self) -> None:
         """Make one optimizer step. Collective."""
@@ -150,8 +166,13 @@ class ShardedUpdate:
         if self._clipping > 0:
             factor = find_clipping_factor(norm, self._clipping)
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        for rows, parameter in zip(self._rows, self._parameters, strict=False):
+            # FSDP replaces the tensor with the rows, for example at the first forward
+            rows.data = _get_rows(parameter)
+            rows.grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) and rows.numel() else None
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        for parameter in (*self._rows, *self._parameters):
+            parameter.grad = None
         self.steps += 1
 
     def _add_over_ranks(self, square: Tensor) -> Tensor:
@@ -163,6 +184,12 @@ class ShardedUpdate:
         square = square.to(mesh.device_type)
         dist.all_reduce(square, group=mesh.get_group(SHARD))
         return square
+
+
+def _get_rows(parameter: Parameter) -> Tensor:
+    """Return the tensor with this rank's rows of a partitioned parameter."""
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local().detach()
 
 
 def build(module: Module, spec: RunSpec) -> "FullyShardedEngine":
@@ -205,19 +232,30 @@ class FullyShardedEngine:
         set_learning_rate(self._update.optimizer, rate)
 
     def save(self, folder: Path, steps: int) -> None:
-        model, state = get_state_dict(self._module, self._update.optimizer)
-        state_dict_saver.save({"model": model, "optimizer": state, "steps": torch.tensor(steps)}, checkpoint_id=folder)
+        state_dict_saver.save({**self._get_state(), "steps": torch.tensor(steps)}, checkpoint_id=folder)
+        if self._update.has_plain_state:
+            torch.save(self._update.optimizer.state_dict(), _find_own_state(folder))
         save_random_state(folder)
 
     def load(self, folder: Path) -> int:
-        model, state = get_state_dict(self._module, self._update.optimizer)
-        found: dict[str, Any] = {"model": model, "optimizer": state, "steps": torch.tensor(0)}
+        found: dict[str, Any] = {**self._get_state(), "steps": torch.tensor(0)}
         state_dict_loader.load(found, checkpoint_id=folder)  # fills the tensors of `found`
-        model, state = found["model"], found["optimizer"]
-        set_state_dict(self._module, self._update.optimizer, model_state_dict=model, optim_state_dict=state)
+        if self._update.has_plain_state:
+            set_model_state_dict(self._module, found["model"])
+            self._update.optimizer.load_state_dict(torch.load(_find_own_state(folder), map_location="cpu"))
+        else:
+            model, state = found["model"], found["optimizer"]
+            set_state_dict(self._module, self._update.optimizer, model_state_dict=model, optim_state_dict=state)
         load_random_state(folder)
         self._update.steps = int(found["steps"])
         return self._update.steps
+
+    def _get_state(self) -> dict[str, Any]:
+        """Return the state of the model, and of the optimizer unless each rank writes its own."""
+        if self._update.has_plain_state:
+            return {"model": get_model_state_dict(self._module)}
+        model, state = get_state_dict(self._module, self._update.optimizer)
+        return {"model": model, "optimizer": state}
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm
@@ -230,7 +268,11 @@ class FullyShardedEngine:
         settings."""
         ranks = shard_ranks(self._options, self._spec)
         given = self._options.model_dump(mode="json") | {"shard_ranks": ranks, "copies": self._copies}
-        return {"fsdp": given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}
+        return {"fsdp": given, "precision": self._spec.precision, "optimizer": describe_optimizer(self._spec)}
+
+
+def _find_own_state(folder: Path) -> Path:
+    return folder / f"optimizer_state_{dist.get_rank()}.pt"
 
 
 def _divide(module: Module, spec: RunSpec, options: Options) -> Module:

@@ -7,7 +7,7 @@ from pydantic import Field, StrictBool
 from bench import engines
 from bench.core.errors import UserError
 from bench.core.spec import Device, Frozen, Positive, RunSpec
-from bench.engines.precision import check_unscaled
+from bench.engines.precision import check_unscaled, check_whole
 
 
 class Options(Frozen):
@@ -39,6 +39,7 @@ class Options(Frozen):
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
     """Raise UserError if this engine cannot run the spec."""
     check_unscaled(spec)
+    check_whole(spec, "some of their rows")
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
         raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
     ranks, again = shard_ranks(options, spec), options.reshard_after_forward

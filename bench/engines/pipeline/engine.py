@@ -26,7 +26,7 @@ from bench.engines.distributed.simulation import SENDS_PER_RANK
 from bench.engines.distributed.slices import find_slice
 from bench.engines.distributed.slices import make_whole as whole
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision.update import construction, describe_adamw, parameter_count
+from bench.engines.precision.update import construction, describe_optimizer, parameter_count
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
 
@@ -159,4 +159,4 @@ class PipelineEngine:
     def config(self) -> dict[str, Any]:
         """Return the engine's options, the precision and the optimizer's settings."""
         given = self._options.model_dump(mode="json")
-        return {**given, "precision": self._spec.precision, "optimizer": describe_adamw(self._spec)}
+        return {**given, "precision": self._spec.precision, "optimizer": describe_optimizer(self._spec)}

@@ -8,7 +8,7 @@ from bench import engines
 from bench.core.errors import UserError
 from bench.core.spec import Device, Frozen, RunSpec
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
-from bench.engines.precision import check_unscaled
+from bench.engines.precision import check_unscaled, check_whole
 
 
 class Options(Frozen):
@@ -52,6 +52,7 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
         rule, remedy = obstacle
         raise UserError(f"engine.schedule={options.schedule}", rule, remedy)
     check_unscaled(spec)
+    check_whole(spec, "a part of one flat tensor")
     model = spec.model
     if model.dropout:
         rule = f"{engine} would drop a state at every boundary of stages"

@@ -82,9 +82,17 @@ def check_optimizer(spec: RunSpec) -> None:
         raise UserError("optimizer.implementation=native", rule, "use torch or fused")
 
 
+def check_whole(spec: RunSpec, updated: str) -> None:
+    """Raise UserError if the spec sets optimizer.name=adafactor. Engines call this check if a rank does not update
+    whole parameters but `updated`."""
+    if spec.optimizer.name == "adafactor":
+        rule = f"its sums by row and column need whole matrices, and a rank of engine {spec.engine.name} has {updated}"
+        raise UserError("optimizer.name=adafactor", rule, "choose engine=ddp or zero0, or optimizer.name=adamw_8bit")
+
+
 def check_unscaled(spec: RunSpec) -> None:
-    """Raise UserError if the spec sets optimizer.implementation=native or precision=fp16. Engines that train with
-    torch's AdamW and have no loss scale call this check."""
+    """Raise UserError if the spec sets optimizer.implementation=native or precision=fp16. Engines that have neither an
+    optimizer of their own nor a loss scale call this check."""
     check_optimizer(spec)
     if spec.precision == "fp16":
         rule = f"engine {spec.engine.name} has no loss scale"

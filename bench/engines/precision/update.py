@@ -1,4 +1,4 @@
-"""Construction of models in a run's precision, and AdamW after backward, computed as in ZeRO.
+"""Construction of models in a run's precision, and the optimizer's update after backward, computed as in ZeRO.
 
 Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. `construction`, `whole` and
 `parameter_count` are the plug-in functions for engines whose ranks hold whole parameters.
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bench.core.engine_facts import SUMMED_STEPS
+from bench.core.errors import UserError
 from bench.core.spec import OptimizerSpec, Precision, RunSpec
 from bench.engines.precision import DynamicScale, LossScale
 
@@ -22,6 +23,23 @@ _CHUNK = 2**16
 
 SMALLEST = 1e-6
 """Value that is added to a norm before clipping divides by it, as in torch.nn.utils.clip_grads_with_norm_."""
+
+TYPES = {
+    "adamw": "torch.optim.AdamW",
+    "adamw_8bit": "bitsandbytes.optim.AdamW8bit",
+    "adafactor": "transformers.Adafactor",
+}
+"""Classes of the optimizers, by `optimizer.name`."""
+ADAFACTOR: dict[str, Any] = {
+    "eps": (1e-30, 1e-3), "clip_threshold": 1.0, "decay_rate": -0.8, "beta1": None,
+    "relative_step": False, "scale_parameter": False, "warmup_init": False,
+}  # fmt: skip
+"""Settings of Adafactor that a spec does not have. The first row has the constants of its paper (arXiv 1804.04235),
+without a first moment.
+
+The step size of the paper follows from the step number and the norm of each parameter. It is off, so that `lr` and
+learning-rate schedules mean the same for all optimizers. torch.optim.Adafactor cannot turn it off.
+"""
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
@@ -64,15 +82,35 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def build_adamw(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.AdamW:
-    """Return torch's AdamW with the settings of a spec. `more` has further arguments."""
+def build_optimizer(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.Optimizer:
+    """Return the optimizer with the settings of a spec. `more` has further arguments for torch's AdamW. Raise UserError
+    if its library is not installed."""
     settings = optimizer.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    return torch.optim.AdamW(parameters, fused=optimizer.implementation == "fused" or None, **settings, **more)
+    found: torch.optim.Optimizer
+    if optimizer.name == "adamw_8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit
+        except ImportError as error:
+            remedy = "pip install 'zeroscale[adapters]'"
+            raise UserError(
+                "optimizer.name=adamw_8bit", f"bitsandbytes cannot be imported ({error})", remedy
+            ) from error
+        found = AdamW8bit(parameters, **settings)
+    elif optimizer.name == "adafactor":
+        from transformers import Adafactor
+
+        found = Adafactor(parameters, lr=optimizer.lr, weight_decay=optimizer.weight_decay, **ADAFACTOR)
+    else:
+        found = torch.optim.AdamW(parameters, fused=optimizer.implementation == "fused" or None, **settings, **more)
+    return found
 
 
-def describe_adamw(spec: RunSpec) -> dict[str, Any]:
-    """Return the type and settings of torch's AdamW, for an engine's `config`."""
-    return {"type": "torch.optim.AdamW", **spec.optimizer.model_dump(mode="json")}
+def describe_optimizer(spec: RunSpec) -> dict[str, Any]:
+    """Return the type and settings of the optimizer that `build_optimizer` builds, for an engine's `config`."""
+    settings = spec.optimizer.model_dump(mode="json")
+    if spec.optimizer.name == "adafactor":
+        settings = {name: value for name, value in settings.items() if name != "betas"} | ADAFACTOR
+    return {"type": TYPES[spec.optimizer.name], **settings}
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
@@ -104,7 +142,7 @@ def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
 
 
 class Update:
-    """AdamW update of `parameters` from gradients that are the same on every rank."""
+    """Optimizer update of `parameters` from gradients that are the same on every rank."""
 
     def __init__(
         self, parameters: Sequence[Parameter], precision: Precision, optimizer: OptimizerSpec, loss_scale: LossScale
@@ -112,7 +150,7 @@ class Update:
         self._parameters: list[Tensor] = list(parameters)
         self._separate = precision != "fp32"
         self._masters = [one.detach().float() for one in parameters] if self._separate else self._parameters
-        self._optimizer = build_adamw(self._masters, optimizer)
+        self._optimizer = build_optimizer(self._masters, optimizer)
         self._clipping = optimizer.gradient_clipping
         self._scale = DynamicScale(loss_scale) if precision == "fp16" else None
         self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d on the device

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from started_ranks import start_ranks
-from test_engines_agree import spec
+from test_engines_agree import SHAPE, spec
 
 DROPOUT: dict[str, Any] = {"model": {**spec("fsdp")["model"], "dropout": 0.1}}
+# matrices of which even half on a rank has 8-bit moments
+WIDE = {"model": {**DROPOUT["model"], "shape": SHAPE | {"vocab": 512}}, "optimizer": {"name": "adamw_8bit"}}
 SAVED = {
     "fsdp fp32": spec("fsdp", "fp32", **DROPOUT),
     "fsdp bf16": spec("fsdp", "bf16", **DROPOUT),
@@ -16,6 +18,8 @@ SAVED = {
     "zero0 bf16": spec("zero0", "bf16", **DROPOUT),
     "zero1 bf16": spec("zero1", "bf16", **DROPOUT),
     "zero3 fp32": spec("zero3", "fp32", **DROPOUT),
+    **{f"{name} adamw_8bit": spec(name, **WIDE) for name in ("ddp", "zero0", "zero2", "zero3", "fsdp")},
+    "ddp adafactor": spec("ddp", **DROPOUT, optimizer={"name": "adafactor"}),
 }
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]

@@ -14,6 +14,7 @@ from bench.core.spec import EngineSpec, RunSpec
 Case = tuple[str, dict[str, Any], dict[str, Any], str]
 NATIVE = {"optimizer": {"implementation": "native"}}
 CPU = {"offload_optimizer": {"device": "cpu"}}
+NVME = {"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}}
 REQUIRED: dict[int, dict[str, Any]] = {
     0: {},
     1: {"reduce_bucket_size": 1000, "overlap_comm": True},
@@ -59,6 +60,9 @@ ALLOWED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("zero2", {"reduce_scatter": False, "gradient_predivide_factor": 2.0}, {}),
     ("zero1", {"compute_grad_norm": False}, {"optimizer": {"gradient_clipping": 0}}),
     ("zero2", CPU | {"zenflow": {"update_interval": 2}}, NATIVE),
+    ("zero2", CPU | {"zero_force_ds_cpu_optimizer": False}, {"optimizer": {"name": "adamw_8bit"}}),
+    ("zero0", {}, {"optimizer": {"name": "adafactor"}}),
+    ("ddp", {}, {"optimizer": {"name": "adafactor"}}),
 ]
 REFUSED: list[Case] = [
     ("ddp", {}, NATIVE, "no optimizer of its own"),
@@ -75,7 +79,12 @@ REFUSED: list[Case] = [
     ("zero1", {"legacy_stage1": True}, {}, "removed it"),
     ("zero3", {"offload_param": {"device": "nvme"}}, {}, "give engine.offload_param.nvme_path"),
     ("zero3", {"offload_optimizer": {"device": "nvme"}}, NATIVE, "give engine.offload_optimizer.nvme_path"),
-    ("zero2", {"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}}, NATIVE, "need stage 3"),
+    ("zero2", NVME, NATIVE, "need stage 3"),
+    ("zero3", {"offload_param": {"device": "nvme", "nvme_path": "swap"}}, {}, "nvme_path=swap: a relative folder"),
+    ("zero3", NVME | {"zero_force_ds_cpu_optimizer": False}, {"optimizer": {"name": "adamw_8bit"}},
+     "optimizer.name=adamw_8bit with engine.offload_optimizer: DeepSpeed swaps and splits fp32 states only"),
+    ("zero2", CPU, {"optimizer": {"name": "adamw_8bit"}}, "it is slow on a CPU; choose optimizer.name=adamw, or set"),
+    ("zero1", {}, {"optimizer": {"name": "adafactor"}}, "need whole matrices, and a rank of engine zero1 has a part"),
     ("zero1", {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, NATIVE, "need stage 3"),
     ("zero2", CPU, {}, "slow on a CPU"),
     ("zero3", {"offload_optimizer": {"device": "cpu", "ratio": 0.5}, "zero_force_ds_cpu_optimizer": False}, {},

@@ -40,6 +40,7 @@ def check(asked: RunSpec) -> None:
 @pytest.mark.parametrize(("options", "fields", "told"), [
     ({}, {"precision": "fp16"}, "has no loss scale"),
     ({}, {"optimizer": {"implementation": "native"}}, "no optimizer of its own"),
+    ({}, {"optimizer": {"name": "adafactor"}}, "need whole matrices, and a rank of engine fsdp has some of their rows"),
     ({"reduce_dtype": "bf16"}, {"precision": "fp32"}, "the run's precision is fp32"),
     ({"shard_ranks": 3}, {}, "does not divide 8 data-parallel ranks"),
     ({"shard_ranks": 1}, {}, "nothing is divided; choose engine=ddp"),

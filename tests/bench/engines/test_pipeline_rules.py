@@ -58,6 +58,7 @@ def test_a_part_with_all_units_is_the_model(model: str) -> None:
      "engine.schedule=interleaved: it takes micro-batches 2 at a time"),
     ({"precision": "fp16"}, "precision=fp16: engine pipeline has no loss scale"),
     ({"optimizer": {"implementation": "native"}}, "optimizer.implementation=native"),
+    ({"optimizer": {"name": "adafactor"}}, "optimizer.name=adafactor: its sums by row and column need whole matrices"),
 ])  # fmt: skip
 def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
     job = spec("t5", **({"schedule": "1f1b", "pipeline": 2} | fields))

@@ -183,7 +183,7 @@ class ZeroMemory(NamedTuple):
         """Return the lower and upper bound of host memory by kind, in bytes. Return None with NVMe offload, whose
         buffers in host memory are not modelled."""
         run = self.run
-        if any(tier and tier.device == "nvme" for tier in (run.options.offload_optimizer, run.options.offload_param)):
+        if run.options.disk_tiers:
             return None
         offloaded: dict[str, ByteRange] = {}
         if run.optimizer_tier:
