@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
     from bench.engines.distributed.slices import TensorRanks
+    from bench.models.checkpoint.tensors import StoredForm
 
 Plugin = TypeVar("Plugin")
 GROUP = "zeroscale"
@@ -224,6 +225,16 @@ class FamilyBuilder(Protocol):
         is `EngineBuilder.whole`."""
 
 
+class StoredFamilyBuilder(FamilyBuilder, Protocol):
+    """Builder of a family whose weights can be read and written in transformers' format."""
+
+    def stored_form(self, spec: RunSpec, name: str) -> "StoredForm":
+        """Return the name and layout in transformers' format of the parameter with this name in the whole model."""
+
+    def transformers_config(self, spec: RunSpec) -> Any:
+        """Return transformers' config of the model. Raise UserError if transformers has no such model."""
+
+
 class DividedFamilyBuilder(FamilyBuilder, Protocol):
     """Builder of a family whose models can be divided into pipeline parts."""
 
@@ -402,6 +413,7 @@ ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "en
 _FAMILY = "family", "bench.models", "model.family"
 FAMILY: Kind[FamilyPlugin] = Kind(*_FAMILY, FamilyPlugin, "shape")
 FAMILY_BUILDER: Kind[FamilyBuilder] = Kind(*_FAMILY, FamilyBuilder, "shape", "build")
+STORED_FAMILY_BUILDER: Kind[StoredFamilyBuilder] = Kind(*_FAMILY, StoredFamilyBuilder, "shape", "build")
 DIVIDED_FAMILY_BUILDER: Kind[DividedFamilyBuilder] = Kind(*_FAMILY, DividedFamilyBuilder, "shape", "build")
 _DATA = "data", "bench.data", "data.source"
 _LAUNCHER = "launcher", "bench.launchers", "launcher.name"

@@ -19,6 +19,10 @@ from bench.measure import checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
+from bench.models.checkpoint.tensors import save_weights
+
+MODEL = "model"
+"""Folder of the trained model, in the attempt's folder."""
 
 
 class Training:
@@ -91,6 +95,8 @@ class Training:
             if self.steps in saved:
                 self._save(trainer, series)
         series.stopped = "steps"
+        if spec.learning.save_model:
+            self._save_model(trainer)
 
     def _evaluate(self, trainer: Trainer, series: Series) -> None:
         """Compute the mean loss per target token of the held-out samples. All ranks must call this."""
@@ -130,6 +136,17 @@ class Training:
             progress = LearningProgress(trained_s=trained_s, evaluations=tuple(self.evaluations))
             size = checkpoints.complete(self._folder, self.steps, progress)
         self._note_checkpoint("save", begin, size)
+
+    def _save_model(self, trainer: Trainer) -> None:
+        """Write the trained model in transformers' format. All ranks must call this."""
+        self._hook("model", self.steps)
+        begin, unfinished = time.perf_counter(), self._folder / f".{MODEL}"
+        save_weights(self._spec, self._engine.list_weights(), unfinished, is_main=trainer.peers.is_main)
+        size = 0
+        if trainer.peers.is_main:
+            size = checkpoints.count_bytes(unfinished.rename(self._folder / MODEL))
+        trainer.peers.barrier()
+        self._note_checkpoint("model", begin, size)
 
     def _note_checkpoint(self, kind: str, begin: float, size: int) -> None:
         seconds = time.perf_counter() - begin

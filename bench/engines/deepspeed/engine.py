@@ -6,7 +6,7 @@ end of the last one. `train_step` is therefore DeepSpeed's documented loop.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.nn import Module, Parameter
 
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import RunSpec
-from bench.engines import trained
+from bench.engines import list_buffers, trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
@@ -115,6 +115,12 @@ class ZeroEngine:
         load_random_state(folder)
         self._steps = int(kept["steps"])
         return self._steps
+
+    def list_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._engine.module.named_parameters():
+            with load_deepspeed().zero.GatheredParameters([parameter]):
+                yield name, parameter
+        yield from list_buffers(self._engine.module)
 
     def _clip(self) -> None:
         """Clip the gradients and keep their norm. Replaces DeepSpeedEngine.clip_fp32_gradients, which discards the norm
