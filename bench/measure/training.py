@@ -19,7 +19,7 @@ from bench.measure import checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
-from bench.models.checkpoint.tensors import save_weights
+from bench.models.checkpoint.tensors import build_config, save_weights
 
 MODEL = "model"
 """Folder of the trained model, in the attempt's folder."""
@@ -49,6 +49,8 @@ class Training:
         self._before_s = 0.0  # seconds of the steps of earlier attempts
         self.evaluations: list[Evaluation] = []
         self.checkpoints: list[Checkpoint] = []
+        if spec.learning.save_model:
+            build_config(spec)  # raises for a model that transformers lacks, before time is spent on the training
 
     def resume(self, saved: SavedTraining) -> None:
         """Load model, optimizer and progress from a checkpoint of another attempt. All ranks must call this."""

@@ -101,10 +101,15 @@ def transformers_config(spec: RunSpec) -> Any:
     for ours, theirs in (GPT2 if shape.fused else LLAMA).items():
         setattr(config, theirs, getattr(shape, ours))
     config.update(_list_config_values(shape, spec.model.dropout))
-    if from_hugging_face(config.to_dict()) != shape:
+    if _complete(from_hugging_face(config.to_dict())) != _complete(shape):
         rule = "transformers has no model of this shape: it is neither a GPT-2 nor a Llama"
         raise UserError(f"model={spec.model.name}", rule, "leave out learning.save_model")
     return config
+
+
+def _complete(shape: Shape) -> Shape:
+    """Return a shape with those values that follow from others filled in."""
+    return shape.model_copy(update={"head_width": shape.d_head, "key_heads": shape.key_heads or shape.heads})
 
 
 def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:

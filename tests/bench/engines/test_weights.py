@@ -1,13 +1,17 @@
 """Weights in transformers' format are loaded and saved by every engine. The models are tiny and written by
 transformers; no published weights are used."""
 
-import sys
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from started_ranks import start_ranks
+from started_runs import Command
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -20,19 +24,16 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from weight_ranks import SHARD_BYTES, VOCABULARY, micro_batch
 
 from bench import models
 from bench.config import compose
+from bench.core.errors import UserError
 from bench.core.spec import RunSpec
 from bench.engines.precision.update import whole
 from bench.models.checkpoint import INDEX, WEIGHTS, find_folder
-from bench.models.checkpoint.tensors import load_weights
+from bench.models.checkpoint.tensors import build_config, load_weights
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from started_ranks import start_ranks
-from weight_ranks import SHARD_BYTES, VOCABULARY, micro_batch
-
-CONF = Path(__file__).parents[3] / "conf/engine"
 RANKS = 2
 KINDS = "t5", "t5_v1_1", "gpt2", "llama", "opt"
 """Models: T5 with a tied head, T5 v1.1 with a separate head, GPT-2, Llama, and a model of family hugging_face."""
@@ -137,6 +138,24 @@ def test_older_and_divided_forms_of_gpt2_are_read(written: Path, tmp_path: Path)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.mark.parametrize("model", ["gpt2", "llama_3_8b", "mt5_small", "umt5_small", "t5_v1_1_small", "t5_3b"])
+def test_a_config_is_written_from_which_the_shape_is_read(model: str) -> None:
+    words = [f"model={model}", "devices_per_node=1", "batch.micro=1", "machine=cpu", "precision=bf16"]
+    spec = compose.compose_request(compose.parse_single(words)).spec
+    config, family = build_config(spec), models.load(spec.model.family)
+    shapes = family.from_hugging_face(config), family.Shape.model_validate(spec.model.shape)
+    assert family.stacks(shapes[0]) == family.stacks(shapes[1])
+    assert config["dtype"] == "bfloat16"
+
+
+def test_a_model_that_transformers_lacks_is_not_trained_to_be_saved() -> None:
+    """A GPT-2 with Llama's norms has no config, so a run that shall save it is refused before its first step."""
+    words = ["model=gpt2_tiny", "model.name=own", "model.parameters=null", "model.shape.norm=rms"]
+    spec = compose.compose_request(compose.parse_single([*words, "devices_per_node=1", "machine=cpu"])).spec
+    with pytest.raises(UserError, match="model=own: transformers has no model of this shape"):
+        build_config(spec)
+
+
 def test_an_identity_depends_on_the_checkpoint_and_a_model_without_one_keeps_its_record(written: Path) -> None:
     one, other = ask(written / "gpt2"), ask(written / "gpt2")
     random = one.model_copy(update={"model": one.model.model_copy(update={"checkpoint": None})})
@@ -211,3 +230,120 @@ def check_peaks(written: Path, seen: list[dict[str, Any]]) -> None:
                 assert found["load_peak"] <= sum(sizes) / RANKS + few, (label, rank)
             if "save_peak" in found:
                 assert found["save_peak"] <= few + SHARD_BYTES * (rank == 0), (label, rank)
+
+
+@pytest.mark.processes
+def test_a_trained_model_is_the_start_of_another_training(tmp_path: Path) -> None:
+    """The held-out loss at the end of a training is that at the begin of a training from its weights, with another
+    engine. The records have the seconds of loading and of writing."""
+    pytest.importorskip("datasets")
+    training = (
+        "data=text", "data.max_bytes=100000", "machine=cpu", "precision=fp32", "sequence.tokens=32", "batch.micro=4",
+        "devices_per_node=2", "optimizer.lr=1e-3", "learning.tokens=2560", "learning.save_model=true",
+        "measure.inspect=false",
+    )  # fmt: skip
+    first = Command(tmp_path / "first", (*training, "model=gpt2_tiny", "engine=ddp")).record()
+    [folder] = (tmp_path / "first").rglob("model")
+    partitioned = ("engine=zero3", "engine.stage3_param_persistence_threshold=0")
+    again = (*training, "model=hugging_face", f"model.checkpoint={folder}", *partitioned)
+    second = Command(tmp_path / "second", again).record()
+    assert first.observations and second.observations
+    assert second.spec.model.shape == first.spec.model.shape
+    before, after = first.observations.evaluations, second.observations.evaluations
+    assert before and after and before[0].loss and before[-1].loss
+    assert before[-1].loss < before[0].loss - 0.1
+    assert after[0].loss == pytest.approx(before[-1].loss, rel=1e-5)
+    assert "weights" not in first.observations.phases_s and second.observations.phases_s["weights"] > 0
+    written = first.observations.checkpoints
+    assert written and [(one.kind, one.step) for one in written] == [("model", before[-1].step)]
+    assert written[0].bytes == sum(path.stat().st_size for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "told"),
+    [
+        ("llama", {"model.norm.weight": torch.ones(8)},
+         "tensor model.norm.weight is 8, and the model has 32; choose the model of the checkpoint"),
+        ("gpt2", {"transformer.h.0.attn.c_attn.weight": torch.ones(96, 32)},
+         "tensor transformer.h.0.attn.c_attn.weight is 96 × 32, and the model has 32 × 96"),
+        ("t5", {"shared.weight": None}, "lacks shared.weight; "),
+        ("t5_v1_1", {"lm_head.weight": None}, "lacks lm_head.weight; "),
+        ("llama", {f"model.layers.{n}.mlp.up_proj.weight": None for n in range(5)}, "up_proj.weight and 2 more; "),
+        ("llama", {"model.layers.9.mlp.up_proj.weight": torch.ones(48, 32)},
+         "has tensors that the model lacks: model.layers.9.mlp.up_proj.weight; "),
+        ("gpt2", {"lm_head.weight": torch.ones(VOCABULARY, 32)},
+         "transformer.wte.weight and lm_head.weight differ, and the model has one parameter for both"),
+        ("llama", {"model.norm.weight": torch.ones(32, dtype=torch.uint8)},
+         "tensor model.norm.weight has dtype U8, and only F64, F32, F16, BF16 are loaded"),
+    ],
+)  # fmt: skip
+def test_tensors_of_another_model_are_refused_in_one_line(
+    written: Path, tmp_path: Path, kind: str, change: dict[str, torch.Tensor | None], told: str
+) -> None:
+    folder = shutil.copytree(written / kind, tmp_path / kind)
+    changed = {name: tensor for name, tensor in (load_file(folder / WEIGHTS) | change).items() if tensor is not None}
+    save_file(changed, folder / WEIGHTS)
+    with pytest.raises(UserError) as caught:
+        load(ask(folder))
+    assert str(caught.value).startswith(f"model.checkpoint={folder}: ")
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_none_are_refused_in_one_line(written: Path, tmp_path: Path) -> None:
+    spec = ask(shutil.copytree(written / "gpt2", tmp_path / "gpt2"))
+    weights, index = tmp_path / "gpt2" / WEIGHTS, tmp_path / "gpt2" / INDEX
+    whole_file = weights.read_bytes()
+
+    def refuse(told: str) -> None:
+        with pytest.raises(UserError) as caught:
+            load(spec)
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+
+    weights.write_bytes(whole_file[:-100])
+    refuse(f"{WEIGHTS} is not safetensors (")
+    weights.unlink()
+    refuse(f"has no {WEIGHTS}; write one with transformers' save_pretrained")
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
+    refuse("has no model-00001-of-00002.safetensors")
+    index.write_text("[]")
+    refuse(f"{INDEX} is not an index of safetensors")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("model=hugging_face",), "model.config_file: missing; give the path of a config.json, or set model.check"),
+        (("model=hugging_face", "model.checkpoint=/nowhere"), "model.checkpoint=/nowhere: no such folder; give a"),
+        (("model=hugging_face", "model.checkpoint=a/b@c"), "model.checkpoint=a/b@c: neither a folder nor available"),
+        (("model=hugging_face", "model.checkpoint={empty}"), "not a readable config.json ("),
+        (("model=gpt2_tiny", "model.checkpoint={gpt2}"), "has width=32, and model=gpt2_tiny has 128; choose"),
+        (("model=tiny", "model.checkpoint={gpt2}"), "model_type=gpt2: not of the family built here"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_refused_before_a_run(
+    written: Path, tmp_path: Path, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    asked = [word.format(gpt2=written / "gpt2", empty=tmp_path) for word in words]
+    with pytest.raises(UserError) as caught:
+        compose.compose_request(compose.parse_single(asked))
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_name_on_the_hub_is_read_from_the_cache(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network, a checkpoint that was fetched before is found in the cache of huggingface_hub."""
+    repository, revision = tmp_path / "models--someone--small", "ab" * 20
+    shutil.copytree(written / "gpt2", repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    for name in ("someone/small", f"someone/small@{revision}"):
+        assert find_folder(name).name == revision
+    with pytest.raises(UserError, match=r"model\.checkpoint=someone/small@other: neither a folder nor available"):
+        find_folder("someone/small@other")
