@@ -192,6 +192,9 @@ def _check_learning(spec: RunSpec) -> None:
     if missing := [name for name in needed if name not in members]:
         rule = f"engine {spec.engine.name} has no {', '.join(missing)}"
         raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")
+    if learning.save_model and spec.adapter.rank is not None and spec.model.checkpoint is None:
+        rule = "without model.checkpoint the adapters belong to random weights, which are not saved"
+        raise UserError("learning.save_model=true", rule, "set model.checkpoint, or leave it out")
     if not data.can_hold_out(spec.data.source):
         rule = "has no held-out text to evaluate a model on"
         raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text")

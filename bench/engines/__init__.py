@@ -89,9 +89,10 @@ class OptionalMembers(Protocol):
         loss is bitwise equal to that of an uninterrupted training. Collective."""
         ...
 
-    def list_weights(self) -> "Iterator[tuple[str, Tensor]]":
+    def list_weights(self, only_trained: bool = False) -> "Iterator[tuple[str, Tensor]]":
         """Yield every parameter of the model by name, whole and in the run's precision, and every stored buffer
-        (`list_buffers`). An engine that partitions weights has one parameter whole at a time. Collective."""
+        (`list_buffers`), or only the trained parameters. An engine that partitions weights has one parameter whole at a
+        time. Collective."""
         ...
 
     def idle_s(self) -> float:
@@ -119,6 +120,11 @@ def trained(module: "Module") -> "list[Parameter]":
     """Return the parameters that are trained (`requires_grad`). Other parameters have no optimizer state and are
     counted separately."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def list_parameters(module: "Module", only_trained: bool) -> "Iterator[tuple[str, Parameter]]":
+    """Yield the parameters of a model by name, or only its trained parameters."""
+    return (pair for pair in module.named_parameters() if pair[1].requires_grad or not only_trained)
 
 
 def list_buffers(module: "Module") -> "Iterator[tuple[str, Tensor]]":

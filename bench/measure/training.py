@@ -19,10 +19,10 @@ from bench.measure import checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
-from bench.models.checkpoint.tensors import build_config, save_weights
+from bench.models.checkpoint.tensors import build_config, save_adapters, save_weights
 
-MODEL = "model"
-"""Folder of the trained model, in the attempt's folder."""
+MODEL, ADAPTER = "model", "adapter"
+"""Folders of the trained model and of its adapters, in the attempt's folder."""
 
 
 class Training:
@@ -49,7 +49,7 @@ class Training:
         self._before_s = 0.0  # seconds of the steps of earlier attempts
         self.evaluations: list[Evaluation] = []
         self.checkpoints: list[Checkpoint] = []
-        if spec.learning.save_model:
+        if spec.learning.save_model and spec.adapter.rank is None:
             build_config(spec)  # raises for a model that transformers lacks, before time is spent on the training
 
     def resume(self, saved: SavedTraining) -> None:
@@ -140,13 +140,14 @@ class Training:
         self._note_checkpoint("save", begin, size)
 
     def _save_model(self, trainer: Trainer) -> None:
-        """Write the trained model in transformers' format. All ranks must call this."""
+        """Write the trained model in transformers' format, or its adapters in peft's. All ranks must call this."""
         self._hook("model", self.steps)
-        begin, unfinished = time.perf_counter(), self._folder / f".{MODEL}"
-        save_weights(self._spec, self._engine.list_weights(), unfinished, is_main=trainer.peers.is_main)
-        size = 0
+        begin, is_adapted, size = time.perf_counter(), self._spec.adapter.rank is not None, 0
+        name, save = (ADAPTER, save_adapters) if is_adapted else (MODEL, save_weights)
+        unfinished, weights = self._folder / f".{name}", self._engine.list_weights(only_trained=is_adapted)
+        save(self._spec, weights, unfinished, is_main=trainer.peers.is_main)
         if trainer.peers.is_main:
-            size = checkpoints.count_bytes(unfinished.rename(self._folder / MODEL))
+            size = checkpoints.count_bytes(unfinished.rename(self._folder / name))
         trainer.peers.barrier()
         self._note_checkpoint("model", begin, size)
 

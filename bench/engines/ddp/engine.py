@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.spec import RunSpec
-from bench.engines import list_buffers, trained
+from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.ddp.options import Options, decode_options
 from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
 from bench.engines.precision.update import (
@@ -95,9 +95,9 @@ class DataParallel:
         self._update.steps = int(found["steps"])
         return self._update.steps
 
-    def list_weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._model.module.named_parameters()
-        yield from list_buffers(self._model.module)
+    def list_weights(self, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        yield from list_parameters(self._model.module, only_trained)
+        yield from () if only_trained else list_buffers(self._model.module)
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -14,6 +14,7 @@ from typing import Any
 from bench.core.errors import UserError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # peft's name
 FILES = CONFIG, INDEX, "*.safetensors"
 """Names of the files that are fetched from the Hub."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?")

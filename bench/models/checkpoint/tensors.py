@@ -22,10 +22,12 @@ from bench.core.plugins import StoredFamilyBuilder, Whole
 from bench.core.spec import RunSpec
 from bench.engines.distributed.slices import find_slice
 from bench.engines.precision.update import torch_dtype
-from bench.models.checkpoint import CONFIG, INDEX, WEIGHTS, list_files, read_config
+from bench.models.checkpoint import ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS, find_folder, list_files, read_config
 
 SHARD_BYTES = 2**30
 """Size at which a file of weights is complete. The writing rank holds at most this and one tensor."""
+_ADAPTER = re.compile(r"(?P<owner>.+)\.(?P<kind>lora_[AB])\.default\.weight")
+"""Names of the matrices of an adapter, next to the matrix `owner`, after peft has changed a model in place."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3
 """Maximum number of tensors that an error lists."""
@@ -36,12 +38,21 @@ def _keep(tensor: Tensor) -> Tensor:
 
 
 class StoredForm(NamedTuple):
-    """Name and layout of a parameter in transformers' format. The functions convert a tensor to and from this layout;
-    they return views where that is possible."""
+    """Name and layout of a parameter in transformers' format. Conversions return views where that is possible."""
 
     name: str
-    to_stored: Callable[[Tensor], Tensor] = _keep
-    from_stored: Callable[[Tensor], Tensor] = _keep
+    is_transposed: bool = False  # True for a matrix whose stored rows are its columns
+    order_rows: Callable[[Tensor], Tensor] = _keep  # returns a tensor with its rows in the order of transformers …
+    restore_rows: Callable[[Tensor], Tensor] = _keep  # … and back in the order of the model
+
+    def to_stored(self, tensor: Tensor) -> Tensor:
+        """Return a parameter of the model as transformers stores it."""
+        rows = self.order_rows(tensor)
+        return rows.T if self.is_transposed else rows
+
+    def from_stored(self, stored: Tensor) -> Tensor:
+        """Return a stored tensor as the model's parameter."""
+        return self.restore_rows(stored.T if self.is_transposed else stored)
 
 
 class StoredTensors:
@@ -116,6 +127,13 @@ def load_weights(module: Module, spec: RunSpec, whole: Whole, folder: Path, *, i
                 buffer.copy_(stored.read(found))
 
 
+def count_tensors(spec: RunSpec) -> int:
+    """Return the number of tensors in the checkpoint of a model. Raise UserError unless they are those of the model."""
+    with StoredTensors(str(spec.model.checkpoint), find_folder(str(spec.model.checkpoint))) as stored:
+        _match(spec, models.load_stored_builder(spec.model.family), stored)
+        return len(stored.names)
+
+
 def _match(spec: RunSpec, family: StoredFamilyBuilder, stored: StoredTensors) -> dict[str, list[str]]:
     """Return the stored names of each parameter of the whole model, by the parameter's name; a tied parameter may have
     several. Raise UserError if the stored tensors are not exactly those of the model."""
@@ -169,6 +187,32 @@ def save_weights(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: P
     if is_main:
         writer.finish()
         (folder / CONFIG).write_text(json.dumps(build_config(spec), indent=2) + "\n")
+
+
+def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: Path, *, is_main: bool) -> None:
+    """Write the adapters of a trained model, from which peft's `PeftModel.from_pretrained` loads them for transformers'
+    model. `weights` yields the trained parameters as for `save_weights`. Collective."""
+    from peft import LoraConfig  # an optional dependency
+
+    family, stored, targets = models.load_stored_builder(spec.model.family), dict[str, Tensor](), dict[str, bool]()
+    for name, value in weights:
+        if is_main and (found := _ADAPTER.fullmatch(name)):
+            form = family.stored_form(spec, f"{found['owner']}.weight")
+            owner = form.name.removesuffix(".weight")
+            # the second matrix has the rows of the adapted one
+            rows = form.order_rows(value.detach()) if found["kind"] == "lora_B" else value.detach()
+            stored[f"base_model.model.{owner}.{found['kind']}.weight"] = rows.to("cpu", copy=True).contiguous()
+            targets[owner] = form.is_transposed
+    if is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(stored, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+        values: dict[str, Any] = {
+            "r": spec.adapter.rank, "lora_alpha": spec.adapter.alpha, "lora_dropout": spec.adapter.dropout,
+            "target_modules": sorted(targets), "fan_in_fan_out": any(targets.values()), "inference_mode": True,
+            "task_type": "SEQ_2_SEQ_LM" if len(spec.sequence) > 1 else "CAUSAL_LM",
+            "base_model_name_or_path": spec.model.checkpoint,
+        }  # fmt: skip
+        LoraConfig(**values).save_pretrained(str(folder))
 
 
 def build_config(spec: RunSpec) -> dict[str, Any]:

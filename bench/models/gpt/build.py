@@ -79,17 +79,18 @@ def stored_form(spec: RunSpec, name: str) -> StoredForm:
     stored = ".".join(GPT2_NAMES.get(word, word) for word in name.split("."))
     if not owner.endswith("_proj"):
         return StoredForm(stored)
-    heads = shape.heads if owner == "qkv_proj" else None
+    if owner != "qkv_proj":
+        return StoredForm(stored, kind == "weight")
 
-    def to_stored(rows: Tensor) -> Tensor:
-        rows = rows if heads is None else rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-        return rows.T if kind == "weight" else rows
+    def order_rows(tensor: Tensor) -> Tensor:
+        ordered: Tensor = tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return ordered
 
-    def from_stored(stored: Tensor) -> Tensor:
-        rows = stored.T if kind == "weight" else stored
-        return rows if heads is None else rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+    def restore_rows(tensor: Tensor) -> Tensor:
+        restored: Tensor = tensor.unflatten(0, (3, shape.heads, -1)).transpose(0, 1).flatten(0, 2)
+        return restored
 
-    return StoredForm(stored, to_stored, from_stored)
+    return StoredForm(stored, kind == "weight", order_rows, restore_rows)
 
 
 def transformers_config(spec: RunSpec) -> Any:

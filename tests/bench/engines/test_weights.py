@@ -26,13 +26,14 @@ from transformers import (
 )
 from weight_ranks import SHARD_BYTES, VOCABULARY, micro_batch
 
-from bench import models
+from bench import engines, models
 from bench.config import compose
-from bench.core.errors import UserError
+from bench.core.errors import Check, UserError
 from bench.core.spec import RunSpec
 from bench.engines.precision.update import whole
 from bench.models.checkpoint import INDEX, WEIGHTS, find_folder
-from bench.models.checkpoint.tensors import build_config, load_weights
+from bench.models.checkpoint.tensors import build_config, load_weights, save_adapters
+from bench.sweep.prepare import staging
 
 RANKS = 2
 KINDS = "t5", "t5_v1_1", "gpt2", "llama", "opt"
@@ -232,6 +233,30 @@ def check_peaks(written: Path, seen: list[dict[str, Any]]) -> None:
                 assert found["save_peak"] <= few + SHARD_BYTES * (rank == 0), (label, rank)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_loads_saved_adapters(written: Path, tmp_path: Path, kind: str) -> None:
+    """peft computes the loss of the adapted model from transformers' weights and the saved adapters. All matrices of
+    the blocks are adapted, and no adapter is zero."""
+    peft = pytest.importorskip("peft")
+    spec = ask(written / kind, "devices_per_node=1", "adapter=lora", "adapter.rank=4")
+    module = load(spec)
+    outside = {"lm_head", "embed_tokens", "embed_positions", "shared"}
+    targets = [
+        name for name, layer in module.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] not in outside
+    ]  # fmt: skip
+    torch.manual_seed(3)
+    config = {"r": 4, "lora_alpha": spec.adapter.alpha, "target_modules": targets, "init_lora_weights": False}
+    peft.inject_adapter_in_model(peft.LoraConfig(**config), module)
+    save_adapters(spec, engines.list_parameters(module, only_trained=True), tmp_path / "adapter", is_main=True)
+    theirs: Any = AutoModelForCausalLM if "tokens" in spec.sequence else AutoModelForSeq2SeqLM
+    with torch.no_grad():
+        expected = float(module.eval()(**micro_batch(spec, 0)).loss)
+        adapted = peft.PeftModel.from_pretrained(theirs.from_pretrained(written / kind), tmp_path / "adapter")
+        assert float(adapted.eval()(**micro_batch(spec, 0)).loss) == pytest.approx(expected, rel=1e-5)
+    assert abs(expected - compute_loss(written / kind, spec, 0)) > 1e-3, "the adapters change the loss"
+
+
 @pytest.mark.processes
 def test_a_trained_model_is_the_start_of_another_training(tmp_path: Path) -> None:
     """The held-out loss at the end of a training is that at the begin of a training from its weights, with another
@@ -310,6 +335,19 @@ def test_files_that_are_none_are_refused_in_one_line(written: Path, tmp_path: Pa
     refuse("has no model-00001-of-00002.safetensors")
     index.write_text("[]")
     refuse(f"{INDEX} is not an index of safetensors")
+
+
+def test_prepare_reads_the_checkpoint(written: Path, tmp_path: Path) -> None:
+    """The weights are found, and their tensors are compared with the model before a job is submitted."""
+    spec = ask(written / "gpt2")
+    needs = staging.StagingNeeds(device="cpu", models=(spec,), elsewhere=True)
+    name, size = f"weights {spec.model.checkpoint}", (written / "gpt2" / WEIGHTS).stat().st_size
+    [staged] = [found for found in staging.stage(needs) if isinstance(found, Check) and found.subject == name]
+    assert staged.state == "note" and staged.found.startswith(f"{size:,} bytes of weights")
+    assert staged.remedy == "set model.checkpoint to a folder that all nodes share"
+    [checked] = [found for found in staging.check(needs) if isinstance(found, Check) and found.subject == name]
+    tensors = len(load_file(written / "gpt2" / WEIGHTS))
+    assert (checked.state, checked.found) == ("ok", f"{tensors} tensors, those of the model")
 
 
 @pytest.mark.parametrize(
