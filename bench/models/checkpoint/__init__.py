@@ -25,6 +25,12 @@ def is_folder(checkpoint: str) -> bool:
     return Path(checkpoint).is_dir()
 
 
+def split_name(checkpoint: str) -> tuple[str, str | None]:
+    """Return the folder, or the name and the revision on the Hub, of a checkpoint."""
+    name, _, revision = checkpoint.partition("@")
+    return (checkpoint, None) if is_folder(checkpoint) else (name, revision or None)
+
+
 def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
     """Return the folder of a checkpoint. If it is a name on the Hub, fetch those files of it that are not in the cache.
     Raise UserError if there is no such folder or name, or if the Hub cannot be reached."""
@@ -38,11 +44,11 @@ def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
 
 @functools.cache  # all points of a study ask for the same config.json
 def _fetch(name: str, files: tuple[str, ...]) -> Path:
-    repository, _, revision = name.partition("@")
+    repository, revision = split_name(name)
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(files)))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # errors of the network have many types
         why = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         rule = f"neither a folder nor available from the Hugging Face Hub ({why})"

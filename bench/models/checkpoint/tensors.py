@@ -22,7 +22,16 @@ from bench.core.plugins import StoredFamilyBuilder, Whole
 from bench.core.spec import RunSpec
 from bench.engines.distributed.slices import find_slice
 from bench.engines.precision.update import torch_dtype
-from bench.models.checkpoint import ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS, find_folder, list_files, read_config
+from bench.models.checkpoint import (
+    ADAPTER_WEIGHTS,
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    find_folder,
+    list_files,
+    read_config,
+    split_name,
+)
 
 SHARD_BYTES = 2**30
 """Size at which a file of weights is complete. The writing rank holds at most this and one tensor."""
@@ -210,7 +219,7 @@ def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: 
             "r": spec.adapter.rank, "lora_alpha": spec.adapter.alpha, "lora_dropout": spec.adapter.dropout,
             "target_modules": sorted(targets), "fan_in_fan_out": any(targets.values()), "inference_mode": True,
             "task_type": "SEQ_2_SEQ_LM" if len(spec.sequence) > 1 else "CAUSAL_LM",
-            "base_model_name_or_path": spec.model.checkpoint,
+            **dict(zip(("base_model_name_or_path", "revision"), split_name(str(spec.model.checkpoint)), strict=True)),
         }  # fmt: skip
         LoraConfig(**values).save_pretrained(str(folder))
 

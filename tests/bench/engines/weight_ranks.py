@@ -21,7 +21,8 @@ from bench.core.spec import RunSpec
 from bench.engines.distributed.executor import build_stages
 from bench.measure import memory
 from bench.models.checkpoint import tensors
-from bench.models.checkpoint.tensors import load_weights, save_weights
+from bench.models.checkpoint.tensors import load_weights, save_adapters, save_weights
+from bench.models.modules.adapters import adapt
 
 STEPS = 2
 SHARD_BYTES = tensors.SHARD_BYTES = 20_000
@@ -43,7 +44,7 @@ def main() -> None:
 
 def train(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
     """Return the loss of the loaded weights, the largest number of live bytes while they were loaded, and the loss of
-    the saved weights."""
+    the saved weights or adapters."""
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     gc.collect()
     memory.reset_peak(CPU)
@@ -56,6 +57,8 @@ def train(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
         module = build_stages(spec, rank, divided, backend, network, cut(spec, network))
     load_weights(module, spec, backend.whole, Path(str(spec.model.checkpoint)), is_main=rank == 0)
     seen: dict[str, Any] = {"load_peak": (memory.read_peak_bytes(CPU) or 0) - before}
+    if spec.adapter.rank is not None:
+        adapt(module, spec, backend)
     engine, batches = backend.build(module, spec), [micro_batch(spec, place(spec, rank).data)]
     if cut is not None:
         loss = engine.train_step(batches)
@@ -66,7 +69,10 @@ def train(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
     gc.collect()
     memory.reset_peak(CPU)
     resident = memory.read_live_bytes(CPU) or 0
-    save_weights(spec, engine.list_weights(), folder, is_main=rank == 0)
+    if spec.adapter.rank is None:
+        save_weights(spec, engine.list_weights(), folder, is_main=rank == 0)
+    else:
+        save_adapters(spec, engine.list_weights(only_trained=True), folder, is_main=rank == 0)
     seen["save_peak"] = (memory.read_peak_bytes(CPU) or 0) - resident
     return seen | {"saved": float(engine.evaluate(batches))}
 
