@@ -155,9 +155,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape |= {"name": "mine", "parameters": None}
     (folder / "my" / "model" / "mine.yaml").write_text(yaml.safe_dump(shape))
     (folder / "config.json").write_text(json.dumps(_MT5))
-    (folder / "gpt2.json").write_text(
-        json.dumps({"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 2})
-    )
+    gpt2 = json.dumps({"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 2})
+    (folder / "gpt2.json").write_text(gpt2)
+    (folder / "my-model").mkdir()
+    (folder / "my-model" / "config.json").write_text(gpt2)
     (folder / "corpus.jsonl").write_text('{"text": "one line"}\n')
     return folder
 

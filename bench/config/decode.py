@@ -5,7 +5,6 @@ The points of a study share most of their config groups. The decoded value of ea
 
 import difflib
 import functools
-import json
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from bench.core.record import Limits
 from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import AdapterSpec, DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
+from bench.models import checkpoint as checkpoints
 
 
 class Request(NamedTuple):
@@ -188,10 +188,13 @@ def _check_learning(spec: RunSpec) -> None:
     are an engine without evaluation, and data without held-out text."""
     learning, members = spec.learning, engines.facts(spec).members
     saves = learning.checkpoint_every is not None or learning.stop_after is not None
-    needed = ["evaluate", "set_learning_rate", *["save", "load"] * saves]
+    needed = ["evaluate", "set_learning_rate", *["save", "load"] * saves, *["list_weights"] * learning.save_model]
     if missing := [name for name in needed if name not in members]:
         rule = f"engine {spec.engine.name} has no {', '.join(missing)}"
         raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")
+    if learning.save_model and spec.adapter.rank is not None and spec.model.checkpoint is None:
+        rule = "without model.checkpoint the adapters belong to random weights, which are not saved"
+        raise UserError("learning.save_model=true", rule, "set model.checkpoint, or leave it out")
     if not data.can_hold_out(spec.data.source):
         rule = "has no held-out text to evaluate a model on"
         raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text")
@@ -273,7 +276,7 @@ def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
     """Decode the section of one config group. The result is cached by content."""
-    if group == "model" and "config_file" in plain:
+    if group == "model" and ("config_file" in plain or plain.get("checkpoint")):
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
     return _call_cached(_PARTS[group], _ContentKey.of(plain))
 
@@ -303,19 +306,27 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return the section of a model with `config_file` replaced by the shape from that Hugging Face config file."""
-    path = Path(str(flat.pop("config_file")))
-    # The user's file may lack keys, have unknown keys, or be nested too deeply.
+    """Return the section of a model with the shape from `config_file`, a Hugging Face config file, or from the
+    checkpoint's config.json. A model that has a shape keeps it; raise UserError if it is not that of the checkpoint."""
+    path, checkpoint = flat.pop("config_file", None), flat.get("checkpoint")
+    if path is None and not checkpoint:
+        remedy = "give the path of a config.json, or set model.checkpoint to a folder that has one"
+        raise UserError("model.config_file", "missing", remedy)
+    given = f"model.checkpoint={checkpoint}" if path is None else f"model.config_file={path}"
+    config = checkpoints.read_config(str(checkpoint)) if path is None else checkpoints.read_json(Path(str(path)), given)
+    name = flat.get("family") or models.find_family(config)
+    family = load_file(models, str(name))
     try:
-        config = json.loads(path.read_text())
-        name = flat.get("family") or models.find_family(config)
-        family = load_file(models, str(name))
+        # The user's file may lack keys, have unknown keys, or be nested too deeply.
         shape = family.from_hugging_face(config)
     except ValidationError as error:
-        raise _build_error(error, family.Shape, f"model.config_file={path}: shape") from error
-    except (OSError, ValueError, RecursionError) as error:
-        why = str(error).partition("\n")[0]
-        raise UserError(f"model.config_file={path}", f"not a readable config.json ({why})") from error
+        raise _build_error(error, family.Shape, f"{given}: shape") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(given, f"not a readable config.json ({str(error).splitlines()[0]})") from error
+    if path is None and "shape" in flat:
+        own = decode_model(family.Shape, flat["shape"], "model.shape")
+        checkpoints.check_shape(str(flat.get("name")), own.model_dump(), shape.model_dump(), str(checkpoint))
+        return flat
     return {**flat, "family": name, "shape": shape.model_dump()}
 
 

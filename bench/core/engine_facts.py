@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from bench.core.network import Part, Stacks
 
 Member = Literal[
-    "evaluate", "set_learning_rate", "save", "load", "idle_s", "transfer_wait_s", "step_phases_s", "list_passes"
+    "evaluate",
+    "set_learning_rate",
+    "save",
+    "load",
+    "list_weights",
+    "idle_s",
+    "transfer_wait_s",
+    "step_phases_s",
+    "list_passes",
 ]
 """Names of the optional methods of an engine, which `bench.engines.OptionalMembers` defines."""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
     from bench.engines.distributed.slices import TensorRanks
+    from bench.models.checkpoint.tensors import StoredForm
 
 Plugin = TypeVar("Plugin")
 GROUP = "zeroscale"
@@ -145,10 +146,8 @@ def list_installed_files(kind: Kind[Any]) -> list[Path]:
 class EnginePlugin(Protocol):
     """A training engine: a folder of bench/engines with `facts.py`. Its `__init__` does not import torch.
 
-    The module may define `FITTED_TO_MODEL`, a tuple of names of size options. If neither the study nor the user sets
-    such an option, the preset's value is limited to the model's number of parameters
-    (`bench.config.decode.fit_engine`).
-    """
+    The module may define `FITTED_TO_MODEL`, a tuple of names of size options. Unless the study or the user sets such an
+    option, the preset's value is limited to the model's number of parameters (`bench.config.decode.fit_engine`)."""
 
     Options: type[BaseModel]
     """Keys of conf/engine that a user may set."""
@@ -224,6 +223,16 @@ class FamilyBuilder(Protocol):
         is `EngineBuilder.whole`."""
 
 
+class StoredFamilyBuilder(FamilyBuilder, Protocol):
+    """Builder of a family whose weights can be read and written in transformers' format."""
+
+    def stored_form(self, spec: RunSpec, name: str) -> "StoredForm":
+        """Return the name and layout in transformers' format of the parameter with this name in the whole model."""
+
+    def transformers_config(self, spec: RunSpec) -> Any:
+        """Return transformers' config of the model. Raise UserError if transformers has no such model."""
+
+
 class DividedFamilyBuilder(FamilyBuilder, Protocol):
     """Builder of a family whose models can be divided into pipeline parts."""
 
@@ -239,8 +248,7 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
 
         `among` are the ranks of this rank's tensor-parallel group. With them, the module holds only this rank's slice
         of each matrix. The forward function takes the states of the previous part, one tensor per stack (none for the
-        first part). It takes a micro-batch as keyword arguments. It returns a tuple of states; the last part returns
-        the loss, a 0-d tensor.
+        first part), and a micro-batch as keyword arguments. It returns a tuple of states, or the 0-d loss at the end.
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
@@ -262,8 +270,7 @@ class DataPlugin(Protocol):
     """A data source: a file of bench/data.
 
     Sample i of the global sample stream depends only on (seed, i). A global batch therefore contains the same samples
-    for every engine, number of ranks and number of micro-steps.
-    """
+    for every engine, number of ranks and number of micro-steps."""
 
     Options: type[BaseModel]
     """Keys of conf/data that a user may set. The file with this class does not import torch."""
@@ -294,8 +301,7 @@ class LauncherPlugin(Protocol):
     """A launcher: a file or folder of bench/launchers.
 
     It is a `QueueingLauncherPlugin` if `QUEUES` is True, and a `StartingLauncherPlugin` otherwise. The `options` of its
-    functions are an instance of its own `Options`.
-    """
+    functions are an instance of its own `Options`."""
 
     QUEUES: bool
     """True if a scheduler starts the work later. If False, the launcher starts work at once and the command waits for
@@ -330,8 +336,7 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
 
     The scheduler's names for jobs, states and variables are used only inside the launcher. Functions raise
     SchedulerUnavailable if the scheduler does not respond, so that the states of jobs are unknown. If the scheduler
-    refuses a request, they raise UserError with its message.
-    """
+    refuses a request, they raise UserError with its message."""
 
     ARRAYS: bool
     """True if the scheduler supports job arrays (`Work.tasks`). If False, `mode=array` is refused."""
@@ -345,8 +350,7 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
         """Query the scheduler once, and return the states of all jobs with these names by name and task.
 
-        The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler.
-        """
+        The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler."""
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
         """Return the path of a job's output file in this folder, or of one task's. The file may not exist yet."""
@@ -373,9 +377,8 @@ class MetricPlugin(Protocol):
     """A group of metrics, each derived from one record: a file of analysis/metrics."""
 
     METRICS: Sequence[Any]
-    """Metrics, as `analysis.metrics.Metric`. A metric has a column name, a short description, a unit and a better
-    direction ("more", "less" or "neither"). It also has a function of the record that returns None for an unknown
-    value."""
+    """Metrics, as `analysis.metrics.Metric`: column name, description, unit, better direction ("more", "less" or
+    "neither"), and a function of the record that returns None for an unknown value."""
 
 
 class FigurePlugin(Protocol):
@@ -402,6 +405,7 @@ ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "en
 _FAMILY = "family", "bench.models", "model.family"
 FAMILY: Kind[FamilyPlugin] = Kind(*_FAMILY, FamilyPlugin, "shape")
 FAMILY_BUILDER: Kind[FamilyBuilder] = Kind(*_FAMILY, FamilyBuilder, "shape", "build")
+STORED_FAMILY_BUILDER: Kind[StoredFamilyBuilder] = Kind(*_FAMILY, StoredFamilyBuilder, "shape", "build")
 DIVIDED_FAMILY_BUILDER: Kind[DividedFamilyBuilder] = Kind(*_FAMILY, DividedFamilyBuilder, "shape", "build")
 _DATA = "data", "bench.data", "data.source"
 _LAUNCHER = "launcher", "bench.launchers", "launcher.name"

@@ -26,6 +26,7 @@ FIELDS: Mapping[str, FieldRole] = {
     "model.name": FieldRole(step_time=False, shown=True),
     "model.parameters": FieldRole(step_time=False),  # the published number, which follows from the shape
     "model.source": FieldRole(identity=False, losses=False, step_time=False),
+    "model.checkpoint": FieldRole(step_time=False),
     "model.attention": _KERNEL,
     "model.compile": _KERNEL,
     "model.loss_chunk_tokens": _KERNEL,
@@ -50,6 +51,7 @@ FIELDS: Mapping[str, FieldRole] = {
     "learning.evaluate_every": FieldRole(losses=False, step_time=False),
     "learning.evaluation_samples": FieldRole(losses=False, step_time=False),
     "learning.checkpoint_every": FieldRole(identity=False, losses=False, step_time=False),
+    "learning.save_model": FieldRole(identity=False, losses=False, step_time=False),
     "loss_mean": FieldRole(step_time=False),
     "seed": FieldRole(step_time=False),
     "measure": FieldRole(losses=False, step_time=False),

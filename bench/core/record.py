@@ -321,9 +321,9 @@ class Evaluation(Frozen):
 
 
 class Checkpoint(Frozen):
-    """The saving or loading of one checkpoint."""
+    """The saving or loading of one checkpoint, or the writing of the trained model."""
 
-    kind: Literal["save", "load"]
+    kind: Literal["save", "load", "model"]
     step: int
     seconds: float
     bytes: int = Field(description="bytes of the checkpoint over all ranks")

@@ -26,11 +26,8 @@ from bench.core.point_fields import select
 
 DEFAULTS_VERSION = 2
 """Version of the default values in this module. `config_id` omits defaults, so a default never changes within a
-version.
-
-In version 1, the measurement protocol was `AdaptiveMeasure` and the loss was a mean over micro-batches. A spec with
-this protocol is still read with the defaults of version 1, so that its config_id does not change.
-"""
+version. In version 1, the measurement protocol was `AdaptiveMeasure` and the loss was a mean over micro-batches. A spec
+with this protocol is still read with the defaults of version 1, so that its config_id does not change."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -63,9 +60,10 @@ class Extensible(Frozen):
         return {name: value for name, value in plain.items() if name not in usual}
 
 
-class ModelSpec(Frozen):
-    """The model, defined by its sizes. `shape` holds the fields of the family's `Shape`. Weights are always initialised
-    randomly."""
+class ModelSpec(Extensible):
+    """The model, defined by its sizes. `shape` holds the fields of the family's `Shape`."""
+
+    LATER_FIELDS = frozenset({"checkpoint"})
 
     name: Name
     family: Name = "t5"
@@ -79,6 +77,7 @@ class ModelSpec(Frozen):
         "logits at once and the loss in the run's precision, as in transformers",
     )
     compile: Literal["none", "blocks"] = Field("none", description="torch.compile on each block of layers separately")
+    checkpoint: str | None = Field(None, description="weights: a folder, or NAME[@REVISION] of the Hub; None: random")
     source: str = Field("", description="origin of shape and count; not part of the identity")
 
 
@@ -116,11 +115,8 @@ class Batch(Frozen):
 OBJECTIVE = "span_corruption"
 """Name of the default objective."""
 LENGTHS = {"encoder": 512, "decoder": 128}
-"""Default sequence lengths of the default objective: tokens per sample, padding included.
-
-For any other objective, a spec always contains the lengths. `config_id` therefore does not depend on the defaults of a
-plug-in.
-"""
+"""Default sequence lengths of the default objective: tokens per sample, padding included. For any other objective, a
+spec always contains the lengths, so that `config_id` does not depend on the defaults of a plug-in."""
 
 
 class Parallel(Frozen):
@@ -237,9 +233,7 @@ class AdapterSpec(Frozen):
     rank: Positive | None = Field(None, description="of each adapter's two matrices; None: no adapters")
     alpha: float = Field(16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input")
-    targets: tuple[Name, ...] = Field(
-        (), description="names of the adapted matrices; empty: all matrices of all blocks"
-    )
+    targets: tuple[Name, ...] = Field((), description="names of adapted matrices; empty: all matrices of all blocks")
     quantization: Literal["none", "nf4", "int8"] = Field("none", description="of the frozen matrices (bitsandbytes)")
     double_quantization: bool = Field(False, description="nf4's scales are quantised too (arXiv 2305.14314)")
     frozen: str = Field("", description="regular expression: parameters whose names it finds are not trained")
@@ -249,9 +243,8 @@ class AdapterSpec(Frozen):
         targets = self.targets and f"[{', '.join(self.targets)}]"  # as in YAML
         given = {"targets": targets, "quantization": self.quantization.removeprefix("none"), "dropout": self.dropout}
         for name, value in ((name, value) for name, value in given.items() if value and self.rank is None):
-            raise ValueError(
-                f"adapter.{name}={value} without adapter.rank; set adapter.rank=16, or choose adapter=lora"
-            )
+            rule = f"adapter.{name}={value} without adapter.rank"
+            raise ValueError(f"{rule}; set adapter.rank=16, or choose adapter=lora")
         if self.double_quantization and self.quantization != "nf4":
             rule = f"adapter.double_quantization=true with adapter.quantization={self.quantization}"
             raise ValueError(f"{rule}; only nf4 has scales to quantise, so set adapter.quantization=nf4")
@@ -261,11 +254,13 @@ class AdapterSpec(Frozen):
         return self
 
 
-class LearningSpec(Frozen):
+class LearningSpec(Extensible):
     """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead.
 
     Tokens of all kinds count, padding included. Every number of tokens is rounded up to whole optimizer steps.
     """
+
+    LATER_FIELDS = frozenset({"save_model"})
 
     tokens: Positive | None = Field(None, description="to train on")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
@@ -277,6 +272,7 @@ class LearningSpec(Frozen):
     held_out_seed: int = Field(0, ge=0, description="selects these documents; not `seed`, so that seeds compare")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
     stop_after: Positive | None = Field(None, description="tokens after which a run stops, with a checkpoint to resume")
+    save_model: bool = Field(False, description="at the end, write the model for transformers, or adapters for peft")
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
@@ -344,8 +340,7 @@ class RunSpec(Extensible):
 
     @property
     def data_parallel(self) -> int:
-        """Number of data-parallel ranks. Each is a group of ranks that share a copy of the model and have their own
-        samples."""
+        """Number of groups of ranks that share a copy of the model. Each group has its own samples."""
         return self.world_size // self.parallel.ranks
 
     @property

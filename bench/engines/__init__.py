@@ -9,7 +9,7 @@ Planning a run and reading a record import only an engine's `__init__`, which do
 import functools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -89,6 +89,12 @@ class OptionalMembers(Protocol):
         loss is bitwise equal to that of an uninterrupted training. Collective."""
         ...
 
+    def list_weights(self, only_trained: bool = False) -> "Iterator[tuple[str, Tensor]]":
+        """Yield every parameter of the model by name, whole and in the run's precision, and every stored buffer
+        (`list_buffers`), or only the trained parameters. An engine that partitions weights has one parameter whole at a
+        time. Collective."""
+        ...
+
     def idle_s(self) -> float:
         """Return the seconds of the last step in which this rank was idle because of the engine's schedule (such as a
         pipeline bubble). The call may wait for the device. Every rank must call it, because it may be collective."""
@@ -114,6 +120,19 @@ def trained(module: "Module") -> "list[Parameter]":
     """Return the parameters that are trained (`requires_grad`). Other parameters have no optimizer state and are
     counted separately."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def list_parameters(module: "Module", only_trained: bool) -> "Iterator[tuple[str, Parameter]]":
+    """Yield the parameters of a model by name, or only its trained parameters."""
+    return (pair for pair in module.named_parameters() if pair[1].requires_grad or not only_trained)
+
+
+def list_buffers(module: "Module") -> "Iterator[tuple[str, Tensor]]":
+    """Yield the buffers of a model that are stored with its parameters, by name."""
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in owner._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def check_members(engine: object, spec: RunSpec) -> None:

@@ -19,6 +19,10 @@ from bench.measure import checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
+from bench.models.checkpoint.tensors import build_config, save_adapters, save_weights
+
+MODEL, ADAPTER = "model", "adapter"
+"""Folders of the trained model and of its adapters, in the attempt's folder."""
 
 
 class Training:
@@ -45,6 +49,8 @@ class Training:
         self._before_s = 0.0  # seconds of the steps of earlier attempts
         self.evaluations: list[Evaluation] = []
         self.checkpoints: list[Checkpoint] = []
+        if spec.learning.save_model and spec.adapter.rank is None:
+            build_config(spec)  # raises for a model that transformers lacks, before time is spent on the training
 
     def resume(self, saved: SavedTraining) -> None:
         """Load model, optimizer and progress from a checkpoint of another attempt. All ranks must call this."""
@@ -91,6 +97,8 @@ class Training:
             if self.steps in saved:
                 self._save(trainer, series)
         series.stopped = "steps"
+        if spec.learning.save_model:
+            self._save_model(trainer)
 
     def _evaluate(self, trainer: Trainer, series: Series) -> None:
         """Compute the mean loss per target token of the held-out samples. All ranks must call this."""
@@ -130,6 +138,18 @@ class Training:
             progress = LearningProgress(trained_s=trained_s, evaluations=tuple(self.evaluations))
             size = checkpoints.complete(self._folder, self.steps, progress)
         self._note_checkpoint("save", begin, size)
+
+    def _save_model(self, trainer: Trainer) -> None:
+        """Write the trained model in transformers' format, or its adapters in peft's. All ranks must call this."""
+        self._hook("model", self.steps)
+        begin, is_adapted, size = time.perf_counter(), self._spec.adapter.rank is not None, 0
+        name, save = (ADAPTER, save_adapters) if is_adapted else (MODEL, save_weights)
+        unfinished, weights = self._folder / f".{name}", self._engine.list_weights(only_trained=is_adapted)
+        save(self._spec, weights, unfinished, is_main=trainer.peers.is_main)
+        if trainer.peers.is_main:
+            size = checkpoints.count_bytes(unfinished.rename(self._folder / name))
+        trainer.peers.barrier()
+        self._note_checkpoint("model", begin, size)
 
     def _note_checkpoint(self, kind: str, begin: float, size: int) -> None:
         seconds = time.perf_counter() - begin

@@ -14,7 +14,7 @@ from typing import Any
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.network import Stacks, count_parameters
-from bench.core.plugins import DividedFamilyBuilder, FamilyBuilder, FamilyPlugin
+from bench.core.plugins import DividedFamilyBuilder, FamilyBuilder, FamilyPlugin, StoredFamilyBuilder
 from bench.core.spec import ModelSpec
 
 
@@ -32,6 +32,12 @@ def load_divided_builder(family: str) -> DividedFamilyBuilder:
     """Return the builder that can build parts of this family's models, for pipelines and tensor parallelism. Raise
     UserError if the family builds only whole models."""
     return plugins.load(plugins.DIVIDED_FAMILY_BUILDER, family)
+
+
+def load_stored_builder(family: str) -> StoredFamilyBuilder:
+    """Return the builder that can read and write this family's weights in transformers' format. Raise UserError if the
+    family has no such builder."""
+    return plugins.load(plugins.STORED_FAMILY_BUILDER, family)
 
 
 def find_family(config: object) -> str:

@@ -27,6 +27,7 @@ from bench.core.spec import AdapterSpec, RunSpec, config_id
 from bench.measure import devices, environment
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import InjectedFault, Refused
+from bench.models.checkpoint import find_folder, is_folder
 from bench.runtime import extensions
 
 if TYPE_CHECKING:
@@ -132,15 +133,22 @@ class RankWorker:
         with self.phase("data"):
             self.open_data()
         self.load_operations()
+        checkpoint = self.find_checkpoint()
         with memory.trace_memory(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.build_module()
                 self.parameters = self.check_parameters(module)
-                self.family.initialise(module, spec, self.engine_builder.whole)
+                if checkpoint is None:
+                    self.family.initialise(module, spec, self.engine_builder.whole)
+            if checkpoint is not None:
+                from bench.models.checkpoint.tensors import load_weights
+
+                with self.phase("weights"):
+                    load_weights(module, spec, self.engine_builder.whole, checkpoint, is_main=self.peers.is_main)
+            with self.phase("engine"):
                 self.adapt(module)
                 if self.drill:
                     self.drill.attach(self.rank, module)
-            with self.phase("engine"):
                 here = self.engine_builder.parameter_count(module.parameters())
                 self.engine = self.engine_builder.build(module, spec)
                 engines.check_members(self.engine, spec)
@@ -189,6 +197,20 @@ class RankWorker:
                 for name in names if is_turn else ():
                     extensions.load(name, self.device.type, Path(folder))
                 self.peers.barrier()
+
+    def find_checkpoint(self) -> Path | None:
+        """Return the folder of the model's checkpoint. Return None if weights are random, as in every rehearsal."""
+        name = self.spec.model.checkpoint
+        if name is None or self.rehearses:
+            return None
+        if not is_folder(name):
+            with self.phase("hub"):
+                # The first rank of a node fetches the files for all ranks of the node.
+                for is_turn in (self.local_rank == 0, self.local_rank != 0):
+                    if is_turn:
+                        find_folder(name)
+                    self.peers.barrier()
+        return find_folder(name)
 
     def open_data(self) -> None:
         """Open the data. A training that resumes from a checkpoint skips the batches that it has already used."""

@@ -126,7 +126,7 @@ def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_o
         ("seed", "seed: not an override"),
         ("=3", "=3: not an override"),
         ("seed=range(1,3)", "seed=range(1,3): not a list"),
-        ("model=hugging_face", "model.config_file: Missing mandatory value"),
+        ("model=hugging_face", "model.config_file: missing; give the path of a config.json"),
         ("seed=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )

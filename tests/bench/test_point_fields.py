@@ -20,7 +20,8 @@ ONE: dict[str, Any] = {
 OTHER: dict[str, Any] = {
     "model.name": "small", "model.shape.d_model": 128, "model.family": "gpt", "model.parameters": 7,
     "model.source": "a paper", "model.attention": "eager", "model.dropout": 0.1, "model.loss_chunk_tokens": 64,
-    "model.compile": "blocks", "engine.name": "zero3", "engine.backend": "ddp", "engine.options.stage": 3,
+    "model.compile": "blocks", "model.checkpoint": "x",
+    "engine.name": "zero3", "engine.backend": "ddp", "engine.options.stage": 3,
     "data.name": "text", "data.source": "text", "data.workers": 1, "data.prefetch": 3, "data.pin_memory": True,
     "batch.micro": 8, "batch.accumulation": 4, "nodes": 2, "devices_per_node": 8, "sequence.encoder": 64,
     "sequence.decoder": 32, "parallel.tensor": 2, "precision": "fp32", "activation_checkpointing": True,
@@ -82,6 +83,7 @@ def test_every_row_is_of_an_existing_field_and_no_field_has_a_larger_role_than_i
         "parallel.tensor",
         "model.source",
         *(f"adapter.{name}" for name in AdapterSpec.model_fields),
+        "model.checkpoint",
         *(f"learning.{name}" for name in LearningSpec.model_fields),
         *(name for name, _ in flatten(RunSpec.model_validate(ONE))),
     }

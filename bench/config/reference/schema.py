@@ -63,6 +63,7 @@ def to_json(schema: Schema) -> str:
 
 
 _TEXT: Schema = {"type": "string"}
+_NULLABLE: Schema = {"type": ["string", "null"]}
 
 
 def _build_object(properties: Schema, description: str, patterns: Schema | None = None) -> Schema:
@@ -116,14 +117,14 @@ def _build_plugin_group(name: str, group: PluginGroup) -> Schema:
             inner[key] = _unite(inner.get(key), _describe(part, meaning))
     if group.holder == "shape":
         described = properties["shape"].get("description", "")
-        properties |= {"shape": _build_object(inner, described), "config_file": _describe(_TEXT, _CONFIG_FILE)}
+        properties |= {"shape": _build_object(inner, described), "config_file": _describe(_NULLABLE, _CONFIG_FILE)}
     else:
         properties.pop(group.holder, None)
         properties |= inner
     return {"properties": properties}
 
 
-_CONFIG_FILE = "a Hugging Face config.json, instead of shape"
+_CONFIG_FILE = "a Hugging Face config.json, instead of shape; null: that of checkpoint"
 
 
 def _unite(one: Schema | None, other: Schema) -> Schema:

@@ -10,7 +10,7 @@ A single rank also trains under DDP, including its buckets. Otherwise, the first
 measure a different program than the other points.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.spec import RunSpec
-from bench.engines import trained
+from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.ddp.options import Options, decode_options
 from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
 from bench.engines.precision.update import (
@@ -94,6 +94,10 @@ class DataParallel:
         load_random_state(folder)
         self._update.steps = int(found["steps"])
         return self._update.steps
+
+    def list_weights(self, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        yield from list_parameters(self._model.module, only_trained)
+        yield from () if only_trained else list_buffers(self._model.module)
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -9,7 +9,7 @@ import copy
 import functools
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch.nn import Module, Parameter
 from bench.core.engine_facts import SCRATCH, SUMMED_STEPS
 from bench.core.errors import UserError
 from bench.core.spec import RunSpec
-from bench.engines import trained
+from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
@@ -141,6 +141,12 @@ class ZeroEngine:
         load_random_state(folder)
         self._steps = int(kept["steps"])
         return self._steps
+
+    def list_weights(self, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in list_parameters(self._engine.module, only_trained):
+            with load_deepspeed().zero.GatheredParameters([parameter]):
+                yield name, parameter
+        yield from () if only_trained else list_buffers(self._engine.module)
 
     def _clip(self) -> None:
         """Clip the gradients and keep their norm. Replaces DeepSpeedEngine.clip_fp32_gradients, which discards the norm

@@ -86,7 +86,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         divides_by_tokens=True,
         frozen=FrozenWeights(frozenset({"none"})),
         # DeepSpeed 0.19.8 does not restore moments that are on NVMe: the losses after a resume differ
-        members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load"},
+        members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load", "list_weights"},
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),

@@ -35,7 +35,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
-from bench.engines import trained
+from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision.update import (
@@ -256,6 +256,13 @@ class FullyShardedEngine:
             return {"model": get_model_state_dict(self._module)}
         model, state = get_state_dict(self._module, self._update.optimizer)
         return {"model": model, "optimizer": state}
+
+    def list_weights(self, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in list_parameters(self._module, only_trained):
+            # cast before the gather, as for a forward pass; offloaded rows are gathered on the device
+            rows: Any = parameter.detach().to(torch_dtype(self._spec.precision))
+            yield name, rows.to(rows.device_mesh.device_type).full_tensor()
+        yield from () if only_trained else list_buffers(self._module)
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -1,26 +1,35 @@
 """Construction of decoder-only models in torch, and initialisation of their weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench import objectives
+from bench.core.errors import UserError
 from bench.core.network import Part
 from bench.core.plugins import Whole
 from bench.core.spec import RunSpec
 from bench.engines.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
+from bench.models.checkpoint.tensors import StoredForm
 from bench.models.gpt.decoder import CausalLanguageModel
 from bench.models.gpt.part import DIMENSIONS, EMBEDDING, DecoderPart
-from bench.models.gpt.shape import Shape
+from bench.models.gpt.shape import GPT2, LLAMA, Shape, from_hugging_face
 from bench.models.modules import SkippedInitialisation, draw, materialise
 
 DEVIATION = 0.02
 """Standard deviation of the initial values of every matrix and embedding: `initializer_range` of GPT-2 and Llama in
 transformers."""
+
+GPT2_NAMES = {
+    "model": "transformer", "embed_tokens": "wte", "embed_positions": "wpe", "layers": "h", "norm": "ln_f",
+    "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn", "qkv_proj": "c_attn",
+    "o_proj": "c_proj", "up_proj": "c_fc", "down_proj": "c_proj",
+}  # fmt: skip
+"""Words of parameter names, and the words for them in transformers' GPT-2."""
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
@@ -55,6 +64,69 @@ def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
     is an embedding that is also the head."""
     tied = not Shape.model_validate(spec.model.shape).separate_head
     return {EMBEDDING: [0, len(parts) - 1]} if tied and len(parts) > 1 else {}
+
+
+def stored_form(spec: RunSpec, name: str) -> StoredForm:
+    """Return the name and layout of a parameter in transformers' Llama, whose names the model has, or in its GPT-2.
+
+    GPT-2's matrices are transposed. Its fused matrix has the queries of all heads, then the keys, then the values; ours
+    is ordered by head.
+    """
+    shape = Shape.model_validate(spec.model.shape)
+    if not shape.fused:
+        return StoredForm(name)
+    *_, owner, kind = name.split(".")
+    stored = ".".join(GPT2_NAMES.get(word, word) for word in name.split("."))
+    if not owner.endswith("_proj"):
+        return StoredForm(stored)
+    if owner != "qkv_proj":
+        return StoredForm(stored, kind == "weight")
+
+    def order_rows(tensor: Tensor) -> Tensor:
+        ordered: Tensor = tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return ordered
+
+    def restore_rows(tensor: Tensor) -> Tensor:
+        restored: Tensor = tensor.unflatten(0, (3, shape.heads, -1)).transpose(0, 1).flatten(0, 2)
+        return restored
+
+    return StoredForm(stored, kind == "weight", order_rows, restore_rows)
+
+
+def transformers_config(spec: RunSpec) -> Any:
+    """Return the GPT2Config or LlamaConfig of the model. Raise UserError for another architecture."""
+    from transformers import GPT2Config, LlamaConfig  # imported only where it is used: it takes seconds
+
+    shape = Shape.model_validate(spec.model.shape)
+    config: Any = GPT2Config() if shape.fused else LlamaConfig()
+    for ours, theirs in (GPT2 if shape.fused else LLAMA).items():
+        setattr(config, theirs, getattr(shape, ours))
+    config.update(_list_config_values(shape, spec.model.dropout))
+    if _complete(from_hugging_face(config.to_dict())) != _complete(shape):
+        rule = "transformers has no model of this shape: it is neither a GPT-2 nor a Llama"
+        raise UserError(f"model={spec.model.name}", rule, "leave out learning.save_model")
+    return config
+
+
+def _complete(shape: Shape) -> Shape:
+    """Return a shape with those values that follow from others filled in."""
+    return shape.model_copy(update={"head_width": shape.d_head, "key_heads": shape.key_heads or shape.heads})
+
+
+def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
+    """Return those values of a GPT2Config or LlamaConfig that have another form in a Shape."""
+    head = {"tie_word_embeddings": not shape.separate_head, "use_cache": False}
+    if shape.fused:
+        drops = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)
+        inner = {"n_inner": shape.inner, "activation_function": shape.activation}
+        return head | drops | inner | {"layer_norm_epsilon": shape.norm_eps}
+    rotation: dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rotary_base}
+    if (scaling := shape.rotary_scaling) is not None:
+        values = scaling.model_dump()
+        values["original_max_position_embeddings"] = values.pop("original_positions")
+        rotation |= {"rope_type": "llama3", **values}
+    heads = {"head_dim": shape.d_head, "num_key_value_heads": shape.key_heads or shape.heads}
+    return head | heads | {"rms_norm_eps": shape.norm_eps, "rope_parameters": rotation}
 
 
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:

@@ -255,6 +255,9 @@ class Decoder(nn.Module):
 class CausalLanguageModel(nn.Module):
     """Decoder with its head and next-token loss."""
 
+    _keys_to_ignore_on_load_unexpected = r"\.attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$"
+    """Tensors of older checkpoints that are constants: GPT-2's masks and Llama's frequencies. As in transformers."""
+
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool, reduction: str) -> None:
         super().__init__()
         self.reduction = reduction

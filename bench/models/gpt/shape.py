@@ -46,7 +46,7 @@ def from_hugging_face(config: dict[str, Any]) -> "Shape":
     """Return the Shape of a Hugging Face config.json of model_type gpt2 or llama. Raise UserError for other model
     types, and for properties that this family does not support.
 
-    Only sizes and the architecture are read. Dropout and precision come from the spec, and weights are always random.
+    Only sizes and the architecture are read. Dropout and precision come from the spec.
     """
     kind = models.check_model_type(config, MODEL_TYPES)
     for name, usual in USUAL[kind].items():

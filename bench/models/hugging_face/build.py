@@ -12,6 +12,7 @@ from transformers.initialization import no_init_weights
 from bench.core.plugins import Whole
 from bench.core.spec import ModelSpec, RunSpec
 from bench.models import derived_seed
+from bench.models.checkpoint.tensors import StoredForm
 from bench.models.hugging_face.shape import Shape
 
 
@@ -37,6 +38,16 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
         enable({"use_reentrant": False})
     trained: Module = model.train()
     return trained
+
+
+def stored_form(spec: RunSpec, name: str) -> StoredForm:
+    """Return the parameter's own name and layout, because the model is transformers' own."""
+    return StoredForm(name)
+
+
+def transformers_config(spec: RunSpec) -> Any:
+    """Return the config of the model."""
+    return _build_config(Shape.model_validate(spec.model.shape), spec.model)
 
 
 def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> None:

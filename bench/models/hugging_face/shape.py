@@ -14,7 +14,7 @@ MODEL_TYPES: tuple[str, ...] = ()
 _NO_SIZES = frozenset(
     {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version", "use_cache"}
 )
-"""Keys of a config.json that do not affect a network with random weights."""
+"""Keys of a config.json that do not affect the network."""
 
 
 class Shape(Frozen):
@@ -30,7 +30,7 @@ class Shape(Frozen):
 def from_hugging_face(config: dict[str, Any]) -> Shape:
     """Return the Shape of a Hugging Face config.json. Raise UserError if it has no model type or no vocabulary.
 
-    Dropout and precision come from the spec, and weights are always random, so the keys for them are ignored.
+    Dropout and precision come from the spec, so the keys for them are ignored.
     """
     missing = [key for key in ("model_type", "vocab_size") if not isinstance(config, dict) or not config.get(key)]
     if missing:

@@ -13,6 +13,7 @@ from bench.core.plugins import Whole
 from bench.core.spec import ModelSpec, RunSpec
 from bench.engines.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
+from bench.models.checkpoint.tensors import StoredForm
 from bench.models.modules import SkippedInitialisation, draw, materialise
 from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.t5.part import BIAS_TABLE, DIMENSIONS, EMBEDDING, STACKS, T5Part
@@ -109,6 +110,16 @@ def _enable_checkpointing(model: Any) -> None:
     # the second name is older, and deprecated if the first exists
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
+
+
+def stored_form(spec: RunSpec, name: str) -> StoredForm:
+    """Return the parameter's own name and layout, because the model is transformers' own."""
+    return StoredForm(name)
+
+
+def transformers_config(spec: RunSpec) -> Any:
+    """Return the T5Config or UMT5Config of the model."""
+    return _build_config(Shape.model_validate(spec.model.shape), spec.model)
 
 
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:

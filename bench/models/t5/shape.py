@@ -78,7 +78,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     """Return the Shape of a Hugging Face config.json of model_type t5, mt5 or umt5. Raise UserError for other model
     types.
 
-    Only sizes and the architecture are read. Dropout and precision come from the spec, and weights are always random.
+    Only sizes and the architecture are read. Dropout and precision come from the spec.
     """
     kind = models.check_model_type(config, MODEL_TYPES)
     fields = Shape.model_fields

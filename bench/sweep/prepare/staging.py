@@ -24,6 +24,7 @@ from bench import data, models
 from bench.core.errors import Check, UserError
 from bench.core.spec import Frozen, RunSpec
 from bench.measure.environment import read_version
+from bench.models.checkpoint import find_folder, is_folder, list_files
 from bench.runtime import extensions
 
 _LIBRARIES = ("torch", "transformers", "datasets", "deepspeed")
@@ -73,6 +74,9 @@ def stage(needs: StagingNeeds) -> Iterator[StagingMessage]:
     """Fetch and build everything that a run could otherwise get only with a network or a compiler."""
     for spec in needs.data:
         yield from _run_check(f"data {spec.data.name}", partial(_stage_data, spec, needs))
+    for spec in needs.models:
+        if spec.model.checkpoint is not None:
+            yield from _run_check(f"weights {spec.model.checkpoint}", partial(_stage_weights, spec, needs))
     yield from _check_compiled(needs)
 
 
@@ -150,6 +154,20 @@ def _check_model(spec: RunSpec) -> Iterator[Check]:
     else:
         message, remedy = f"{found:,} parameters where {expected:,} were expected", "install another transformers"
         yield Check(f"model {spec.model.name}", "missing", message, remedy)
+    if spec.model.checkpoint is not None:
+        from bench.models.checkpoint.tensors import count_tensors
+
+        found = count_tensors(spec)
+        yield Check(f"weights {spec.model.checkpoint}", "ok", f"{found:,} tensors, those of the model")
+
+
+def _stage_weights(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
+    """Fetch a checkpoint from the Hub, unless it is a folder or in the cache."""
+    checkpoint = str(spec.model.checkpoint)
+    folder = find_folder(checkpoint)
+    size = sum(path.stat().st_size for path in list_files(checkpoint, folder))
+    result = Check(f"weights {checkpoint}", "ok", f"{size:,} bytes of weights, in {folder}")
+    yield _check_folder(result, folder, "model.checkpoint" if is_folder(checkpoint) else "HF_HOME", needs)
 
 
 def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from bench.core.errors import UserError
 from bench.core.network import count_parameters, list_modules, list_tensors
 from bench.core.spec import RunSpec
 from bench.models import gpt
-from bench.models.gpt.build import build, initialise
+from bench.models.gpt.build import build, initialise, stored_form
 from bench.predict.memory import activations
 from bench.predict.work import compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import build_workload
@@ -153,23 +153,11 @@ def theirs_of(kind: str, **more: Any) -> Any:
     return model
 
 
-def take_weights(ours: Any, theirs: Any, heads: int = 4) -> None:
-    """Copy transformers' weights to our model. GPT-2's matrices are transposed. Its fused matrix has the queries of all
-    heads, then the keys, then the values; ours is ordered by head."""
-    if isinstance(theirs, LlamaForCausalLM):
-        ours.load_state_dict(theirs.state_dict())
-        return
-    names = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm", "h": "layers", "ln_1": "input_layernorm",
-             "ln_2": "post_attention_layernorm", "attn": "self_attn", "c_attn": "qkv_proj", "c_fc": "up_proj",
-             "transformer": "model"}  # fmt: skip
-    taken = {}
-    for name, weight in theirs.state_dict().items():
-        ends = name.replace("attn.c_proj", "attn.o_proj").replace("mlp.c_proj", "mlp.down_proj")
-        rows = weight.T if ".c_" in name and weight.dim() == 2 else weight
-        if "c_attn" in name:
-            rows = rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
-        taken[".".join(names.get(part, part) for part in ends.split("."))] = rows
-    ours.load_state_dict(taken)
+def take_weights(ours: Any, theirs: Any) -> None:
+    """Copy transformers' weights to our model."""
+    spec, stored = spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump()), theirs.state_dict()
+    forms = {name: stored_form(spec, name) for name in ours.state_dict()}
+    ours.load_state_dict({name: form.from_stored(stored[form.name]) for name, form in forms.items()})
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
