@@ -110,6 +110,9 @@ def _enable_checkpointing(model: Any) -> None:
     # the second name is older, and deprecated if the first exists
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
+    # transformers makes the embeddings' outputs need gradients, as only reentrant checkpoints must have; with frozen
+    # embeddings the first blocks would compute gradients of their inputs that nothing reads
+    model.disable_input_require_grads()
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
