@@ -27,7 +27,7 @@ from bench.core.spec import AdapterSpec, RunSpec, config_id
 from bench.measure import devices, environment
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import InjectedFault, Refused
-from bench.models.checkpoint import find_folder, is_folder
+from bench.models.checkpoint import fetch_once
 from bench.runtime import extensions
 
 if TYPE_CHECKING:
@@ -133,7 +133,10 @@ class RankWorker:
         with self.phase("data"):
             self.open_data()
         self.load_operations()
-        checkpoint = self.find_checkpoint()
+        checkpoint: Path | None = None
+        if spec.model.checkpoint is not None and not self.rehearses:  # a rehearsal has random weights
+            with self.phase("hub"):
+                checkpoint = fetch_once(spec.model.checkpoint, self.local_rank == 0, self.peers.barrier)
         with memory.trace_memory(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.build_module()
@@ -197,20 +200,6 @@ class RankWorker:
                 for name in names if is_turn else ():
                     extensions.load(name, self.device.type, Path(folder))
                 self.peers.barrier()
-
-    def find_checkpoint(self) -> Path | None:
-        """Return the folder of the model's checkpoint. Return None if weights are random, as in every rehearsal."""
-        name = self.spec.model.checkpoint
-        if name is None or self.rehearses:
-            return None
-        if not is_folder(name):
-            with self.phase("hub"):
-                # The first rank of a node fetches the files for all ranks of the node.
-                for is_turn in (self.local_rank == 0, self.local_rank != 0):
-                    if is_turn:
-                        find_folder(name)
-                    self.peers.barrier()
-        return find_folder(name)
 
     def open_data(self) -> None:
         """Open the data. A training that resumes from a checkpoint skips the batches that it has already used."""

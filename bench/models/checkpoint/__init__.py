@@ -7,7 +7,7 @@ the weights.
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,15 @@ def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
         remedy = f"give a folder with {CONFIG} and {WEIGHTS}, or a name on the Hugging Face Hub"
         raise UserError(f"model.checkpoint={checkpoint}", "no such folder", remedy)
     return _fetch(checkpoint, tuple(files))
+
+
+def fetch_once(checkpoint: str, is_first: bool, barrier: Callable[[], None]) -> Path:
+    """Return the folder of a checkpoint. If files have to be fetched, the first rank of a node fetches them for all
+    ranks of the node. Collective."""
+    if is_first:
+        find_folder(checkpoint)
+    barrier()
+    return find_folder(checkpoint)
 
 
 @functools.cache  # all points of a study ask for the same config.json
