@@ -76,7 +76,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
         frozen=FrozenWeights(frozenset({"none"})),
-        members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
+        members=frozenset({"evaluate", "predict_tokens", "set_learning_rate", "save", "load"}),
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),
