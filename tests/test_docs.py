@@ -159,6 +159,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 2})
     )
     (folder / "corpus.jsonl").write_text('{"text": "one line"}\n')
+    pages = "\n".join(page.read_text() for page in PAGES)
+    for name, field in {"pairs.jsonl": "prompt", "chats.jsonl": "messages"}.items():
+        [line] = re.findall(rf'^{{"{field}".*$', pages, flags=re.MULTILINE)
+        (folder / name).write_text(f"{line}\n")
     return folder
 
 

@@ -16,8 +16,8 @@ from bench.core.spec import Frozen
 from bench.data.pipeline.corpus import Tokenizer
 
 _OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_TASK_SAMPLES, _TASK_LETTERS = 2000, (3, 6)
-"""Number of samples of the generated task, and the shortest and longest prompt in letters."""
+_TASK_SAMPLES, _TASK_LENGTHS, _TASK_LETTERS = 2000, (2, 4), "abcdefghij"
+"""Number of samples of the generated task, its shortest and longest prompt, and the letters of prompts."""
 
 
 class Fields(Frozen):
@@ -81,11 +81,10 @@ def generate_lines(fields: Fields) -> Iterator[Line]:
     """Yield the samples of the generated task. They do not depend on the run's seed."""
     import numpy as np
 
-    random, seen = np.random.default_rng(0), set[str]()
-    least, most = _TASK_LETTERS
+    random, seen, (least, most) = np.random.default_rng(0), set[str](), _TASK_LENGTHS
     while len(seen) < _TASK_SAMPLES:
-        codes = random.integers(ord("a"), ord("z") + 1, random.integers(least, most + 1))
-        text = bytes(codes.tolist()).decode()
+        places = random.integers(len(_TASK_LETTERS), size=random.integers(least, most + 1))
+        text = "".join(_TASK_LETTERS[place] for place in places)
         if text not in seen:
             seen.add(text)
             yield Line("", len(seen), {fields.prompt: text, fields.answer: text[::-1]})
