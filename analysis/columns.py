@@ -68,15 +68,18 @@ LATER = {
 """Optional columns, each with its default for records written before the field existed. A table has the column only
 if any run has another value."""
 
-LEARNED = ("tokens_trained", "trained_s", "validation_loss")
+LEARNED = (
+    "tokens_trained", "trained_s", "validation_loss", "exact_match_before", "exact_match", "token_f1_before",
+    "token_f1",
+)  # fmt: skip
 """Optional columns for trainings. A table has them only if any run was trained to its end."""
 LEARNED_TIMES = ("trained_s",)
 """Columns of LEARNED whose values depend on background load."""
 
 SHOWN = (
     "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
-    "evidence", "outcome", "tokens_trained", "validation_loss", "sample_s", "step_s", "tokens_per_s", "compute_s",
-    "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
+    "evidence", "outcome", "tokens_trained", "validation_loss", "exact_match", "token_f1", "sample_s", "step_s",
+    "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 """The most important columns. Each is shown if any run has a value; SHOWN_WHERE_DIFFERENT only if values differ."""
 
@@ -156,6 +159,19 @@ def _of_last_evaluation(value: Callable[[RunRecord, Evaluation], Any]) -> Callab
         return value(record, found[-1]) if found else None
 
     return find
+
+
+def _build_quality_columns(name: str, meaning: str) -> tuple[Column, Column]:
+    """Return the columns of a quality measure before the first step and at the end of a training."""
+
+    def read(record: RunRecord, place: int) -> float | None:
+        found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
+        return (found[place].quality or {}).get(name) if found else None
+
+    return (
+        Column(f"{name}_before", f"{meaning}, before the first step", partial(read, place=0), "number", better="more"),
+        Column(name, f"{meaning}, at the end of a training", partial(read, place=-1), "number", better="more"),
+    )
 
 
 _TOKENS = "tokens per optimizer step over all ranks, padding included"
@@ -254,6 +270,8 @@ _LEARNED = (
         "nats",
         "less",
     ),
+    *_build_quality_columns("exact_match", "share of answers to held-out prompts that equal the reference answer"),
+    *_build_quality_columns("token_f1", "mean F1 of the words of answers to held-out prompts (SQuAD)"),
 )
 
 

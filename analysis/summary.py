@@ -15,7 +15,7 @@ sample_s          seconds per sample: the mean over all windows of an allocation
 step_s, rates     median over the repeats; step_s and tokens_per_s have intervals in *_low and *_high.
 step_s_p95, _p99  median over the repeats.
 step_s_max        longest step of all repeats.
-tokens_trained, trained_s, validation_loss
+tokens_trained, trained_s, validation_loss, exact_match, token_f1 (and *_before)
                   median over the repeats, if any run was trained to its end.
 *_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
 interval_kind     "within the run" for n = 1: it predicts further steps in that allocation, not other allocations. For

@@ -160,6 +160,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my-model").mkdir()
     (folder / "my-model" / "config.json").write_text(gpt2)
     (folder / "corpus.jsonl").write_text('{"text": "one line"}\n')
+    pages = "\n".join(page.read_text() for page in PAGES)
+    for name, field in {"pairs.jsonl": "prompt", "chats.jsonl": "messages"}.items():
+        [line] = re.findall(rf'^{{"{field}".*$', pages, flags=re.MULTILINE)
+        (folder / name).write_text(f"{line}\n")
     return folder
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from bench import data, engines, launchers, models, objectives
-from bench.core import plugins
+from bench.core import plugins, quality
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
@@ -189,6 +189,7 @@ def _check_learning(spec: RunSpec) -> None:
     learning, members = spec.learning, engines.facts(spec).members
     saves = learning.checkpoint_every is not None or learning.stop_after is not None
     needed = ["evaluate", "set_learning_rate", *["save", "load"] * saves, *["list_weights"] * learning.save_model]
+    needed += ["predict_tokens"] * bool(learning.quality)
     if missing := [name for name in needed if name not in members]:
         rule = f"engine {spec.engine.name} has no {', '.join(missing)}"
         raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")
@@ -197,7 +198,12 @@ def _check_learning(spec: RunSpec) -> None:
         raise UserError("learning.save_model=true", rule, "set model.checkpoint, or leave it out")
     if not data.can_hold_out(spec.data.source):
         rule = "has no held-out text to evaluate a model on"
-        raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text")
+        raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text or data=instructions")
+    for name in learning.quality:
+        quality.load(name)
+    if learning.quality and not data.has_prompts(spec.data.source):
+        value = f"learning.quality={','.join(learning.quality)}"
+        raise UserError(value, f"data={spec.data.name} has no prompts with answers", "choose data=instructions")
     each = spec.batch.micro * spec.data_parallel
     if learning.evaluation_samples % each:
         value = f"learning.evaluation_samples={learning.evaluation_samples}"

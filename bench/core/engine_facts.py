@@ -17,16 +17,9 @@ if TYPE_CHECKING:
     from bench.core.network import Part, Stacks
 
 Member = Literal[
-    "evaluate",
-    "set_learning_rate",
-    "save",
-    "load",
-    "list_weights",
-    "idle_s",
-    "transfer_wait_s",
-    "step_phases_s",
-    "list_passes",
-]
+    "evaluate", "predict_tokens", "set_learning_rate", "save", "load", "list_weights", "idle_s", "transfer_wait_s",
+    "step_phases_s", "list_passes",
+]  # fmt: skip
 """Names of the optional methods of an engine, which `bench.engines.OptionalMembers` defines."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]

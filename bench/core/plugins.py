@@ -297,6 +297,14 @@ class HeldOutDataPlugin(DataPlugin, Protocol):
         samples do not depend on the run's seed or number of ranks."""
 
 
+class PromptDataPlugin(HeldOutDataPlugin, Protocol):
+    """A data source whose samples are prompts with answers, so that the quality of a model's answers can be measured
+    (`learning.quality`)."""
+
+    def held_out_prompts(self, spec: RunSpec, data_rank: int) -> Any:
+        """Return a data-parallel rank's `Prompts` of the first `learning.evaluation_samples` held-out samples."""
+
+
 class LauncherPlugin(Protocol):
     """A launcher: a file or folder of bench/launchers.
 
@@ -412,6 +420,7 @@ _LAUNCHER = "launcher", "bench.launchers", "launcher.name"
 OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind(*_DATA, DataPlugin, "source")
 HELD_OUT_DATA: Kind[HeldOutDataPlugin] = Kind(*_DATA, HeldOutDataPlugin, "source")
+PROMPT_DATA: Kind[PromptDataPlugin] = Kind(*_DATA, PromptDataPlugin, "source")
 METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
 FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)
 LAUNCHER: Kind[LauncherPlugin] = Kind(*_LAUNCHER, LauncherPlugin)

@@ -50,6 +50,8 @@ FIELDS: Mapping[str, FieldRole] = {
     "learning": FieldRole(step_time=False),
     "learning.evaluate_every": FieldRole(losses=False, step_time=False),
     "learning.evaluation_samples": FieldRole(losses=False, step_time=False),
+    "learning.quality": FieldRole(losses=False, step_time=False),
+    "learning.answer_tokens": FieldRole(losses=False, step_time=False),
     "learning.checkpoint_every": FieldRole(identity=False, losses=False, step_time=False),
     "learning.save_model": FieldRole(identity=False, losses=False, step_time=False),
     "loss_mean": FieldRole(step_time=False),

@@ -310,14 +310,17 @@ class DeviceUse(Frozen):
     other_bytes: int | None = Field(None, description="device memory of these processes")
 
 
-class Evaluation(Frozen):
-    """Loss on held-out data after a number of optimizer steps."""
+class Evaluation(Extensible):
+    """Loss on held-out data after a number of optimizer steps, and the quality of answers to held-out prompts."""
+
+    LATER_FIELDS = frozenset({"quality"})
 
     step: int
     loss: float | None = Field(description="mean loss per target token; None if it was not finite")
     target_tokens: int
     seconds: float = Field(description="seconds of the evaluation itself")
     trained_s: float | None = Field(None, description="seconds of all steps before it, including earlier attempts")
+    quality: dict[str, float] | None = Field(None, description="by the names in learning.quality; None: not measured")
 
 
 class Checkpoint(Frozen):

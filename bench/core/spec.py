@@ -260,7 +260,7 @@ class LearningSpec(Extensible):
     Tokens of all kinds count, padding included. Every number of tokens is rounded up to whole optimizer steps.
     """
 
-    LATER_FIELDS = frozenset({"save_model"})
+    LATER_FIELDS = frozenset({"save_model", "quality", "answer_tokens"})
 
     tokens: Positive | None = Field(None, description="to train on")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
@@ -270,6 +270,8 @@ class LearningSpec(Extensible):
     evaluation_samples: Positive = Field(64, description="of the held-out text, the same each time")
     held_out: float = Field(0.05, gt=0, lt=1, description="share of the text held out, in whole documents")
     held_out_seed: int = Field(0, ge=0, description="selects these documents; not `seed`, so that seeds compare")
+    quality: tuple[str, ...] = Field((), description="measures: exact_match, token_f1, module:function")
+    answer_tokens: Positive | None = Field(None, description="maximum per answer; None: longest reference")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
     stop_after: Positive | None = Field(None, description="tokens after which a run stops, with a checkpoint to resume")
     save_model: bool = Field(False, description="at the end, write the model for transformers, or adapters for peft")
@@ -281,15 +283,19 @@ class LearningSpec(Extensible):
                 if (value := getattr(self, name)) != field.default:
                     raise ValueError(f"learning.{name}={value} without learning.tokens; set learning.tokens")
             return self
-        if self.warmup_tokens >= self.tokens:
-            rule = f"learning.warmup_tokens={self.warmup_tokens} is not below learning.tokens={self.tokens}"
-            raise ValueError(f"{rule}; lower the first or raise the second")
-        if self.final_lr > 0 and self.schedule == "constant":
-            rule = f"learning.final_lr={self.final_lr} with learning.schedule=constant, which stays constant"
-            raise ValueError(f"{rule}; leave it out, or choose linear or cosine")
-        if self.stop_after is not None and self.stop_after >= self.tokens:
-            rule = f"learning.stop_after={self.stop_after} is not below learning.tokens={self.tokens}"
-            raise ValueError(f"{rule}; leave it out, or lower it")
+        above, is_constant = f"is not below learning.tokens={self.tokens}; lower it", self.schedule == "constant"
+        rules = (
+            ("answer_tokens", self.answer_tokens and not self.quality, "without learning.quality; leave it out"),
+            ("warmup_tokens", self.warmup_tokens >= self.tokens, above),
+            (
+                "final_lr",
+                self.final_lr and is_constant,
+                "with learning.schedule=constant, which stays constant; leave it out",
+            ),
+            ("stop_after", (self.stop_after or 0) >= self.tokens, f"{above}, or leave it out"),
+        )
+        for name, rule in ((name, rule) for name, is_broken, rule in rules if is_broken):
+            raise ValueError(f"learning.{name}={getattr(self, name)} {rule}")
         return self
 
     @property

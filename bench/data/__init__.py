@@ -7,18 +7,23 @@
 - `has_fixed_targets(spec)`: optional; returns True if every sample has the same number of target tokens.
 
 A source for trainings of a fixed length also holds out data for evaluation (`bench.core.plugins.HeldOutDataPlugin`).
+A source of prompts with answers can also measure the quality of a model's answers (`PromptDataPlugin`).
 
 Sample i of the global sample stream depends only on (seed, i). A global batch therefore contains the same samples for
 every engine, number of ranks and number of micro-steps. Ranks that share a model copy get the same micro-batches.
 """
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.core import plugins
-from bench.core.plugins import DataPlugin, HeldOutDataPlugin
+from bench.core.errors import UserError
+from bench.core.plugins import DataPlugin, HeldOutDataPlugin, PromptDataPlugin
 from bench.core.spec import RunSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -28,6 +33,34 @@ class MicroBatch(NamedTuple):
 
     tensors: "dict[str, Tensor]"
     padding: dict[str, int]  # by kind: how many of the micro × sequence.<kind> tokens are padding
+
+
+class Row(NamedTuple):
+    """Tokens of one kind in a sample of which some have no loss, or that joins several samples of a source. All arrays
+    have the shape (tokens,)."""
+
+    tokens: "NDArray[np.int32]"
+    learned: "NDArray[np.bool_]"  # True for tokens with a loss
+    places: "NDArray[np.int32]"  # position of each token in its own sample
+
+
+class Prompts(NamedTuple):
+    """Prompts of held-out samples on one data-parallel rank. Models answer them to have their quality measured."""
+
+    batches: "list[PromptBatch]"
+    limit: int  # maximum number of tokens of an answer, EOS included; equal on all ranks
+    eos: int
+    decode: Callable[[Sequence[int]], str]
+
+
+class PromptBatch(NamedTuple):
+    """A micro-batch of prompts. `tensors` are the model's inputs without labels, each (micro, length). For a
+    decoder-only model, there is room for the answer after each prompt."""
+
+    tensors: "dict[str, Tensor]"
+    ends: "Tensor"  # (micro,): number of tokens of each prompt
+    numbers: list[int]  # of each sample among all held-out samples
+    references: list[str]
 
 
 def load(source: str) -> DataPlugin:
@@ -44,6 +77,23 @@ def load_held_out(source: str) -> HeldOutDataPlugin:
 def can_hold_out(source: str) -> bool:
     """Return True if the data source can hold out data for evaluation."""
     return all(hasattr(load(source), member) for member in plugins.HELD_OUT_DATA.members)
+
+
+def load_prompts(source: str) -> PromptDataPlugin:
+    """Return the data source with this name. Raise UserError if there is none, or if it has no prompts and answers."""
+    return plugins.load(plugins.PROMPT_DATA, source)
+
+
+def has_prompts(source: str) -> bool:
+    """Return True if the samples of the data source are prompts with answers."""
+    return all(hasattr(load(source), member) for member in plugins.PROMPT_DATA.members)
+
+
+def check_vocabulary(tokenizer: str, known: int, spec: RunSpec) -> None:
+    """Raise UserError if the tokenizer has more tokens (`known`) than the model's vocabulary."""
+    if (model := vocabulary(spec)) < known:
+        rule = f"tokenizer {tokenizer} has {known} tokens"
+        raise UserError(f"model.shape.vocab={model}", rule, "give the model a larger vocabulary")
 
 
 def vocabulary(spec: RunSpec) -> int:

@@ -15,7 +15,7 @@ from pydantic import Field
 from bench import objectives
 from bench.core.errors import UserError
 from bench.core.spec import Frozen, RunSpec
-from bench.data import MicroBatch, vocabulary
+from bench.data import MicroBatch, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import Corpus, Tokenizer
 from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
@@ -235,10 +235,7 @@ def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
 def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int) -> None:
     """Raise UserError if the tokenizer has more tokens than the model's vocabulary, or too few sentinels for a
     sample."""
-    model = vocabulary(spec)
-    if model < known:
-        rule = f"tokenizer {options.tokenizer} has {known} tokens"
-        raise UserError(f"model.shape.vocab={model}", rule, "give the model a larger vocabulary")
+    check_vocabulary(options.tokenizer, known, spec)
     if not _is_corrupted(spec):
         return
     if not sentinels:

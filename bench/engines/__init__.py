@@ -74,6 +74,14 @@ class OptionalMembers(Protocol):
         `train_step` returns None."""
         ...
 
+    def predict_tokens(self, tensors: "dict[str, Tensor]") -> "Tensor":
+        """Return the most likely next token at each position, (micro, length), without dropout.
+
+        For a decoder-only model, `tensors` are the inputs. For an encoder-decoder model, they also contain `labels`,
+        and the token at each position follows from the labels before it. Collective: all ranks make the same number of
+        calls."""
+        ...
+
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next optimizer step and all later ones."""
         ...

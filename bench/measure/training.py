@@ -4,6 +4,7 @@ blocks of steps."""
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,10 +13,10 @@ from bench import objectives
 from bench.core.record import Checkpoint, Evaluation
 from bench.core.spec import RunSpec
 from bench.core.steps import compute_learning_rate, find_last_step, list_checkpoints, list_evaluations
-from bench.data import MicroBatch
+from bench.data import MicroBatch, Prompts
 from bench.engines import OptionalMembers
 from bench.engines.distributed.ranks import count_targets
-from bench.measure import checkpoints
+from bench.measure import answers, checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
@@ -36,13 +37,15 @@ class Training:
         folder: Path,
         device: torch.device,
         hook: Callable[[str, int], None],
+        prompts: Prompts | None = None,
     ) -> None:
         """Create the training of a rank.
 
-        `held_out` are this rank's micro-batches of the held-out data. `hook` is called at the beginning of each phase,
-        with the phase and the number of optimizer steps so far.
+        `held_out` are this rank's micro-batches of the held-out data. `prompts` are its held-out prompts; None if no
+        quality is measured. `hook` is called at the beginning of each phase, with the phase and the number of optimizer
+        steps so far.
         """
-        self._spec, self._engine, self._held_out = spec, engine, held_out
+        self._spec, self._engine, self._held_out, self._prompts = spec, engine, held_out, prompts
         self._folder, self._device, self._hook = folder, device, hook
         self._copy = create_batch_copy(device, pinned=False)
         self.steps = 0  # optimizer steps so far, over all attempts
@@ -101,7 +104,8 @@ class Training:
             self._save_model(trainer)
 
     def _evaluate(self, trainer: Trainer, series: Series) -> None:
-        """Compute the mean loss per target token of the held-out samples. All ranks must call this."""
+        """Compute the mean loss per target token of the held-out samples, and the quality of answers if the spec asks
+        for it. All ranks must call this."""
         begin = time.perf_counter()
         objective = objectives.load(self._spec.objective)
         losses, targets = [], []
@@ -114,6 +118,7 @@ class Training:
             # Without target tokens, the mean loss is NaN.
             losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
+        quality = self._measure_quality(trainer)
         wait_for(self._device)
         own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)  # (1, 2): one row per rank
         loss_sum, target_sum = trainer.peers.all_gather(own)[0].sum(dim=0).tolist()
@@ -124,8 +129,16 @@ class Training:
                 target_tokens=int(target_sum),
                 seconds=time.perf_counter() - begin,
                 trained_s=self._before_s + sum(series.step_s),
+                quality=quality,
             )
         )
+
+    def _measure_quality(self, trainer: Trainer) -> dict[str, float] | None:
+        if self._prompts is None:
+            return None
+        hook = partial(self._hook, "evaluation", self.steps)
+        own = answers.answer(self._engine, self._prompts, self._copy, hook)
+        return answers.measure(self._spec.learning.quality, own, trainer.peers)
 
     def _save(self, trainer: Trainer, series: Series) -> None:
         """Write a checkpoint. It becomes complete after every rank has written its part. All ranks must call this."""

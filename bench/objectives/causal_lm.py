@@ -1,5 +1,6 @@
 """Causal language modelling: the model predicts every token of a text from the previous tokens. Inputs and labels are
-the same tokens, because models of transformers shift the labels by one position."""
+the same tokens, because models of transformers shift the labels by one position. In samples of data=instructions, only
+answers have labels."""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 

@@ -160,7 +160,9 @@ class RankWorker:
         if self.learns:
             from bench.measure.training import Training
 
-            self.training = Training(self.spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat)
+            self.training = Training(
+                self.spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat, self.prompts
+            )
             if self.saved:
                 with self.phase("checkpoint"):
                     self.training.resume(self.saved)
@@ -212,7 +214,9 @@ class RankWorker:
             saved = checkpoints.find_latest(self.folder, before) if self.peers.is_main else None
             self.saved = self.peers.broadcast(saved)
             source = with_held_out = data.load_held_out(spec.data.source)
-            self.held_out = with_held_out.held_out_batches(spec, place)
+            self.held_out, self.prompts = with_held_out.held_out_batches(spec, place), None
+            if spec.learning.quality:
+                self.prompts = data.load_prompts(spec.data.source).held_out_prompts(spec, place)
             first = self.saved.steps * spec.accumulation if self.saved else 0
             self.batches = with_held_out.micro_batches(spec, place, first)
         else:

@@ -62,9 +62,25 @@ def test_a_run_that_was_trained_to_its_end_has_the_loss_of_its_last_evaluation()
     assert (told.validation_loss, told.trained_s) == (4.25, 10.0)
     assert told.tokens_trained == 5 * of.global_batch * sum(of.sequence.values())
     table = run_table([trained, run(), trained.model_copy(update={"outcome": Outcome(kind="invalid", reason="…")})])
-    assert list(table.columns) == [*ISSUE, *LEARNED]
+    assert list(table.columns) == [*ISSUE, *LEARNED[:3]], "its evaluations measured no quality"
     assert table["validation_loss"].isna().tolist() == [False, True, True]
     assert summarise(run_table([trained, run()]))["validation_loss"].tolist()[0] == 4.25
+
+
+def test_the_quality_of_answers_is_that_before_the_first_step_and_at_the_end() -> None:
+    found = [{"exact_match": share, "token_f1": share + 0.1, "mine:count": 3.0} for share in (0.0, 0.9, 0.5)]
+    taken = [
+        Evaluation(step=step, loss=1.0, target_tokens=50, seconds=0.1, trained_s=1.0, quality=one)
+        for step, one in enumerate(found)
+    ]
+    trained = run(spec(micro=2, ranks=2, learning={"tokens": 10_000}), evaluations=tuple(taken))
+    table = run_table([trained, run()])
+    assert list(table.columns) == [*ISSUE, *LEARNED]
+    told = row(trained, run())
+    assert (told.exact_match_before, told.exact_match) == (0.0, 0.5)
+    assert (told.token_f1_before, told.token_f1) == (0.1, 0.6)
+    assert table["exact_match"].isna().tolist() == [False, True]
+    assert summarise(table)["token_f1"].tolist()[0] == 0.6
 
 
 def test_every_column_says_what_it_means_and_its_unit() -> None:

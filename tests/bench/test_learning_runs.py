@@ -107,3 +107,40 @@ def test_the_better_of_two_short_trainings_goes_on_from_its_checkpoint(tmp_path:
     left = {path.parent.parent.name for path in tmp_path.rglob("checkpoint-*")}
     stopped = {record.config_id for record in records if record.spec.optimizer.lr == 1e-6}
     assert left == stopped, "of a training that ended, or went on, no checkpoint is left"
+
+
+QUALITY = (
+    "model=gpt2_tiny", "data=instructions", "machine=cpu", "precision=fp32", "measure.inspect=false",
+    "learning.quality=[exact_match,token_f1]",
+)  # fmt: skip
+
+
+def test_answers_are_measured_before_and_after_a_training_and_are_right_in_the_end(tmp_path: Path) -> None:
+    """The answer is always the same, so that few steps are enough. DDP and FSDP train on two ranks each."""
+    lines = [{"prompt": f"Is {number} a number?", "answer": "yes, it is"} for number in range(10, 99)]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    few = (
+        f"data.files=[{tmp_path}/lines.jsonl]", "devices_per_node=2", "batch.micro=4", "sequence.tokens=48",
+        "learning.tokens=15360", "learning.evaluation_samples=8", "learning.held_out=0.2", "optimizer.lr=3e-3",
+    )  # fmt: skip
+    found = []
+    for engine in ("ddp", "fsdp"):
+        record = Command(tmp_path / engine, (*QUALITY, *few, f"engine={engine}")).record()
+        assert record.observations and record.observations.evaluations, record.outcome
+        found.append(record.observations.evaluations)
+    for before, after in found:
+        assert (before.step, before.quality) == (0, {"exact_match": 0.0, "token_f1": 0.0})
+        assert (after.step, after.quality) == (40, {"exact_match": 1.0, "token_f1": 1.0})
+        assert after.target_tokens == 8 * len("yes, it is⊣")
+    assert found[1][1].loss == pytest.approx(found[0][1].loss, rel=1e-3)
+
+
+@pytest.mark.thorough
+def test_a_tiny_model_learns_to_reverse_letters(tmp_path: Path) -> None:
+    size = ("devices_per_node=1", "batch.micro=32", "sequence.tokens=12", "learning.tokens=57600")
+    rate = ("engine=ddp", "optimizer.lr=3e-3", "learning.schedule=cosine", "learning.warmup_tokens=7680")
+    record = Command(tmp_path, (*QUALITY, *size, *rate)).record()
+    assert record.observations and record.observations.evaluations
+    before, after = (one.quality or {} for one in record.observations.evaluations)
+    assert before["exact_match"] == 0.0
+    assert after["exact_match"] > 0.9

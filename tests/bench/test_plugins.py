@@ -43,6 +43,7 @@ def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.K
         plugins.QUEUEING,
         plugins.DIVIDED_FAMILY_BUILDER,
         plugins.HELD_OUT_DATA,
+        plugins.PROMPT_DATA,
     )
     for name in plugins.list_names(kind):
         if kind not in some_do:
@@ -94,7 +95,7 @@ def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
 
 def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
-    assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["mixture", "synthetic", "text"]
+    assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["instructions", "mixture", "synthetic", "text"]
     exclude_rules.list_field_names.cache_clear()
     assert "data.workers" in exclude_rules.list_field_names()
 

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -44,6 +44,9 @@ class Tokenizer(NamedTuple):
     eos: int
     sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …; empty outside the T5 family
     encode: Callable[[Sequence[str]], list[Tokens]]  # adds no special tokens
+    decode: Callable[[Sequence[int]], str]  # omits special tokens
+    # The tokenizer's own chat template: the text of a chat and, if the flag is True, of the begin of an answer.
+    format_chat: Callable[[list[dict[str, str]], bool], str] | None = None  # None: it has no template
 
     def with_sentinels(self) -> Tokenizer:
         """Return this tokenizer if it has sentinels. Otherwise return a copy with as many sentinels as T5 (100), whose
@@ -69,8 +72,12 @@ def load_tokenizer(name: str) -> Tokenizer:
         def encode_bytes(texts: Sequence[str]) -> list[Tokens]:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _BYT5_FIRST_BYTE for text in texts]
 
+        def decode_bytes(ids: Sequence[int]) -> str:
+            kept = (token for token in ids if _BYT5_FIRST_BYTE <= token < first_sentinel)
+            return bytes(token - _BYT5_FIRST_BYTE for token in kept).decode(errors="ignore")
+
         sentinels = np.arange(first_sentinel, first_sentinel + BYT5_SENTINELS, dtype=np.int32)
-        return Tokenizer(BYT5, BYT5_VOCABULARY, eos=1, sentinels=sentinels, encode=encode_bytes)
+        return Tokenizer(BYT5, BYT5_VOCABULARY, 1, sentinels, encode_bytes, decode_bytes)
     from transformers import AutoTokenizer
 
     try:
@@ -89,8 +96,15 @@ def load_tokenizer(name: str) -> Tokenizer:
         rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return [np.array(row, dtype=np.int32) for row in rows]
 
+    def decode(row: Sequence[int]) -> str:
+        return str(tokenizer.decode(row, skip_special_tokens=True))
+
+    def format_chat(turns: list[dict[str, str]], begins_answer: bool) -> str:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=begins_answer))
+
     sentinels = np.array([numbers[n] for n in sorted(numbers) if 0 in numbers], dtype=np.int32)
-    return Tokenizer(name, max(ids.values()) + 1, tokenizer.eos_token_id, sentinels, encode)
+    template = format_chat if getattr(tokenizer, "chat_template", None) else None
+    return Tokenizer(name, max(ids.values()) + 1, tokenizer.eos_token_id, sentinels, encode, decode, template)
 
 
 # ---------------------------------------- corpora
@@ -135,22 +149,14 @@ class Corpus(NamedTuple):
 def load(selection: CorpusSelection) -> Corpus:
     """Return the selected corpus, from the cache or newly tokenised. Raise UserError if it is unreadable."""
     import numpy as np
-    from datasets import Dataset, Features, Value
-    from datasets.exceptions import DatasetGenerationError
 
-    columns = Features({"ids": [Value("int32")], "bytes": Value("int64"), "sha256": Value("string")})
+    paths = [] if selection.hub else list_files(selection)
     request = {
         "selection": selection.model_dump(mode="json", include=set(CorpusSelection.model_fields)),
-        "stamps": _read_stamps(selection),
+        "stamps": read_stamps(paths, selection.tokenizer),
         "layout": _LAYOUT,
     }
-    try:
-        # One mapping is passed, because `datasets` would split a list among shards.
-        table = Dataset.from_generator(_list_documents, features=columns, gen_kwargs={"request": request})
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
+    table = load_table(_list_documents, request, {"ids": ["int32"], "bytes": "int64", "sha256": "string"})
     chunks = table.data.column("ids").chunks
     lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
     return Corpus(
@@ -161,6 +167,26 @@ def load(selection: CorpusSelection) -> Corpus:
         tokens=np.concatenate([chunk.flatten().to_numpy() for chunk in chunks]),
         ends=np.cumsum(lengths, dtype=np.int64),
     )
+
+
+def load_table(
+    list_rows: Callable[[dict[str, Any]], Iterator[dict[str, Any]]],
+    request: dict[str, Any],
+    columns: Mapping[str, str | list[str]],
+) -> Any:
+    """Return the rows of `list_rows(request)` as a data set, from the cache if an equal request made it. `columns` are
+    the types of its columns; a list stands for lists of a type. Raise the UserError of `list_rows`."""
+    from datasets import Dataset, Features, Value
+    from datasets.exceptions import DatasetGenerationError
+
+    kinds = {name: [Value(kind[0])] if isinstance(kind, list) else Value(kind) for name, kind in columns.items()}
+    try:
+        # One mapping is passed, because `datasets` would split a list among shards.
+        return Dataset.from_generator(list_rows, features=Features(kinds), gen_kwargs={"request": request})
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise
 
 
 def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -229,16 +255,21 @@ def list_files(selection: CorpusSelection) -> list[Path]:
     """
     if not selection.files:
         return _list_standard_library(selection.max_bytes)
-    found = [_find_matches(pattern) for pattern in selection.files]
-    for pattern, paths in zip(selection.files, found, strict=True):
-        if not paths:
-            raise UserError(f"data.files={pattern}", "no such file", "give a path or a glob that matches files")
-    paths = list(chain.from_iterable(found))
+    paths = find_files(selection.files)
     builders = {_name_builder(path) for path in paths}
     if len(builders) > 1:
         formats = " and ".join(sorted(builders))
         raise UserError(f"data.files={','.join(selection.files)}", f"mixes {formats}", "give files of one format")
     return paths
+
+
+def find_files(patterns: Sequence[str]) -> list[Path]:
+    """Return the files that match any of the paths and globs. Raise UserError for a pattern without a file."""
+    found = [_find_matches(pattern) for pattern in patterns]
+    for pattern, paths in zip(patterns, found, strict=True):
+        if not paths:
+            raise UserError(f"data.files={pattern}", "no such file", "give a path or a glob that matches files")
+    return list(chain.from_iterable(found))
 
 
 def _find_matches(pattern: str) -> list[Path]:
@@ -275,11 +306,10 @@ def _list_standard_library(max_bytes: int) -> list[Path]:
     return paths[: int(np.searchsorted(sizes, max_bytes)) + 1]
 
 
-def _read_stamps(selection: CorpusSelection) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and modification time of every local file on which the tokens depend."""
-    paths = [] if selection.hub else list_files(selection)
-    paths += sorted(path for path in Path(selection.tokenizer).glob("*") if path.is_file())
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+def read_stamps(paths: Iterable[Path], tokenizer: str) -> list[tuple[str, int, int]]:
+    """Return path, size in bytes and modification time of the files of a text and of a tokenizer in a local folder."""
+    files = [*paths, *sorted(path for path in Path(tokenizer).glob("*") if path.is_file())]
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _format_name(selection: CorpusSelection) -> str:
@@ -311,7 +341,9 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
     numbers = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(numbers) < 2:
         rule = "has one document, and held-out text needs whole documents"
-        raise UserError(f"data corpus {text.name}", rule, "set data.sample_by=paragraph, or give several files")
+        raise UserError(
+            f"data corpus {text.name}", rule, "set data.sample_by=paragraph for text, or give several files or samples"
+        )
     content = np.array([numbers[one] for one in contents])  # (documents,): equal numbers for equal documents
     lengths = text.ends - begins
     order = np.random.default_rng(seed).permutation(len(numbers))

@@ -5,7 +5,7 @@ import itertools
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from bench import objectives
-from bench.core.network import TokenKind
+from bench.core.network import PAD, TokenKind
 from bench.core.spec import RunSpec
-from bench.data import MicroBatch
+from bench.data import MicroBatch, PromptBatch, Row
 
 
 class SampleStream(Protocol):
@@ -26,9 +26,9 @@ class SampleStream(Protocol):
     def padded(self) -> frozenset[str]:
         """Kinds of tokens whose samples may be shorter than the sequence length, so that the model may need a mask."""
 
-    def __call__(self, index: int) -> tuple[NDArray[Any], ...]:
-        """Return the sample at `index`: a 1-d array of tokens for each kind, in the order of the objective. None is
-        longer than the sequence length."""
+    def __call__(self, index: int) -> tuple[NDArray[Any] | Row, ...]:
+        """Return the sample at `index`: a 1-d array of tokens, or a `Row`, for each kind, in the order of the
+        objective. None is longer than the sequence length."""
 
 
 class _MicroBatches(Dataset[MicroBatch]):
@@ -48,14 +48,19 @@ class _MicroBatches(Dataset[MicroBatch]):
         first = (number * self.spec.data_parallel + self.data_rank) * micro
         rows = list(zip(*map(self.samples, range(first, first + micro)), strict=True))
         tensors, masks, padding = {}, {}, {}
-        for kind, of_kind in zip(self.kinds, rows, strict=True):
-            length = sequence[kind.name]
+        eos = getattr(self.samples, "eos", None)  # only streams that pack documents into samples have `eos`
+        for kind, given in zip(self.kinds, rows, strict=True):
+            length, marked = sequence[kind.name], [one for one in given if isinstance(one, Row)]
+            of_kind = [one.tokens for one in marked] if marked else given
             # Inputs and labels may contain the same tokens, with different padding values.
             for argument, filler in kind.arguments.items():
                 tensors[argument] = _fill_rows(of_kind, length, filler, kind.hidden.get(argument, 0.0))
+                if marked and filler < 0:  # the padding value of labels
+                    learned = _fill_rows([one.learned for one in marked], length, 0) == 1
+                    tensors[argument] = tensors[argument].where(learned, filler)
             if kind.positions:
-                eos = getattr(self.samples, "eos", None)  # only streams that pack documents into samples have `eos`
-                tensors |= _by_document(of_kind, length, eos, kind, tensors)
+                places = [one.places for one in marked] if marked else [_places(row, eos) for row in of_kind]
+                tensors |= _by_document(places, length, kind, tensors)
             if kind.mask and kind.name in self.samples.padded:
                 masks[kind.mask] = _fill_rows([np.ones_like(row) for row in of_kind], length, 0)
             padding[kind.name] = micro * length - sum(map(len, of_kind))
@@ -115,13 +120,31 @@ def _end_with_rank(_worker: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def list_prompts(
+    samples: Callable[[int], tuple[NDArray[Any], str]], spec: RunSpec, data_rank: int, width: int
+) -> list[PromptBatch]:
+    """Return the micro-batches of prompts of one data-parallel rank. `samples` returns the tokens of a prompt and its
+    reference answer. Each row has `width` tokens."""
+    micro, ranks, kinds = spec.batch.micro, spec.data_parallel, objectives.load(spec.objective).KINDS
+    argument, batches = next(iter(kinds[0].arguments)), []
+    for number in range(spec.learning.evaluation_samples // (micro * ranks)):
+        first = (number * ranks + data_rank) * micro
+        numbers = list(range(first, first + micro))
+        rows, references = zip(*map(samples, numbers), strict=True)
+        tensors = {argument: _fill_rows(rows, width, PAD)}
+        if kinds[0].mask:
+            tensors[kinds[0].mask] = _fill_rows([np.ones_like(row) for row in rows], width, 0)
+        ends = torch.tensor([len(row) for row in rows])
+        batches.append(PromptBatch(tensors, ends, numbers, list(references)))
+    return batches
+
+
 def _by_document(
-    rows: Any, length: int, eos: int | None, kind: TokenKind, tensors: dict[str, torch.Tensor]
+    places: Sequence[NDArray[Any]], length: int, kind: TokenKind, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the position of each token in its document, and labels in which the first token of each document is
     ignored. Without this, the previous document would predict that token."""
     assert kind.positions
-    places = [_places(row, eos) for row in rows]
     # Padding also counts as the first token of a document, since its labels are ignored anyway.
     begins = _fill_rows(places, length, 0) == 0
     labels = {name: tensors[name].masked_fill(begins, filler) for name, filler in kind.arguments.items() if filler < 0}

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core.spec import RunSpec
 from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.ddp.options import Options, decode_options
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
 from bench.engines.precision.update import (
     Update,
     construction,
@@ -76,6 +76,9 @@ class DataParallel:
 
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
         return evaluate(self._model.module, batches)
+
+    def predict_tokens(self, tensors: dict[str, Tensor]) -> Tensor:
+        return predict_tokens(self._model.module, tensors)
 
     def set_learning_rate(self, rate: float) -> None:
         self._update.set_learning_rate(rate)

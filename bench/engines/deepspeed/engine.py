@@ -25,7 +25,7 @@ from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
 from bench.engines.precision.update import build_optimizer, on_device, set_learning_rate, sum_squares
 
 _STATE = "state"
@@ -128,6 +128,9 @@ class ZeroEngine:
 
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
         return evaluate(self._engine, batches)
+
+    def predict_tokens(self, tensors: dict[str, Tensor]) -> Tensor:
+        return predict_tokens(self._engine, tensors)
 
     def set_learning_rate(self, rate: float) -> None:
         set_learning_rate(self._engine.optimizer, rate)

@@ -23,7 +23,7 @@ _QUIET: dict[str, Any] = {
 """Settings that turn off DeepSpeed's own timers and printing, so that they do not slow down measured steps. The
 section `comms_logger` is omitted on purpose: its presence alone enables a log that synchronises at every collective
 (0.19.8, comm/config.py)."""
-_TRAINED: frozenset[Member] = frozenset({"evaluate", "set_learning_rate"})
+_TRAINED: frozenset[Member] = frozenset({"evaluate", "predict_tokens", "set_learning_rate"})
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with those of the other ranks, which a rehearsal lacks"
 )

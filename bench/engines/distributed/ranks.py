@@ -8,7 +8,7 @@ have different numbers of target tokens.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,19 @@ def evaluate(module: Module, batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses = [module(**batch).loss.float() for batch in batches]
     module.train()
     return torch.stack(losses).mean()
+
+
+def predict_tokens(module: Any, tensors: dict[str, Tensor]) -> Tensor:
+    """Return the most likely next token at each position, (batch, length), in evaluation mode. Leave the module in
+    training mode. `bench.engines.OptionalMembers` documents `tensors`."""
+    inputs = dict(tensors)
+    if (labels := inputs.pop("labels", None)) is not None:
+        inputs["decoder_input_ids"] = module.prepare_decoder_input_ids_from_labels(labels)
+    module.eval()
+    with torch.no_grad():
+        logits: Tensor = module(**inputs).logits
+    module.train()
+    return logits.argmax(-1)
 
 
 class WeightedBatch(NamedTuple):

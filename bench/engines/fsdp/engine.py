@@ -36,7 +36,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import list_buffers, list_parameters, trained
-from bench.engines.distributed.ranks import evaluate, load_random_state, save_random_state, weigh
+from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
 from bench.engines.precision.update import (
     build_optimizer,
@@ -222,11 +222,19 @@ class FullyShardedEngine:
 
     def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
         loss = evaluate(self._module, batches)
-        # forward without backward leaves weights whole, so they are resharded here
+        self._reshard()
+        return loss
+
+    def predict_tokens(self, tensors: dict[str, Tensor]) -> Tensor:
+        tokens = predict_tokens(self._module, tensors)
+        self._reshard()
+        return tokens
+
+    def _reshard(self) -> None:
+        """Partition the weights after a forward pass without a backward pass, which leaves them whole."""
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        return loss
 
     def set_learning_rate(self, rate: float) -> None:
         set_learning_rate(self._update.optimizer, rate)

@@ -29,7 +29,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         sums_norms=True,
         divides_by_tokens=True,
         frozen=FrozenWeights(frozenset({"none"})),
-        members=frozenset({"evaluate", "set_learning_rate", "save", "load", "list_weights"}),
+        members=frozenset({"evaluate", "predict_tokens", "set_learning_rate", "save", "load", "list_weights"}),
         memory=_predict_memory,
         step=_predict_step,
     )

@@ -58,9 +58,11 @@ def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 class Output(NamedTuple):
-    """Output of a forward pass. Engines read `loss`, 0-d."""
+    """Output of a forward pass. Engines read `loss`, 0-d. Without labels there are `logits` in its place, (batch,
+    length, vocabulary)."""
 
-    loss: Tensor
+    loss: Tensor | None
+    logits: Tensor | None = None
 
 
 class WideRmsNorm(nn.Module):
@@ -270,8 +272,9 @@ class CausalLanguageModel(nn.Module):
             assert isinstance(self.lm_head, nn.Linear)
             self.lm_head = ChunkedHead(self.lm_head, model.loss_chunk_tokens)
 
-    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Output:
-        return Output(self.loss(self.model(input_ids, position_ids), labels))
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, position_ids: Tensor | None = None) -> Output:
+        states = self.model(input_ids, position_ids)
+        return Output(None, self.lm_head(states)) if labels is None else Output(self.loss(states, labels))
 
     def loss(self, states: Tensor, labels: Tensor) -> Tensor:
         """Return the next-token loss, 0-d, from the states after the last norm."""

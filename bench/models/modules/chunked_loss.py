@@ -17,7 +17,8 @@ IGNORED = -100
 
 
 class ChunkedHead(torch.nn.Module):
-    """Head of a language model that takes labels and returns the mean loss over labels that are not ignored."""
+    """Head of a language model that takes labels and returns the mean loss over labels that are not ignored. Without
+    labels it returns logits, as a plain head does."""
 
     def __init__(self, head: torch.nn.Linear, rows: int) -> None:
         """Arguments: `rows` is the number of tokens whose logits exist at once. The weight is that of `head`, even if
@@ -26,8 +27,10 @@ class ChunkedHead(torch.nn.Module):
         self.weight = head.weight
         self.rows = rows
 
-    def forward(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, 0-d in fp32, from states (…, width) and labels (…)."""
+    def forward(self, states: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the loss, 0-d in fp32, from states (…, width) and labels (…), or logits (…, vocabulary)."""
+        if labels is None:
+            return torch.nn.functional.linear(states, self.weight)
         loss: Tensor = _ChunkedCrossEntropy.apply(states.flatten(0, -2), self.weight, labels.flatten(), self.rows)
         return loss
 

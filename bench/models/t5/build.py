@@ -21,7 +21,8 @@ from bench.models.t5.shape import NAMES, Shape
 
 
 class ChunkedLoss:
-    """T5 or umT5 for training only. Its head is a ChunkedHead, which computes the loss without returning logits."""
+    """T5 or umT5 whose head is a ChunkedHead, which computes the loss without returning logits. Only a forward pass
+    without labels returns logits."""
 
     config: Any
     encoder: Any
@@ -31,18 +32,20 @@ class ChunkedLoss:
     _shift_right: Any
 
     def forward(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> Seq2SeqLMOutput:
+        self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+    ) -> Seq2SeqLMOutput:  # fmt: skip
         # each (batch, tokens of its stack, d_model)
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         decoded = self.decoder(
-            input_ids=self._shift_right(labels),
+            input_ids=decoder_input_ids if labels is None else self._shift_right(labels),
             encoder_hidden_states=encoded,
             encoder_attention_mask=attention_mask,
         ).last_hidden_state
         if self.config.scale_decoder_outputs:
             decoded = decoded * self.model_dim**-0.5
-        return Seq2SeqLMOutput(loss=self.lm_head(decoded, labels))
+        made = self.lm_head(decoded, labels)
+        return Seq2SeqLMOutput(logits=made) if labels is None else Seq2SeqLMOutput(loss=made)
 
 
 class WithChunkedLoss(ChunkedLoss, T5ForConditionalGeneration):  # type: ignore[misc]

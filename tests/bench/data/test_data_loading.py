@@ -138,5 +138,5 @@ def test_synthetic_refuses_a_vocabulary_of_special_tokens(make_spec: MakeSpec) -
 
 
 def test_only_sources_are_sources() -> None:
-    with pytest.raises(UserError, match="choose from mixture, synthetic, text"):
+    with pytest.raises(UserError, match="choose from instructions, mixture, synthetic, text"):
         data.load("pipeline")

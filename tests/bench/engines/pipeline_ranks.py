@@ -23,12 +23,16 @@ from bench.engines.deepspeed.engine import ZeroEngine
 from bench.engines.distributed.executor import RankStages, build_stages
 from bench.engines.distributed.slices import find_slice
 from bench.engines.pipeline.engine import PipelineEngine
+from bench.measure.answers import generate
 from bench.measure.collectives import CollectiveCounter
 
 STEPS = 5
+PROMPT_TOKENS, ANSWER_TOKENS = (3, 8), 4
+"""Tokens of the prompts to which a decoder-only model writes an answer, and of the answers. The second prompt leaves
+room for two tokens."""
 EVALUATED, HELD_OUT = (0, 3), 99
 """EVALUATED has the steps before which an engine evaluates, if it can. HELD_OUT is the step number whose micro-batches
-it evaluates."""
+it evaluates. The inputs of the first one are also the prompts that a model answers."""
 WITHOUT_TARGETS = {(0, 1, 0), (1, 1, 2), (0, 3, 3)}
 """Micro-batches of padded data that have no target token: data-parallel rank, step and micro-step."""
 
@@ -87,12 +91,15 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
     slices = {name: part for name, parameter in module.named_parameters() if (part := find_slice(parameter))}
     begun = copy_weights(module) if isinstance(module, RankStages) else copy_whole_weights(backend, module)
     engine = backend.build(module, spec)
-    losses, norms, idle, evaluations = [], [], [], dict[int, list[float]]()
+    losses, norms, idle, evaluations, answers = [], [], [], dict[int, list[float]](), dict[int, Tensor]()
     data = place(spec, rank).data
     torch.manual_seed(models.derived_seed(spec.seed, f"rank {rank}"))  # the same seed as in bench.runtime.worker
     for step in range(STEPS):
         if evaluates and step in EVALUATED:
             evaluations[step] = [float(engine.evaluate([batch])) for batch in micro_batches(spec, HELD_OUT, data)]
+            prompts = {"input_ids": micro_batches(spec, HELD_OUT, data)[0]["input_ids"]}
+            ends = None if "decoder" in spec.sequence else torch.tensor(PROMPT_TOKENS)
+            answers[step] = generate(engine, prompts, ends, ANSWER_TOKENS)
         counter = CollectiveCounter(wait=lambda: None)
         with counter if step == STEPS - 1 else contextlib.nullcontext():
             loss = engine.train_step(iter(micro_batches(spec, step, data)))
@@ -105,6 +112,7 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
     seen = {
         "begun": begun, "weights": weights, "slices": {name: tuple(part) for name, part in slices.items()},
         "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(), "evaluations": evaluations,
+        "answers": answers,
         "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }  # fmt: skip
     if isinstance(engine, ZeroEngine):

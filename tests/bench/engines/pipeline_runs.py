@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pipeline_ranks import EVALUATED, HELD_OUT, STEPS, micro_batches
+from pipeline_ranks import ANSWER_TOKENS, EVALUATED, HELD_OUT, PROMPT_TOKENS, STEPS, micro_batches
 from torch import Tensor
 
-from bench import models, objectives
+from bench import engines, models, objectives
 from bench.core.spec import RunSpec
 from bench.engines.distributed.slices import Slice
 from bench.engines.precision.update import on_device
@@ -52,6 +52,7 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
         masters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
     )
     losses, norms, evaluations = list[float](), list[float](), dict[int, list[list[float]]]()
+    answers = dict[int, list[list[list[int]]]]()
     random = [
         torch.Generator().manual_seed(models.derived_seed(job.seed, f"rank {data}")).get_state()
         for data in range(job.data_parallel)
@@ -59,6 +60,8 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
     for step in range(STEPS):
         if step in EVALUATED:
             evaluations[step] = [evaluate_alone(job, module, data) for data in range(job.data_parallel)]
+            if "predict_tokens" in engines.facts(job).members:
+                answers[step] = [answer_alone(job, module, data) for data in range(job.data_parallel)]
         owned = [(data, batch) for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
         found, shares = [], compute_shares(job, [batch for _, batch in owned])
         for (data, batch), share in zip(owned, shares, strict=True):
@@ -81,7 +84,8 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
                 parameter.copy_(master)
     assert min(norms) > options.gradient_clipping, f"a step is not clipped: {norms}"
     weights = {name: parameter.detach().clone() for name, parameter in named.items()}
-    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights, "evaluations": evaluations}
+    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights, "evaluations": evaluations,
+            "answers": answers}  # fmt: skip
 
 
 def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[float]:
@@ -91,6 +95,27 @@ def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[flo
         losses = [float(module(**batch).loss) for batch in micro_batches(job, HELD_OUT, data)]
     module.train()
     return losses
+
+
+def answer_alone(job: RunSpec, module: Any, data: int) -> list[list[int]]:
+    """Return the tokens of the most likely answer to each prompt of a data-parallel rank. Each row is a batch of its
+    own, without padding."""
+    module.eval()
+    answers = []
+    for row, length in zip(micro_batches(job, HELD_OUT, data)[0]["input_ids"], PROMPT_TOKENS, strict=True):
+        answer = list[int]()
+        with torch.no_grad():
+            for _ in range(ANSWER_TOKENS):
+                if "decoder" in job.sequence:  # T5's decoder begins with token 0
+                    logits = module(input_ids=row[None], decoder_input_ids=torch.tensor([[0, *answer]])).logits
+                elif length + len(answer) < len(row):
+                    logits = module.lm_head(module.model(torch.tensor([[*row[:length].tolist(), *answer]])))
+                else:
+                    break
+                answer.append(int(logits[0, -1].argmax()))
+        answers.append(answer + [0] * (ANSWER_TOKENS - len(answer)))
+    module.train()
+    return answers
 
 
 def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:

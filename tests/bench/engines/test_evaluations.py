@@ -1,5 +1,5 @@
-"""Dropout is drawn from each rank's seed. Evaluations between steps have no dropout, draw no random numbers and change
-nothing. Real ranks over gloo are compared with one process."""
+"""Dropout is drawn from each rank's seed. Evaluations and answers between steps have no dropout, draw no random numbers
+and change nothing. Real ranks over gloo are compared with one process."""
 
 from pathlib import Path
 
@@ -26,6 +26,11 @@ def check(jobs: dict[str, RunSpec], folder: Path) -> None:
     jobs = {label: drop(job) for label, job in jobs.items()}
     for label, ranks in run_jobs(jobs, folder).items():
         assert all(rank["evaluations"].keys() == set(EVALUATED) for rank in ranks)
+        alone = train_alone(jobs[label])["answers"]
+        for data, rank in enumerate(ranks):
+            assert {step: answers.tolist() for step, answers in rank["answers"].items()} == {
+                step: of_ranks[data] for step, of_ranks in alone.items()
+            }, label
         *shares, unequal = compare_to_one_process(jobs[label], ranks)
         assert max(shares) < 1e-6 and unequal == [], (label, shares, unequal)
 

@@ -1,0 +1,330 @@
+"""Data source of prompts with answers, or of chats, from JSON lines. Only the tokens of answers have a loss.
+
+An encoder-decoder model reads the prompt and predicts the answer. A decoder-only model reads both in one sequence.
+Without files, the samples are a small generated task: the answer is the prompt in reverse order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from bench import objectives
+from bench.core.errors import UserError
+from bench.core.spec import RunSpec
+from bench.data import MicroBatch, Prompts, Row, check_vocabulary
+from bench.data.pipeline import corpus
+from bench.data.pipeline.corpus import BYT5, Corpus, Tokenizer
+from bench.data.pipeline.json_lines import Fields, generate_lines, list_segments, read_lines
+from bench.data.pipeline.spans import ShuffledPieces
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_LAYOUT = 1  # part of the cache key: raise it when the output of `_list_samples` changes
+
+
+class Options(Fields):
+    """Options of the source: its files and their fields. conf/data/instructions.yaml explains each field."""
+
+    files: tuple[str, ...] = ()
+    tokenizer: str = BYT5
+    packing: bool = False
+    too_long: Literal["refuse", "skip"] = "refuse"
+
+
+def check(options: Options, spec: RunSpec) -> None:
+    """Raise UserError for a missing file, or for options that do not fit each other, the objective or the model."""
+    if not (_is_joined(spec) or _is_pair(spec)):
+        remedy = "choose objective=seq2seq for an encoder-decoder model, or causal_lm for a decoder-only model"
+        raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
+    if options.packing and not any(kind.positions for kind in objectives.load(spec.objective).KINDS):
+        rule = f"with objective={spec.objective}, attention would cross the samples of a sequence"
+        raise UserError("data.packing=true", rule, "choose objective=causal_lm_documents, or leave it out")
+    if options.messages and not options.files:
+        rule = "names a field of files, and data.files is empty"
+        raise UserError(f"data.messages={options.messages}", rule, "give data.files too")
+    corpus.find_files(options.files)
+    if options.tokenizer == BYT5:  # other tokenizers have to be loaded before their vocabulary is known
+        check_vocabulary(BYT5, corpus.BYT5_VOCABULARY, spec)
+
+
+def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
+    """Return the endless stream of micro-batches of a data-parallel rank, beginning at index `first`. Held-out samples
+    are excluded. Each epoch has its own order. Raise UserError for unusable files or an unusable tokenizer."""
+    from bench.data.pipeline import loader  # imported here: torch is slow to import, and `check` does not need it
+
+    return loader.micro_batches(_prepare(spec).learned.sequences, spec, data_rank, first)
+
+
+def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
+    """Return the micro-batches of held-out samples for evaluation on a data-parallel rank. Raise UserError if there are
+    too few held-out samples."""
+    from bench.data.pipeline import loader
+
+    return loader.list_first(_get_held_out(spec).sequences, spec, data_rank, spec.learning.evaluation_samples)
+
+
+def held_out_prompts(spec: RunSpec, data_rank: int) -> Prompts:
+    """Return a data-parallel rank's prompts of the first `learning.evaluation_samples` held-out samples."""
+    from bench.data.pipeline import loader
+
+    part, words, wanted = _get_held_out(spec), _load_tokenizer(spec), spec.learning.evaluation_samples
+    questions = [_split_question(part.samples(number), words) for number in range(wanted)]
+    limit = spec.learning.answer_tokens or max(len(question.answer) for question in questions)
+    if _is_joined(spec):
+        [room] = spec.sequence.values()
+        width = min(max(len(question.prompt) for question in questions) + limit, room)
+    else:
+        width, room = spec.sequence.values()
+        limit = min(limit, room)
+
+    def read(number: int) -> tuple[NDArray[Any], str]:
+        return questions[number].prompt, words.decode(questions[number].answer.tolist())
+
+    return Prompts(loader.list_prompts(read, spec, data_rank, width), limit, words.eos, words.decode)
+
+
+def describe(spec: RunSpec) -> dict[str, Any]:
+    """Return the facts about the data for the record: files, tokenizer, number of samples, and held-out samples."""
+    prepared, words = _prepare(spec), _load_tokenizer(spec)
+    text = prepared.corpus
+
+    def count(part: Part) -> dict[str, int]:
+        return {"samples": len(part.samples.bounds), "sequences": len(part.sequences.pieces.bounds)}
+
+    facts = {
+        "source": "instructions",
+        "tokenizer": {"name": words.name, "vocabulary": words.vocabulary},
+        "corpus": {"name": text.name, "bytes": text.bytes, "samples": text.documents, "sha256": text.sha256},
+        "too_long": prepared.too_long,
+        **count(prepared.learned),
+    }
+    if prepared.held_out:
+        facts["held_out"] = count(prepared.held_out)
+    return facts
+
+
+# ---------------------------------------- samples
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """An endless stream of sequences, each of one sample or of several packed samples."""
+
+    pieces: ShuffledPieces  # its tokens have the fields of `_list_fields`
+    joined: bool  # True: prompt and answer are one kind of tokens
+    padded: frozenset[str]
+
+    def __call__(self, index: int) -> tuple[Row] | tuple[NDArray[np.int32], NDArray[np.int32]]:
+        piece: Any = self.pieces(index)
+        if self.joined:
+            return (Row(piece["token"], piece["learned"], piece["place"]),)
+        return piece["token"][~piece["learned"]], piece["token"][piece["learned"]]
+
+
+class Part(NamedTuple):
+    """Training samples or held-out samples."""
+
+    samples: ShuffledPieces  # one by one
+    sequences: Sequences
+
+
+class Prepared(NamedTuple):
+    """All samples of the source."""
+
+    corpus: Corpus  # the samples as documents
+    too_long: int  # number of samples that were skipped because they are longer than the sequence
+    learned: Part
+    held_out: Part | None
+
+
+class Question(NamedTuple):
+    """The tokens of a prompt and of its reference answer without EOS. In a chat, these are the last answer and all
+    tokens before it."""
+
+    prompt: NDArray[np.int32]
+    answer: NDArray[np.int32]
+
+
+def _is_joined(spec: RunSpec) -> bool:
+    """Return True if prompt and answer are one kind of tokens, as for decoder-only models."""
+    kinds = objectives.load(spec.objective).KINDS
+    return len(kinds) == 1 and {"input_ids", "labels"} <= kinds[0].arguments.keys() and not kinds[0].hidden
+
+
+def _is_pair(spec: RunSpec) -> bool:
+    """Return True if the encoder reads the prompt and the decoder predicts the answer."""
+    kinds = objectives.load(spec.objective).KINDS
+    return len(kinds) == 2 and "labels" in kinds[1].arguments and all(kind.text is None for kind in kinds)
+
+
+def _load_tokenizer(spec: RunSpec) -> Tokenizer:
+    words = corpus.load_tokenizer(spec.data.options.get("tokenizer", BYT5))
+    check_vocabulary(words.name, words.vocabulary, spec)
+    return words
+
+
+def _list_fields() -> list[tuple[str, type[Any]]]:
+    """Return the fields of a token: its id, whether it has a loss, and its position in its sample."""
+    import numpy as np
+
+    return [("token", np.int32), ("learned", np.bool_), ("place", np.int32)]
+
+
+def _prepare(spec: RunSpec) -> Prepared:
+    """Read and tokenise the samples, and divide them into training samples and held-out samples."""
+    options, learning = Options(**spec.data.options), spec.learning
+    text, too_long = _load(options, spec)
+    if learning.tokens is None:
+        return Prepared(text, too_long, _build_part(options, spec, text, spec.seed), None)
+    learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)
+    # Runs with different seeds are evaluated on equal samples.
+    held_out = _build_part(options, spec, kept, learning.held_out_seed)
+    return Prepared(text, too_long, _build_part(options, spec, learned, spec.seed), held_out)
+
+
+def _get_held_out(spec: RunSpec) -> Part:
+    part, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
+    assert part is not None
+    # Samples must not repeat, because a repeated sample would count twice.
+    if wanted > (found := len(part.sequences.pieces.bounds)):
+        rule = f"the held-out samples make {found} sequences"
+        raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
+    return part
+
+
+def _build_part(options: Options, spec: RunSpec, text: Corpus, seed: int) -> Part:
+    import numpy as np
+
+    bounds = np.stack([np.concatenate([[0], text.ends[:-1]]), text.ends], axis=1)  # (samples, 2)
+    samples, joined = ShuffledPieces(text.tokens, bounds, (seed,)), _is_joined(spec)
+    padded = frozenset(spec.sequence)
+    if not options.packing:
+        return Part(samples, Sequences(samples, joined, padded))
+    [limit] = spec.sequence.values()
+    packs = pack(np.diff(bounds)[:, 0].tolist(), limit)
+    tokens = np.concatenate([text.tokens[slice(*bounds[one])] for samples in packs for one in samples])
+    ends = np.cumsum([sum(int(np.diff(bounds[one])[0]) for one in samples) for samples in packs])
+    packed = np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)
+    return Part(samples, Sequences(ShuffledPieces(tokens, packed, (seed,)), joined, padded))
+
+
+def pack(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Return the samples of each sequence of at most `limit` tokens. No sample is divided.
+
+    Samples are placed in order of length, the longest first, each into the fullest sequence with enough room.
+    """
+    packs: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # free tokens and index of each sequence, sorted
+    for sample in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
+        place = bisect_left(rooms, (lengths[sample], -1))
+        free, number = rooms.pop(place) if place < len(rooms) else (limit, len(packs))
+        if number == len(packs):
+            packs.append([])
+        packs[number].append(sample)
+        insort(rooms, (free - lengths[sample], number))
+    return packs
+
+
+def _split_question(sample: Any, words: Tokenizer) -> Question:
+    import numpy as np
+
+    tokens, learned = sample["token"], sample["learned"]
+    end = int(np.flatnonzero(learned)[-1]) + 1
+    before = np.flatnonzero(~learned[:end])
+    begin = int(before[-1]) + 1 if len(before) else 0
+    answer = tokens[begin:end]
+    stop = np.flatnonzero(answer == words.eos)
+    return Question(tokens[:begin], answer[: int(stop[0]) + 1] if len(stop) else answer)
+
+
+# ---------------------------------------- tokens
+
+
+def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
+    """Return the samples as a corpus, whose tokens have the fields of `_list_fields`, and the number of samples that
+    are longer than the sequence. Raise UserError for unusable files, or for a sample that is too long."""
+    import numpy as np
+
+    _load_tokenizer(spec)
+    joined = _is_joined(spec)
+    request = {
+        "options": options.model_dump(mode="json", exclude={"packing", "too_long"}),
+        "stamps": corpus.read_stamps(corpus.find_files(options.files), options.tokenizer),
+        "joined": joined,
+        "layout": _LAYOUT,
+    }
+    columns: dict[str, str | list[str]] = {"ids": ["int32"], "learned": ["bool"], "file": "string", "line": "int64"}
+    table = corpus.load_table(_list_samples, request, {**columns, "bytes": "int64", "sha256": "string"})
+    chunks = [(table.data.column(name).chunks) for name in ("ids", "learned")]
+    ids, learned = (
+        np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in of_column]) for of_column in chunks
+    )
+    lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks[0]]).astype(np.int64)
+    begins = np.cumsum(lengths) - lengths
+    tokens = np.empty(len(ids), _list_fields())
+    tokens["token"], tokens["learned"] = ids, learned
+    tokens["place"] = np.arange(len(ids)) - np.repeat(begins, lengths)
+    answers = np.add.reduceat(learned.astype(np.int64), begins)
+    fits = _find_fitting(options, spec, table, lengths, answers)
+    kept, ends = tokens[np.repeat(fits, lengths)], np.cumsum(lengths[fits])
+    name = ",".join(options.files) or "reversed letters"
+    last = table[-1]
+    text = Corpus(name, len(ends), last["bytes"], last["sha256"], kept, ends)
+    return text, int((~fits).sum())
+
+
+def _find_fitting(
+    options: Options, spec: RunSpec, table: Any, lengths: NDArray[np.int64], answers: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return True for each sample that fits the sequence, shape (samples,). `answers` are numbers of tokens with a
+    loss. Raise UserError for a sample that does not fit, unless such samples are skipped."""
+    import numpy as np
+
+    fits = np.ones(len(lengths), np.bool_)
+    parts = {"sample": lengths} if _is_joined(spec) else {"prompt": lengths - answers, "answer": answers}
+    for (kind, limit), (part, counts) in zip(spec.sequence.items(), parts.items(), strict=True):
+        fits &= counts <= limit
+        if options.too_long == "refuse" and not fits.all():
+            row = table[int(np.argmin(fits))]
+            found, longest = int(counts[np.argmin(fits)]), int(counts.max())
+            answer = f", its answer {answers[np.argmin(fits)]}" if part == "sample" else ""
+            rule = f"the {part} on line {row['line']} of {row['file'] or 'the task'} has {found} tokens{answer}"
+            raise UserError(f"sequence.{kind}={limit}", rule, f"raise it to {longest}, or set data.too_long=skip")
+    if not fits.any():
+        given = " ".join(f"sequence.{kind}={limit}" for kind, limit in spec.sequence.items())
+        raise UserError(given, "every sample is longer", "raise it")
+    return fits
+
+
+def _list_samples(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the token ids of each sample and which of them have a loss. The number of bytes and the hash cover all text
+    up to that sample."""
+    import numpy as np
+
+    options, joined = Options(**request["options"]), bool(request["joined"])
+    words = corpus.load_tokenizer(options.tokenizer)
+    total, digest = 0, hashlib.sha256()
+    lines = read_lines(corpus.find_files(options.files)) if options.files else generate_lines(options)
+    while batch := list(islice(lines, 64)):  # fast tokenizers need batches of texts to be fast
+        of_lines = [list_segments(options, words, line, joined=joined) for line in batch]
+        encoded = iter(words.encode([segment.text for segments in of_lines for segment in segments]))
+        for line, segments in zip(batch, of_lines, strict=True):
+            parts = []
+            for segment in segments:
+                raw, ids = segment.text.encode(), next(encoded)
+                # In an encoder's input, EOS ends the prompt. A chat template may end an answer with EOS itself.
+                if (segment.is_answer or not joined) and words.eos not in ids:
+                    ids = np.append(ids, np.int32(words.eos))
+                parts.append(ids)
+                total += len(raw)
+                digest.update(raw + b"\0")
+            learned = np.repeat([segment.is_answer for segment in segments], [len(ids) for ids in parts])
+            place = {"file": line.file, "line": line.number, "bytes": total, "sha256": digest.hexdigest()}
+            yield {"ids": np.concatenate(parts), "learned": learned, **place}

@@ -1,0 +1,172 @@
+"""Reading of samples with prompts and answers from JSON lines, and the text of chats in a template."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.spec import Frozen
+from bench.data.pipeline.corpus import Tokenizer
+
+_OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_TASK_SAMPLES, _TASK_LENGTHS, _TASK_LETTERS = 2000, (2, 4), "abcdefghij"
+"""Number of samples of the generated task, its shortest and longest prompt, and the letters of prompts."""
+
+
+class Fields(Frozen):
+    """Fields of a JSON line with the prompt and the answer, or with a chat."""
+
+    prompt: str = "prompt"
+    answer: str = "answer"
+    messages: str | None = None
+    separator: str = "\n"
+
+
+class Line(NamedTuple):
+    """One sample as it is in a file."""
+
+    file: str
+    number: int  # from 1
+    content: dict[str, Any]
+
+    def refuse(self, rule: str, remedy: str) -> UserError:
+        """Return the error that this line breaks a rule."""
+        return UserError(f"data.files={self.file}", f"line {self.number} {rule}", remedy)
+
+
+class Segment(NamedTuple):
+    """A piece of a sample's text."""
+
+    text: str
+    is_answer: bool
+
+
+def read_lines(paths: Sequence[Path]) -> Iterator[Line]:
+    """Yield the lines of all files that are not empty. Raise UserError for a file without such a line, and for a line
+    that is not a JSON object."""
+    for path in paths:
+        found = False
+        try:
+            with _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", errors="replace") as file:
+                for number, text in enumerate(file, start=1):
+                    if text.strip():
+                        found = True
+                        yield _parse(path.name, number, text)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # unreadable, or not compressed as its name
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"data.files={path}", f"cannot be read ({reason})", "repair or replace it") from error
+        if not found:
+            raise UserError(f"data.files={path}", "is empty", "give a file with one JSON object per line")
+
+
+def _parse(file: str, number: int, text: str) -> Line:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise Line(file, number, {}).refuse(f"is not JSON ({reason})", "correct or remove the line") from error
+    if not isinstance(content, dict):
+        raise Line(file, number, {}).refuse("is not a JSON object", 'write {"prompt": "…", "answer": "…"}')
+    return Line(file, number, content)
+
+
+def generate_lines(fields: Fields) -> Iterator[Line]:
+    """Yield the samples of the generated task. They do not depend on the run's seed."""
+    import numpy as np
+
+    random, seen, (least, most) = np.random.default_rng(0), set[str](), _TASK_LENGTHS
+    while len(seen) < _TASK_SAMPLES:
+        places = random.integers(len(_TASK_LETTERS), size=random.integers(least, most + 1))
+        text = "".join(_TASK_LETTERS[place] for place in places)
+        if text not in seen:
+            seen.add(text)
+            yield Line("", len(seen), {fields.prompt: text, fields.answer: text[::-1]})
+
+
+# ---------------------------------------- prompts and chats
+
+
+def list_segments(fields: Fields, words: Tokenizer, line: Line, *, joined: bool) -> list[Segment]:
+    """Return the text of a sample in segments. For an encoder-decoder model, these are one prompt and one answer."""
+    if fields.messages is None:
+        question, answer = (_get_text(line, line.content, field) for field in (fields.prompt, fields.answer))
+        if joined and not question + fields.separator:
+            raise line.refuse(f"has an empty {fields.prompt}", "remove the line, or set data.separator")
+        return [Segment(question + fields.separator * joined, is_answer=False), Segment(answer, is_answer=True)]
+    turns = _list_turns(line, fields.messages)
+    segments = _apply_template(words, line, turns) if words.format_chat else list(_join_turns(turns))
+    if joined:
+        return segments
+    *before, last = segments
+    return [Segment("".join(one.text for one in before), is_answer=False), last]
+
+
+def _get_text(line: Line, content: dict[str, Any], field: str) -> str:
+    text = content.get(field, ...)
+    if isinstance(text, str):
+        return text.encode(errors="replace").decode()  # JSON may contain lone surrogates, which UTF-8 cannot encode
+    if text is not ...:
+        raise line.refuse(f"has a field {field} of type {type(text).__name__}", "give text")
+    is_chat = "messages" in line.content and field != "messages"
+    remedy = "set data.messages=messages for chats" if is_chat else suggest_nearest(field, content, "add it")
+    raise line.refuse(f"has no field {field}", remedy)
+
+
+def _list_turns(line: Line, field: str) -> list[dict[str, str]]:
+    """Return the turns of a chat, up to the last answer."""
+    turns = line.content.get(field, ...)
+    if turns is ...:
+        raise line.refuse(f"has no field {field}", suggest_nearest(field, line.content, "add it"))
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise line.refuse(
+            f"has a field {field} that is no list of turns", 'write [{"role": "user", "content": "…"}, …]'
+        )
+    read = [{name: _get_text(line, turn, name) for name in ("role", "content")} for turn in turns]
+    while read and read[-1]["role"] != "assistant":
+        read.pop()
+    if not read:
+        raise line.refuse("has no turn of the assistant", "add an answer with role assistant, or remove the line")
+    return read
+
+
+def _join_turns(turns: Sequence[dict[str, str]]) -> Iterator[Segment]:
+    """Yield the segments of a chat in a plain template: each turn is a line that begins with its role."""
+    text = ""
+    for turn in turns:
+        if turn["role"] == "assistant":
+            yield Segment(f"{text}assistant: ", is_answer=False)
+            yield Segment(turn["content"], is_answer=True)
+            text = "\n"
+        else:
+            text += f"{turn['role']}: {turn['content']}\n"
+
+
+def _apply_template(words: Tokenizer, line: Line, turns: list[dict[str, str]]) -> list[Segment]:
+    """Return the segments of a chat in the tokenizer's own template. Raise UserError if the template refuses the chat,
+    or if later turns change the text of earlier ones."""
+    from jinja2 import TemplateError
+
+    assert words.format_chat is not None
+    segments, done = list[Segment](), ""
+    for number, turn in enumerate(turns):
+        if turn["role"] != "assistant":
+            continue
+        try:
+            before, whole = words.format_chat(turns[:number], True), words.format_chat(turns[: number + 1], False)
+        except TemplateError as error:
+            reason = str(error).partition("\n")[0]
+            raise line.refuse(f"does not fit the tokenizer's chat template ({reason})", "correct the line") from error
+        if not (before.startswith(done) and whole.startswith(before)):
+            rule = "its chat template changes earlier turns, so that the answers in a chat are not found"
+            raise UserError(f"data.tokenizer={words.name}", rule, "remove its chat template, or give another tokenizer")
+        segments.append(Segment(before[len(done) :], is_answer=False))
+        segments.append(Segment(whole[len(before) :], is_answer=True))
+        done = whole
+    return segments
