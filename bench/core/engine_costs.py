@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.core.machine import CollectiveKind
-from bench.core.network import EqualTensors, Part, Unit, WeightModule
+from bench.core.network import EqualTensors, FrozenTensors, Part, Unit, WeightModule
 
 Array = NDArray[np.int64]
 """Array of shape (segments,): a value for each segment of the model, in forward order. Segments are embeddings,
@@ -39,9 +39,10 @@ for workspaces and buffers.
 class ModelSizes:
     """Sizes of a model's parameters, from which an engine computes its costs."""
 
-    tensors: tuple[EqualTensors, ...]
+    tensors: tuple[EqualTensors, ...]  # trained: they have gradients and an optimizer's state
     modules_of: Callable[[], Sequence[WeightModule]]  # built on demand: a long list, and few engines need it
     units_of: Callable[[], Sequence[Unit]] = tuple
+    frozen: tuple[FrozenTensors, ...] = ()  # neither reduced nor updated
 
     @cached_property
     def modules(self) -> tuple[WeightModule, ...]:
@@ -55,13 +56,33 @@ class ModelSizes:
 
     @cached_property
     def elements(self) -> int:
-        """Number of elements of all parameters."""
+        """Number of elements of the trained parameters."""
         return count_elements(self.tensors)
 
     @cached_property
     def largest(self) -> int:
-        """Number of elements of the largest parameter."""
+        """Number of elements of the largest trained parameter."""
         return max(size.elements for size in self.tensors)
+
+    @cached_property
+    def all_tensors(self) -> tuple[EqualTensors, ...]:
+        """All parameters: the trained ones, then the frozen ones."""
+        return (*self.tensors, *(EqualTensors(size.elements, size.number) for size in self.frozen))
+
+    @cached_property
+    def largest_of_all(self) -> int:
+        """Number of elements of the largest parameter, trained or frozen."""
+        return max(size.elements for size in self.all_tensors)
+
+    @property
+    def quantised(self) -> bool:
+        """True if some frozen parameters are quantised."""
+        return any(size.packed for size in self.frozen)
+
+    def count_frozen_bytes(self, width: int) -> int:
+        """Return the bytes of the frozen parameters, of which those that are not quantised have `width` bytes per
+        element."""
+        return sum(size.number * (size.packed or width * size.elements) for size in self.frozen)
 
 
 def count_elements(sizes: Sequence[EqualTensors]) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from bench.core.adapted import Adapter
+
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 """Activation functions, named as in transformers. gelu_new is implemented in Python; the others are kernels of torch.
 """
@@ -31,6 +33,7 @@ class Attention:
     biases: bool = False  # True: the projections have bias parameters
     key_heads: int | None = None  # heads of keys and values, each shared by a group of query heads; None: `heads`
     rotary: bool = False  # rotates queries and keys by their position
+    names: tuple[str, ...] = ()  # names of the projections in forward order, for the choice of adapted matrices
 
     @property
     def inner(self) -> int:
@@ -62,6 +65,7 @@ class Mlp:
     gated: bool = False  # True: the activation is multiplied by a second projection of the input
     inner_dropout: bool = False  # True: dropout before the last matrix, besides the dropout after it
     biases: bool = False
+    names: tuple[str, ...] = ()  # names of the matrices in forward order, for the choice of adapted matrices
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
         """Return the shapes of the matrices in forward order: (k, n) maps k elements of a token to n elements."""
@@ -115,6 +119,12 @@ class Stacks:
     clamps_fp16: bool = False  # True: fp16 activations are clamped after each sub-layer
     full_loss: bool = False  # True: logits are converted to fp32 before the loss
     discarded: int = 0  # elements that building allocates and frees: embeddings replaced by the shared one
+    adapter: Adapter | None = None  # None: every parameter is trained; otherwise only the adapters' matrices
+
+    @property
+    def trains_all(self) -> bool:
+        """True if every parameter is trained."""
+        return self.adapter is None
 
     @property
     def table(self) -> int:
@@ -138,12 +148,20 @@ class EqualTensors(NamedTuple):
     number: int
 
 
+class FrozenTensors(NamedTuple):
+    """Number of frozen parameters that have the same number of elements."""
+
+    elements: int
+    number: int
+    packed: int = 0  # bytes of each if quantised; 0: it has the run's precision
+
+
 class WeightModule(NamedTuple):
     """A module of the model, at which ZeRO stage 3 gathers the module's weight and prefetches later weights."""
 
     segment: int  # index of its segment in forward order
     weight: int | None = None  # index of its parameter, equal for a shared parameter; None: no parameter
-    size: int = 0  # index of the weight's size in `tensors`
+    size: int = 0  # index of the weight's size in the trained tensors, followed by the frozen ones
     block: int | None = None  # index of its block, which checkpointing recomputes as a whole; None: outside blocks
     indexed: bool = False  # True: its inputs are indices, as in an embedding
     completes: bool = True  # True: the weight's gradient is complete after its backward
@@ -151,30 +169,64 @@ class WeightModule(NamedTuple):
 
 
 def list_tensors(network: Stacks) -> list[EqualTensors]:
-    """Return the model's parameters grouped by number of elements. A shared parameter counts once."""
-    counts = Counter({network.table: 1 if network.tied else 2})
+    """Return the trained parameters grouped by number of elements. A shared parameter counts once."""
+    counts = Counter[int]()
+    for matrix, number in _count_matrices(network).items():
+        counts[matrix.elements] += number * matrix.trained
+    return [EqualTensors(elements, number) for elements, number in counts.items() if number]
+
+
+def list_frozen(network: Stacks) -> list[FrozenTensors]:
+    """Return the parameters that are not trained, grouped by number of elements and by their bytes if quantised."""
+    counts = Counter[tuple[int, int]]()
+    for matrix, number in _count_matrices(network).items():
+        counts[matrix.elements, matrix.packed] += number * (not matrix.trained)
+    return [FrozenTensors(elements, number, packed) for (elements, packed), number in counts.items() if number]
+
+
+def _count_matrices(network: Stacks) -> Counter["Matrix"]:
+    """Return the number of parameters of each shape. A shared parameter counts once."""
+    trained = network.trains_all
+    counts = Counter({Matrix(network.vocab, network.width, trained): 1 if network.tied else 2})
     for stack in network.stacks:
-        counts.update(network.norm_sizes)
+        counts.update(Matrix(size, 1, trained) for size in network.norm_sizes)
         # All blocks of a stack share one table, so it counts once.
-        counts.update([rows * columns for rows, columns in [stack.bias_table or (0, 0)] if rows])
-        counts.update([stack.positions * network.width] * (stack.positions > 0))
+        counts.update([Matrix(*stack.bias_table, trained)] if stack.bias_table else [])
+        counts.update([Matrix(stack.positions, network.width, trained)] * (stack.positions > 0))
         for part in stack.block:
-            for size in list_part_sizes(network, part):
-                counts[size] += stack.layers
-    return [EqualTensors(elements, number) for elements, number in counts.items()]
+            for matrix in list_part_matrices(network, part):
+                counts[matrix] += stack.layers
+    return counts
 
 
-def list_part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
-    """Return the number of elements of each parameter of a sub-layer and of the norm before it, the norm first. A
-    position bias shared by several blocks is excluded."""
-    sizes = [*network.norm_sizes, *itertools.chain(*_list_linears(network, part))]
+def list_part_matrices(network: Stacks, part: Attention | Mlp) -> list["Matrix"]:
+    """Return the parameters of a sub-layer and of the norm before it, the norm first. A position bias shared by several
+    blocks is excluded. torch stores a linear layer from k to n elements as (n, k)."""
+    trained, found = network.trains_all, list[Matrix]()
+    for name, (inputs, outputs) in list_named_matrices(network, part):
+        packed = 0 if network.adapter is None else network.adapter.packed_bytes(name, outputs, inputs)
+        found += [Matrix(outputs, inputs, trained, packed), *[Matrix(outputs, 1, trained)] * part.biases]
+        if network.adapter is not None and network.adapter.adapts(name):
+            found += [Matrix(network.adapter.rank, inputs), Matrix(outputs, network.adapter.rank)]
     if isinstance(part, Attention) and part.bias_per_layer and part.position_bias:
-        sizes.append(part.position_bias * part.heads)
-    return sizes
+        found.append(Matrix(part.position_bias, part.heads, trained))
+    return [*(Matrix(size, 1, trained) for size in network.norm_sizes), *found]
+
+
+def list_named_matrices(network: Stacks, part: Attention | Mlp) -> list[tuple[str, tuple[int, int]]]:
+    """Return name and shape (k, n) of each matrix of a sub-layer in forward order. A name is empty if the family gives
+    none."""
+    shapes = part.matrices(network.width)
+    return list(zip(part.names or [""] * len(shapes), shapes, strict=True))
 
 
 def count_parameters(network: Stacks) -> int:
-    """Return the number of elements of all trainable parameters. A shared parameter counts once."""
+    """Return the number of elements of all parameters, trained or frozen. A shared parameter counts once."""
+    return sum(matrix.elements * number for matrix, number in _count_matrices(network).items())
+
+
+def count_trained_parameters(network: Stacks) -> int:
+    """Return the number of elements of the trained parameters."""
     return sum(size.elements * size.number for size in list_tensors(network))
 
 
@@ -186,15 +238,11 @@ def list_matrices(network: Stacks) -> set[tuple[int, int]]:
     return inside | {(network.width, network.vocab)}
 
 
-def _list_linears(network: Stacks, part: Attention | Mlp) -> list[list[int]]:
-    """Return, for each matrix of a sub-layer, the number of elements of its weight and of its bias, if any."""
-    return [[k * n, n] if part.biases else [k * n] for k, n in part.matrices(network.width)]
-
-
 class _Weight(NamedTuple):
     """A parameter of a module. 0 elements stand for a module without parameters."""
 
     elements: int = 0
+    trained: bool = True
     indexed: bool = False
     joined: bool = False  # True: its module has another parameter before it
 
@@ -207,37 +255,40 @@ modules, too."""
 def list_modules(network: Stacks) -> list[WeightModule]:
     """Return the modules in forward order. A module with several parameters has one entry per parameter."""
     # A parameter is identified by its size, because stage 3 treats parameters of one size alike.
-    places = {size.elements: place for place, size in enumerate(list_tensors(network))}
-    table = places[network.table]
+    sizes = [(size.elements, True) for size in list_tensors(network)]
+    sizes += [(size.elements, False) for size in list_frozen(network)]
+    places = {size: place for place, size in reversed(list(enumerate(sizes)))}
+    trained = network.trains_all
+    table = places[network.table, trained]
     weights = itertools.count(1)  # weight 0 is the embedding
-    found = [
-        WeightModule(0, 0, table, indexed=True)
-    ]  # the embedding's gradient is complete after this module's backward
+    # the embedding's gradient is complete after the backward of the first module
+    found = [WeightModule(0, 0, table, indexed=True, completes=trained)]
     segment = 0
     for segment, (block, modules) in enumerate(_list_segments(network), 1):
         if block is None and modules[0].indexed:  # the embedding at the beginning of a stack
             found.append(WeightModule(segment, 0, table, indexed=True, completes=False))
             modules = modules[1:]
-        for elements, indexed, joined in modules:
-            if elements:
-                place = places[elements]
-                found.append(WeightModule(segment, next(weights), place, block, indexed=indexed, joined=joined))
+        for one in modules:
+            if one.elements:
+                place = places[one.elements, one.trained]
+                flags = one.indexed, one.trained, one.joined
+                found.append(WeightModule(segment, next(weights), place, block, *flags))
             else:
                 found.append(WeightModule(segment, block=block))
     own = not network.tied
-    found.append(WeightModule(segment + 1, next(weights) if own else 0, table, completes=own))
+    found.append(WeightModule(segment + 1, next(weights) if own else 0, table, completes=own and trained))
     return [*found, WeightModule(segment + 2)]
 
 
 def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
     """Yield the segments between the first embedding and the head. A segment is given by the index of its block (None
     outside blocks) and its modules."""
-    blocks = itertools.count()
-    norms = _join(network.norm_sizes)
+    blocks, trained = itertools.count(), network.trains_all
+    norms = _join([Matrix(size, 1, trained) for size in network.norm_sizes])
     # The order is that of forward, in which ZeRO traces modules.
     for stack in network.stacks:
-        positions = [_Weight(stack.positions * network.width, indexed=True)] * (stack.positions > 0)
-        yield None, [_Weight(network.table, indexed=True), *positions]
+        positions = [_Weight(stack.positions * network.width, trained, indexed=True)] * (stack.positions > 0)
+        yield None, [_Weight(network.table, trained, indexed=True), *positions]
         for layer in range(stack.layers):
             block = next(blocks)
             for part in stack.block:
@@ -246,17 +297,27 @@ def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]
 
 
 def _list_part_weights(network: Stacks, part: Attention | Mlp, layer: int) -> list[_Weight]:
-    first, *middle, last = map(_join, _list_linears(network, part))
+    first, *middle, last = (_list_matrix_weights(network, part, *named) for named in list_named_matrices(network, part))
     if isinstance(part, Mlp):
         return [*first, _PLAIN, *itertools.chain(*middle), *[_PLAIN] * part.inner_dropout, *last]
     rows = part.position_bias if layer == 0 or part.bias_per_layer else 0
-    bias = [_Weight(rows * part.heads, indexed=True)] * (rows > 0)
+    bias = [_Weight(rows * part.heads, network.trains_all, indexed=True)] * (rows > 0)
     return [*first, *itertools.chain(*middle), *bias, *last]
 
 
-def _join(sizes: Sequence[int]) -> list[_Weight]:
-    """Return the parameters of one module, from the number of elements of each."""
-    return [_Weight(size, joined=place > 0) for place, size in enumerate(sizes)]
+def _list_matrix_weights(network: Stacks, part: Attention | Mlp, name: str, shape: tuple[int, int]) -> list[_Weight]:
+    """Return the modules of a matrix in forward order. With an adapter they are a module around the matrix, the matrix,
+    the dropout, and the adapter's two matrices (peft's lora.Linear)."""
+    (inputs, outputs), adapter = shape, network.adapter
+    own = _join([Matrix(size, 1, adapter is None) for size in (inputs * outputs, *[outputs] * part.biases)])
+    if adapter is None or not adapter.adapts(name):
+        return own
+    return [_PLAIN, *own, _PLAIN, _Weight(adapter.rank * inputs), _Weight(outputs * adapter.rank)]
+
+
+def _join(parameters: Sequence["Matrix"]) -> list[_Weight]:
+    """Return the parameters of one module."""
+    return [_Weight(one.elements, one.trained, joined=place > 0) for place, one in enumerate(parameters)]
 
 
 def pad_elements(elements: int, ranks: int) -> int:
@@ -293,10 +354,16 @@ class Part(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """Shape of a parameter as torch stores it. A vector has one column."""
+    """A parameter with its shape as torch stores it. A vector has one column."""
 
     rows: int
     columns: int
+    trained: bool = True
+    packed: int = 0  # bytes if quantised; 0: it has the run's precision
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
 
     def padded(self, ranks: int) -> int:
         """Return the number of elements after padding the rows to a multiple of `ranks`."""
@@ -314,35 +381,27 @@ class Unit(NamedTuple):
     def elements(self) -> int:
         return self.padded(1)
 
-    def padded(self, ranks: int) -> int:
-        """Return the number of elements after padding the rows of every parameter to a multiple of `ranks`."""
-        return sum(matrix.padded(ranks) * number for matrix, number in self.matrices)
+    def padded(self, ranks: int, *, frozen: bool = True) -> int:
+        """Return the number of elements after padding the rows of every parameter to a multiple of `ranks`. If `frozen`
+        is False, only trained parameters count."""
+        return sum(one.padded(ranks) * number for one, number in self.matrices if frozen or one.trained)
 
 
 def units(network: Stacks) -> list[Unit]:
     """Return the FSDP units of a network: the unit of all parameters outside blocks, then each block in order."""
-    norm = [Matrix(size, 1) for size in network.norm_sizes]
-    outside = [Matrix(network.vocab, network.width)] * (1 if network.tied else 2)
+    trained = network.trains_all
+    norm = [Matrix(size, 1, trained) for size in network.norm_sizes]
+    outside = [Matrix(network.vocab, network.width, trained)] * (1 if network.tied else 2)
     blocks = []
     for stack in network.stacks:
-        outside += [Matrix(stack.positions, network.width)] * (stack.positions > 0) + norm
-        block = [matrix for part in stack.block for matrix in [*norm, *_list_part_matrices(network, part)]]
+        outside += [Matrix(stack.positions, network.width, trained)] * (stack.positions > 0) + norm
+        block = [matrix for part in stack.block for matrix in list_part_matrices(network, part)]
         bias = (
-            [Matrix(*stack.bias_table)] if stack.bias_table else []
+            [Matrix(*stack.bias_table, trained)] if stack.bias_table else []
         )  # the first block owns the bias that all blocks share
         blocks += [block + bias * (layer == 0) for layer in range(stack.layers)]
     numbered = [(None, outside), *enumerate(blocks)]
     return [Unit(block, tuple(Counter(matrices).items())) for block, matrices in numbered]
-
-
-def _list_part_matrices(network: Stacks, part: Attention | Mlp) -> Iterator[Matrix]:
-    """Yield the shapes of a sub-layer's parameters without its norm. torch stores a linear layer from k to n elements
-    as (n, k)."""
-    for inputs, outputs in part.matrices(network.width):
-        yield Matrix(outputs, inputs)
-        yield from [Matrix(outputs, 1)] * part.biases
-    if isinstance(part, Attention) and part.bias_per_layer and part.position_bias:
-        yield Matrix(part.position_bias, part.heads)
 
 
 def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1) -> int:
@@ -360,7 +419,7 @@ def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1)
         here = {block for part in parts for block in part.blocks(layers)[place]}
         rows, columns = stack.bias_table or (0, 0)
         unsliced = sum(sum(network.norm_sizes) + network.width * sub_layer.biases for sub_layer in stack.block)
-        everything = sum(sum(list_part_sizes(network, sub_layer)) for sub_layer in stack.block)
+        everything = sum(m.elements for sub_layer in stack.block for m in list_part_matrices(network, sub_layer))
         sliced += len(here) * (everything - unsliced) + rows * columns * bool(here)
         whole += len(here) * unsliced + sum(network.norm_sizes) * (stack.layers - 1 in here)
         whole += stack.positions * network.width * starts

@@ -172,7 +172,7 @@ def _compute_attention(
     flops = 2 * 2 * pairs * part.head_width
     biased = bool(part.position_bias) or part.zero_bias
     on_cpu = load.device == "cpu"
-    written_out = load.attention == "eager" or (on_cpu and (biased or not is_fused(load, part)))
+    written_out = load.attention == "eager" or (on_cpu and (biased or not is_fused(network, load, part)))
     half = part.causal and not (biased or load.documents)  # a kernel that knows the mask skips half of the pairs
     traffic = int(_count_score_bytes(part, load) * pairs) if written_out else load.width * biased * pairs
     # adds a copy and the residual sum

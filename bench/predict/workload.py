@@ -1,13 +1,15 @@
 """The workload of a run: its network, its tokens by kind, the training software, and the costs that its engine adds."""
 
+import dataclasses
 import functools
 from typing import Literal, NamedTuple
 
 from bench import engines, models, objectives
+from bench.core.adapted import check_targets, read_adapter
 from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts, Transfer
 from bench.core.errors import NoPrediction, UserError, suggest_nearest
-from bench.core.network import Attention, Stacks, list_modules, list_tensors, units
-from bench.core.spec import WIDTH, Device, RunSpec
+from bench.core.network import Attention, Stacks, list_frozen, list_modules, list_tensors, units
+from bench.core.spec import WIDTH, AdapterSpec, Device, RunSpec
 
 
 class Software(NamedTuple):
@@ -89,12 +91,25 @@ class Workload(NamedTuple):
 
 
 def get_network(spec: RunSpec) -> Stacks:
-    """Return the network of a spec's model. Raises NoPrediction if the model family does not describe it."""
+    """Return the network of a spec's model, with its adapters. Raises NoPrediction if the model family does not
+    describe it, or if the frozen parameters are given by a pattern."""
     network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"
         raise NoPrediction(f"model.family={spec.model.family}", rule, "measure it")
-    return network
+    if spec.adapter.frozen:
+        rule = "no prediction: the described network has no names of parameters"
+        raise NoPrediction(f"adapter.frozen={spec.adapter.frozen}", rule, "measure it")
+    return _adapt_network(network, spec.adapter)
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
+    """Return the network with the adapters of a spec. Raises UserError for a target that is not a matrix of it."""
+    if (adapted := read_adapter(adapter)) is None:
+        return network
+    check_targets(adapted.targets, [name for stack in network.stacks for part in stack.block for name in part.names])
+    return dataclasses.replace(network, adapter=adapted)
 
 
 def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> Workload:
@@ -107,15 +122,15 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
     )  # fmt: skip
 
 
-def is_fused(load: Workload, attention: Attention) -> bool:
+def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
     """Return True if an attention never writes its scores to memory.
 
-    On a CPU, torch's sdpa writes them with dropout, or if a bias needs a gradient. With checkpointing, transformers
-    also gives a gradient to the zeros that stand in for a bias.
+    On a CPU, torch's sdpa writes them with dropout, or if a bias needs a gradient, which a frozen bias does not. With
+    checkpointing, transformers also gives a gradient to the zeros that stand in for a bias.
     """
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer
-        needs_gradient = attention.position_bias or (made_before and load.checkpointing)
+        needs_gradient = (attention.position_bias and network.trains_all) or (made_before and load.checkpointing)
         return not (needs_gradient or load.dropout)
     return load.attention != "eager"
 
@@ -169,5 +184,6 @@ def get_model_sizes(network: Stacks) -> ModelSizes:
     """Return the sizes of a network for the engines. The same object is returned at every call, so that engines can
     cache by it."""
     return ModelSizes(
-        tuple(list_tensors(network)), functools.partial(list_modules, network), functools.partial(units, network)
-    )
+        tuple(list_tensors(network)), functools.partial(list_modules, network), functools.partial(units, network),
+        tuple(list_frozen(network)),
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Memory and transfers of DistributedDataParallel, in addition to those of the forward and backward passes. Every
-rank holds all weights, gradients and optimizer state, and gradients are all-reduced."""
+rank holds all weights, gradients and optimizer state, and gradients are all-reduced. Frozen weights have neither
+gradients nor optimizer state."""
 
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from bench.core.engine_costs import (
     SegmentBytes,
     Terms,
     Transfer,
+    count_elements,
     sum_bytes,
 )
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
@@ -20,6 +22,8 @@ from bench.engines.ddp.options import decode_options
 from bench.engines.precision import count_adamw_bytes
 
 MIB = 2**20
+BROADCAST_BYTES = 250 * MIB
+"""Size of the flat tensor in which DDP broadcasts the weights of the first rank when it is built."""
 
 
 class DdpMemory(NamedTuple):
@@ -37,7 +41,7 @@ class DdpMemory(NamedTuple):
     def resident(self) -> Terms:
         states, narrow = FULL * self.model.elements, self.width * self.model.elements
         return {
-            "weights": narrow,
+            "weights": narrow + self.model.count_frozen_bytes(self.width),
             "master weights": states if self.width < FULL else 0,
             "optimizer moments": 2 * states,
             "gradients": narrow,
@@ -47,8 +51,11 @@ class DdpMemory(NamedTuple):
         return 0  # buckets are already counted as gradients
 
     def initialisation(self, thrown_away: int) -> Terms:
-        built = {"weights": self.width * self.model.elements, "thrown away": self.width * thrown_away}
-        return max(built, self.resident() | {"optimizer moments": 0}, key=sum_bytes)
+        elements = count_elements(self.model.all_tensors)  # frozen matrices are quantised after they were built
+        built = {"weights": self.width * elements, "thrown away": self.width * thrown_away}
+        weights = self.resident()["weights"]
+        synchronised = {"weights": weights, "working memory": min(weights, BROADCAST_BYTES)}
+        return max(built, self.resident() | {"optimizer moments": 0}, synchronised, key=sum_bytes)
 
     def forward(self, segments: int) -> SegmentBytes:
         none = np.zeros(segments, np.int64)
@@ -77,7 +84,7 @@ class DdpMemory(NamedTuple):
 
 
 def predict_step(spec: RunSpec, model: ModelSizes) -> EngineStep:
-    """Return the costs of an optimizer step: the update of all weights, and the all-reduce of their gradients. The
+    """Return the costs of an optimizer step: the update of trained weights, and the all-reduce of their gradients. The
     all-reduce overlaps with the backward pass of the last micro-step. A single rank has no transfer."""
     if spec.data_parallel == 1:
         return EngineStep(model.elements, [])

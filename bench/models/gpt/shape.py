@@ -203,9 +203,11 @@ def stacks(shape: Shape) -> Stacks:
         biases=shape.biases,
         key_heads=shape.key_heads,
         rotary=shape.rotary_base is not None,
+        names=("qkv_proj", "o_proj") if shape.fused else ("q_proj", "k_proj", "v_proj", "o_proj"),
     )
     kernel: Activation = "silu" if shape.activation == "silu" else "gelu"  # torch's kernel computes both forms of gelu
-    mlp = Mlp(shape.inner, kernel, gated=shape.gated, biases=shape.biases)
+    names = ("gate_proj", "up_proj", "down_proj") if shape.gated else ("up_proj", "down_proj")
+    mlp = Mlp(shape.inner, kernel, gated=shape.gated, biases=shape.biases, names=names)
     learned = shape.positions if shape.rotary_base is None else 0
     return Stacks(
         vocab=shape.vocab,

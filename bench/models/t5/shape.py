@@ -124,9 +124,13 @@ def stacks(shape: Shape) -> Stacks:
     """Return the description of the layers, as transformers builds them: an encoder, and a decoder with cross-attention
     to the encoder's output."""
     per_layer = shape.bias_per_layer
-    own = Attention(shape.heads, shape.d_kv, position_bias=shape.relative_attention_buckets, bias_per_layer=per_layer)
-    cross = Attention(shape.heads, shape.d_kv, over="encoder", zero_bias=True, bias_per_layer=per_layer)
-    mlp = Mlp(shape.d_ff, shape.activation, gated=shape.gated, inner_dropout=True)
+    names = ("q", "k", "v", "o")
+    own = Attention(
+        shape.heads, shape.d_kv, position_bias=shape.relative_attention_buckets, bias_per_layer=per_layer, names=names
+    )
+    cross = Attention(shape.heads, shape.d_kv, over="encoder", zero_bias=True, bias_per_layer=per_layer, names=names)
+    first = ("wi_0", "wi_1") if shape.gated else ("wi",)
+    mlp = Mlp(shape.d_ff, shape.activation, gated=shape.gated, inner_dropout=True, names=(*first, "wo"))
     encoder = Stack("encoder", "encoder", shape.encoder_layers, (own, mlp))
     decoder = Stack("decoder", "decoder", shape.decoder_layers, (replace(own, causal=True), cross, mlp))
     # embeddings that transformers builds and discards: each stack's own (before sharing), and a tied head

@@ -5,9 +5,10 @@ own. The tests compare their sum with torch's `saved_tensors_hooks`. Bytes are t
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_part_sizes
+from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_named_matrices, list_part_matrices
 from bench.core.spec import FULL
 from bench.predict.workload import Workload, is_fused
 
@@ -53,7 +54,8 @@ def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
         head = [_build_chunked_loss(network, load), Segment(0, logits=True)]
     stacks = [part for stack in network.stacks for part in _list_stack_segments(network, stack, load)]
     # at the end of the first stack's backward, the embedding's gradient is complete
-    end = Segment(0, parameters=network.table, largest=network.table, carried=-network.table)
+    table = network.table * network.trains_all
+    end = Segment(0, parameters=table, largest=table, carried=-table)
     return [RepeatedSegments([end]), *stacks, RepeatedSegments(head)]
 
 
@@ -64,39 +66,56 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
     while its blocks run, or as long as their checkpoints. The gradient of the bias lives from the backward of the last
     block on.
     """
-    length = load.tokens(stack.tokens)
+    length, trained = load.tokens(stack.tokens), network.trains_all
     rows = load.micro * length
-    embedding, block = _build_embedding(network, stack, load), _list_block_segments(network, stack, load)
+    embedding = _build_embedding(network, stack, load)
+    # the input of the first block needs no gradient if the embedding is frozen
+    block, first = (_list_block_segments(network, stack, load, reached=reached) for reached in (True, trained))
     _, heads = stack.bias_table or (0, 0)
     bias = heads * length * length * load.width
     if load.checkpointing:
         embedding = embedding._replace(saved=embedding.saved + bias)
-        block = _checkpoint_block(block, rows * network.width * load.width + RANDOM_STATE[load.device])
+        kept = rows * network.width * load.width + RANDOM_STATE[load.device]
+        block, first = _checkpoint_block(block, kept), _checkpoint_block(first, kept)
     else:
-        block = [part._replace(forward=part.forward + bias) for part in block]
+        block, first = ([part._replace(forward=part.forward + bias) for part in one] for one in (block, first))
+    waiting = bias * trained
+    middle = RepeatedSegments([_add_waiting(part, waiting) for part in block], stack.layers - (1 if trained else 2))
+    blocks = [middle, RepeatedSegments(block)]
+    if not trained:
+        blocks = [RepeatedSegments(first), *blocks] if stack.layers > 1 else [RepeatedSegments(first)]
     # the final norm's output is saved by cross-attention or the head, after dropout or scaling if there is one
     mask = _count_mask_bytes(load, rows * network.width) if network.final_dropout else 0
-    norm_bytes, sizes = _count_norm_bytes(network, load, rows), network.norm_sizes
-    return [
-        RepeatedSegments([embedding]),
-        RepeatedSegments([_add_waiting(part, bias) for part in block], stack.layers - 1),
-        RepeatedSegments(block),
-        RepeatedSegments([Segment(norm_bytes + mask, parameters=sum(sizes), largest=max(sizes))]),
-    ]
+    output = load.width * rows * network.width * _keeps_output(network, stack, load)
+    norm_bytes, sizes = _count_norm_bytes(network, load, rows) + output, network.norm_sizes
+    norm = Segment(norm_bytes + mask, parameters=sum(sizes) * trained, largest=max(sizes) * trained)
+    return [RepeatedSegments([embedding]), *blocks, RepeatedSegments([norm])]
 
 
-def _list_block_segments(network: Stacks, stack: Stack, load: Workload) -> list[Segment]:
+def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
+    """Return True if the output of a stack is kept for backward: by the head if it is trained, otherwise by
+    cross-attention or its checkpoints."""
+    if stack == network.stacks[-1]:
+        return network.trains_all
+    readers = [part for one in network.stacks for part in one.block if getattr(part, "over", None) == stack.name]
+    names = [name for part in readers for name, _ in list_named_matrices(network, part)[1:-1]]
+    return load.checkpointing or _keeps_input(network, names)
+
+
+def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reached: bool) -> list[Segment]:
     """Return the segments of one block. If the block attends to another stack, the gradient of that stack's output is
-    kept until the backward of that stack, and every block adds to it."""
+    kept until the backward of that stack, and every block adds to it. `reached` says whether backward computes the
+    gradient of the block's input."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
-    length = load.tokens(stack.tokens)
-    parts = [
-        _build_attention(network, load, part, length, _count_keys(network, stack, part, load))
-        if isinstance(part, Attention)
-        else _build_mlp(network, load, part, load.micro * length)
-        for part in stack.block
-    ]
+    length, parts = load.tokens(stack.tokens), list[Segment]()
+    for part in stack.block:
+        if isinstance(part, Attention):
+            keys = _count_keys(network, stack, part, load)
+            parts.append(_build_attention(network, load, part, length, keys, reached))
+        else:
+            parts.append(_build_mlp(network, load, part, load.micro * length, reached))
+        reached = reached or part_is_reached(network, part)
     return [_add_waiting(part, waiting) for part in parts]
 
 
@@ -148,8 +167,10 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     zeros = sum(
         part.heads * length * _count_keys(network, stack, part, load)
         for part in attentions
-        if part.zero_bias and not part.bias_per_layer and (is_fused(load, part) or load.checkpointing)
+        if part.zero_bias and not part.bias_per_layer and (is_fused(network, load, part) or load.checkpointing)
     )
+    if not network.trains_all:  # no gradient reaches the embedding
+        return Segment(zeros * load.width + rotation + mask)
     dropped = _count_mask_bytes(load, load.micro * length * network.width)
     own = Segment(
         saved=INDEX * indices + dropped + zeros * load.width + rotation + mask,
@@ -161,51 +182,89 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     return own._replace(backward=table * load.width, transposed=table if last else 0)
 
 
-def _build_attention(network: Stacks, load: Workload, part: Attention, queries: int, keys: int) -> Segment:
-    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample."""
-    rows = load.micro * queries
-    saved, forward, backward = _count_kernel_bytes(load, part, queries, keys)
+def _build_attention(
+    network: Stacks, load: Workload, part: Attention, queries: int, keys: int, reached: bool
+) -> Segment:
+    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample. `reached`
+    says whether backward computes the gradient of its input."""
+    rows, others = load.micro * queries, load.micro * keys
+    *projections, (last, _) = (name for name in list_named_matrices(network, part))
+    names = [name for name, _ in projections]
+    own, far = (names, []) if part.over is None else (names[:1], names[1:])
+    live = _find_live(network, own, far, reached)
+    saved, forward, backward = _count_kernel_bytes(network, load, part, queries, keys, live)
     # with sdpa and a bias, transformers makes a causal mask of booleans in every layer
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
-    states, sizes = rows * network.width, list_part_sizes(network, part)
+    states = rows * network.width
     bias = indices = 0
+    fused, trained = is_fused(network, load, part), network.trains_all
     if part.bias_per_layer:  # the bias lives while scores are made; its indices, or its zeros for a kernel, are kept
         bias = load.width * part.heads * queries * keys
-        zeros = bias if is_fused(load, part) else 0
-        indices = INDEX * queries * keys if part.position_bias else zeros
-    kept = saved + mask + indices + _count_mask_bytes(load, states) + _count_clamp_bytes(network, load, states)
-    return Segment(
-        saved=_count_norm_bytes(network, load, rows) + kept,
+        zeros = bias if fused else 0
+        indices = INDEX * queries * keys * trained if part.position_bias else zeros
+    # a fused kernel saves its output, which is the input of the last matrix
+    attended = rows * part.inner * load.width
+    kept = saved + attended * max(fused * any(live), _keeps_input(network, [last]))
+    dropped = _count_mask_bytes(load, states) + _count_clamp_bytes(network, load, states)
+    kept += mask * trained + indices + dropped * (reached or part_is_reached(network, part))
+    output = _keeps_input(network, own) * states * load.width
+    adapted = _count_adapter_bytes(network, load, own, rows, network.width, reached)
+    adapted += _count_adapter_bytes(network, load, far, others, network.width, True)
+    adapted += _count_adapter_bytes(network, load, [last], rows, part.inner, any(live))
+    segment = Segment(
+        saved=_count_norm_bytes(network, load, rows) * reached + output + kept + adapted,
         forward=forward + bias,
-        backward=backward + states * load.width + bias,
-        parameters=sum(sizes),
-        largest=max(sizes),
+        backward=backward + states * load.width + bias * trained,
     )
+    return _count_part_parameters(network, part, segment)
 
 
-def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
-    """Return three byte counts of the attention kernel that torch chooses: saved for backward, temporary in forward,
-    temporary in backward.
+class Live(NamedTuple):
+    """Operands of an attention whose gradients backward computes."""
+
+    queries: bool
+    keys: bool
+    values: bool
+
+
+def _find_live(network: Stacks, own: Sequence[str], far: Sequence[str], reached: bool) -> Live:
+    """Return the live operands of an attention. `own` are the names of the matrices that read the tokens of its stack,
+    and `far` those that read another stack, whose output needs a gradient. A fused matrix has several operands."""
+    adapter = network.adapter
+    found = [reached or adapter is None or adapter.adapts(name) for name in own] + [True] * len(far)
+    return Live(found[0], found[len(found) // 2], found[-1])
+
+
+def _count_kernel_bytes(
+    network: Stacks, load: Workload, part: Attention, queries: int, keys: int, live: Live
+) -> tuple[int, int, int]:
+    """Return three byte counts of the attention kernel that torch chooses: saved for backward without its output,
+    temporary in forward, temporary in backward.
 
     A position bias is a mask that needs a gradient, which no flash kernel supports. With such a bias, sdpa writes
     scores in fp32 on a CPU and uses the memory-efficient kernel on a GPU.
     """
     # keys are kept repeated for each head that shares them, unless the kernel supports groups: none does so with a
     # mask, and a GPU's only below fp32
-    fused = is_fused(load, part)
+    fused = is_fused(network, load, part)
     takes_groups = fused and not load.documents and (load.device == "cpu" or load.width < FULL)
     query = load.micro * queries * part.inner
     key = load.micro * keys * (part.key_inner if takes_groups else part.inner)
     scores = load.micro * part.heads * queries * keys
     turned = 2 * query * load.width if part.rotary else 0  # temporary bytes of a rotation in addition to its result
     if fused:
-        saved, backward = _count_fused_kernel_bytes(load, part, queries, query, key, scores)
+        saved, backward = _count_fused_kernel_bytes(network, load, part, queries, query, key, scores)
         if load.documents:  # the kernel's own form of the mask, in every layer
             saved += load.width * load.micro * queries * keys
-        return saved, turned, backward + turned
+        return saved * any(live), turned, backward + turned
     wide = load.width if load.attention == "eager" else FULL
-    dropped = (wide + (wide if load.device == "cpu" else 1)) * scores if load.dropout else 0
-    saved = wide * (query + 2 * key + scores) + dropped + load.width * query
+    mask = (wide if load.device == "cpu" else 1) * scores
+    scored = live.queries or live.keys  # a factor of a product is kept for the gradient of the other factor
+    saved = wide * (query * live.keys + key * live.queries + key * scored)
+    if load.dropout:  # softmax's output, the mask, and the weights after dropout
+        saved += (wide * scores + mask) * scored + wide * scores * live.values
+    else:
+        saved += wide * scores * any(live)
     # a second tensor of scores; sdpa scales queries and keys, and compares every score with minus infinity
     forward = wide * (scores + key) + (0 if load.attention == "eager" else scores + wide * query)
     if wide > load.width:  # queries, keys and values exist in both widths
@@ -215,55 +274,105 @@ def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int
 
 
 def _count_fused_kernel_bytes(
-    load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
+    network: Stacks, load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
 ) -> tuple[int, int]:
-    """Return the bytes that a fused attention kernel saves for backward, and its temporary bytes in backward."""
+    """Return the bytes that a fused attention kernel saves for backward without its output, and its temporary bytes in
+    backward."""
     rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
-    saved = load.width * 2 * (query + key) + FULL * load.micro * part.heads * rounded
+    saved = load.width * (query + 2 * key) + FULL * load.micro * part.heads * rounded
     backward = load.width * (query + 2 * key)
     if part.position_bias and load.attention == "sdpa":
         # a contiguous bias is kept for every layer, and its gradient for every sample
         saved += load.width * scores // load.micro
-        backward += load.width * scores
+        backward += load.width * scores * network.trains_all
     return saved, backward
 
 
-def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment:
-    """Return the segment of an MLP with its norm; `rows` is the tokens of the micro-batch."""
+def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: bool) -> Segment:
+    """Return the segment of an MLP with its norm; `rows` is the tokens of the micro-batch. `reached` says whether
+    backward computes the gradient of its input."""
     wide, states = rows * part.inner, rows * network.width
+    *first, last = (name for name, _ in list_named_matrices(network, part))
     kept, is_output = ACTIVATION[part.activation]
     # saved: tensors of the gate's product and the input of the last matrix, which is the output of a plain activation
+    keeps = _keeps_input(network, [last])
     same = is_output * (not (load.dropout and part.inner_dropout))
-    count = kept + 1 + (2 - is_output if part.gated else -same)
-    masks = _count_mask_bytes(load, (wide if part.inner_dropout else 0) + states)
+    live = [reached or network.adapter is None or network.adapter.adapts(name) for name in first]
+    count = kept * live[0] + keeps
+    if part.gated:  # a factor of the product is kept for the gradient of the other factor
+        count += live[0] + live[1] - (is_output if all(live) else 0)
+    else:
+        count -= same * keeps * live[0]
+    output = reached or part_is_reached(network, part)
+    masks = _count_mask_bytes(load, wide * any(live) * part.inner_dropout + states * output)
     # an activation in one kernel has gradients of input and output only after the input of the last matrix is freed
     gradients = 2 if part.gated or kept > 1 or same else 1
-    sizes = list_part_sizes(network, part)
-    return Segment(
-        saved=_count_norm_bytes(network, load, rows)
+    adapted = _count_adapter_bytes(network, load, first, rows, network.width, reached)
+    adapted += _count_adapter_bytes(network, load, [last], rows, part.inner, any(live))
+    segment = Segment(
+        saved=_count_norm_bytes(network, load, rows) * reached
+        + _keeps_input(network, first) * states * load.width
         + count * wide * load.width
         + masks
-        + _count_clamp_bytes(network, load, states),
+        + adapted
+        + _count_clamp_bytes(network, load, states) * output,
         forward=wide * load.width,
         backward=(gradients * wide + states) * load.width,
-        parameters=sum(sizes),
-        largest=max(sizes),
     )
+    return _count_part_parameters(network, part, segment)
+
+
+def _count_part_parameters(network: Stacks, part: Attention | Mlp, segment: Segment) -> Segment:
+    """Return the segment of a sub-layer with the elements of its trained parameters."""
+    sizes = [matrix.elements for matrix in list_part_matrices(network, part) if matrix.trained]
+    return segment._replace(parameters=sum(sizes), largest=max(sizes, default=0))
+
+
+def part_is_reached(network: Stacks, part: Attention | Mlp) -> bool:
+    """Return True if a sub-layer has trained parameters, so that backward computes the gradient of its output."""
+    return any(matrix.trained for matrix in list_part_matrices(network, part))
+
+
+def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
+    """Return True if the tensor that matrices of these names read is kept for backward.
+
+    A trained matrix and an adapter need it for their weight's gradient, unless dropout replaces it. bitsandbytes keeps
+    the input of an int8 matrix.
+    """
+    adapter = network.adapter
+    if adapter is None:
+        return True
+    int8 = adapter.quantization == "int8" and any(map(adapter.packs, names))
+    return int8 or (not adapter.dropout and any(map(adapter.adapts, names)))
+
+
+def _count_adapter_bytes(
+    network: Stacks, load: Workload, names: Sequence[str], rows: int, width: int, reached: bool
+) -> int:
+    """Return the bytes that the adapters of matrices with a common input keep: `rank` elements per token, and with
+    dropout their own copy of the input and its mask. `width` is the input's elements per token."""
+    adapter = network.adapter
+    if adapter is None:
+        return 0
+    mask = load.width if load.device == "cpu" else 1
+    copied = rows * width * (load.width + mask * reached) * adapter.dropout
+    return sum(map(adapter.adapts, names)) * (rows * adapter.rank * load.width + copied)
 
 
 def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
-    """Return the bytes saved by a norm and by the operation after it: input and output of the norm, and the statistics.
+    """Return the bytes saved by a norm: its input and the statistics. Its output is saved by the operation after it.
 
-    torch's kernel also keeps a mean and a scale per token, on a GPU in fp32. A norm of Python operations also keeps the
-    normalised input, a scale per token and, below fp32, the input in fp32. A norm of the kind `rms_wide` keeps the fp32
-    input in place of the input.
+    torch's kernel also keeps a mean and a scale per token, on a GPU in fp32. A norm of Python operations also keeps a
+    scale per token, the normalised input if its own scale is trained and, below fp32, the input in fp32. A norm of the
+    kind `rms_wide` keeps the fp32 input in place of the input.
     """
     states = rows * network.width
     if network.norm == "layer":
-        return 2 * states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
+        return states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
+    normalised = states * load.width * network.trains_all
     if network.norm == "rms_wide":
-        return states * (2 * load.width + FULL) + FULL * rows
-    return states * (3 * load.width + (FULL if load.width < FULL else 0)) + FULL * rows
+        return normalised + FULL * states + FULL * rows
+    return normalised + states * (load.width + (FULL if load.width < FULL else 0)) + FULL * rows
 
 
 def _count_mask_bytes(load: Workload, elements: int) -> int:
@@ -281,9 +390,10 @@ def _build_head(network: Stacks, load: Workload) -> Segment:
     of the embedding is complete."""
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab * load.width
-    own = 0 if network.tied else network.table
+    table = network.table * network.trains_all
+    own = 0 if network.tied else table
     backward = logits + rows * network.width * load.width
-    carried = network.table - own
+    carried = table - own
     return Segment(0, forward=logits, backward=backward, parameters=own, largest=own, carried=carried, logits=True)
 
 
@@ -303,7 +413,7 @@ def _build_chunked_loss(network: Stacks, load: Workload) -> Segment:
     Forward already computes the gradients of states and matrix. It holds one chunk's logits at a time, in the run's
     precision and in fp32. Backward returns the matrix's gradient unchanged.
     """
-    rows, table = load.micro * load.tokens(network.stacks[-1].tokens), network.table
+    rows, table = load.micro * load.tokens(network.stacks[-1].tokens), network.table * network.trains_all
     chunk = min(load.chunk or rows, rows) * network.vocab
     own = 0 if network.tied else table
     return Segment(
