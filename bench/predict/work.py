@@ -7,12 +7,13 @@ between two products is one operation, which reads its inputs and writes its out
 """
 
 import functools
-from collections.abc import Mapping
-from typing import NamedTuple, Self
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
-from bench.core.network import Activation, Attention, Mlp, Stacks
+from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_named_matrices
 from bench.core.spec import FULL, WIDTH, Frozen, Precision, RunSpec
-from bench.predict.workload import OWN, Workload, get_network, is_fused
+from bench.predict.workload import OWN, Workload, find_live, get_network, is_fused, is_output_reached
 
 RMS_PASSES = 6
 """Number of fp32 reads and writes of the whole tensor in T5LayerNorm, which squares, averages and scales it."""
@@ -29,6 +30,9 @@ COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
 """Number of reads and writes of the whole tensor in compiled blocks: for a norm, for a residual sum with its dropout,
 and for softmax with all work on scores. For the last, 2 to 6 are plausible; 4 was chosen together with the constant
 BESIDE of `compute`."""
+ADAPTER_PASSES, COMPILED_ADAPTER_PASSES = 5, 3
+"""Number of reads and writes of an adapted matrix's output in a low-rank adapter: it is scaled (2) and added to the
+output of the frozen matrix (3), which compiled blocks do together."""
 Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
@@ -41,6 +45,8 @@ class Matmul(NamedTuple):
     k: int
     n: int
     times: int = 1
+    inputs: bool = True  # backward computes the gradient of the first factor
+    weights: bool = True  # backward computes the gradient of the second factor
 
     @property
     def flops(self) -> int:
@@ -64,17 +70,19 @@ class PassWork(NamedTuple):
     operations: int = 0  # number of operations that the host starts, one after the other
     fused_flops: int = 0  # for a fused attention kernel, which skips the pairs hidden by a causal mask
     batched: Products = ()  # attention's products if scores are written to memory; per sample and head
+    dequantised_bytes: int = 0  # quantised weights read and their values written, in forward and again in backward
+    forward_only: int = 0  # of `attention_flops`: of products without a backward
+    forward_only_fused: int = 0  # of `fused_flops`: of kernels without a backward
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written by everything but products."""
+        return self.traffic_bytes + self.dequantised_bytes
 
     def plus(self, other: Self) -> Self:
         """Return the sum of this work and `other`."""
-        return type(self)(
-            self.matmuls + other.matmuls,
-            self.attention_flops + other.attention_flops,
-            self.traffic_bytes + other.traffic_bytes,
-            self.operations + other.operations,
-            self.fused_flops + other.fused_flops,
-            self.batched + other.batched,
-        )
+        sums: list[Any] = [operator.add(mine, theirs) for mine, theirs in zip(self, other, strict=True)]
+        return type(self)(*sums)
 
     def times(self, number: int) -> Self:
         """Return this work multiplied by `number`."""
@@ -82,8 +90,8 @@ class PassWork(NamedTuple):
             tuple(product._replace(times=product.times * number) for product in products)
             for products in (self.matmuls, self.batched)
         )
-        flops, traffic, operations, fused = (number * count for count in self[1:5])
-        return type(self)(matmuls, flops, traffic, operations, fused, batched)
+        counts = {name: number * value for name, value in self._asdict().items() if isinstance(value, int)}
+        return self._replace(matmuls=matmuls, batched=batched, **counts)
 
     @property
     def matmul_flops(self) -> int:
@@ -93,23 +101,27 @@ class PassWork(NamedTuple):
 def compute_backward(forward: PassWork) -> PassWork:
     """Return the work of a backward pass.
 
-    Every product of forward has two products of equal size in backward. A fused attention kernel has five products in
-    backward for its two in forward, since it recomputes the scores (arXiv 2307.08691, section 3.1). Element-wise
-    traffic doubles: the gradient of every result is read, and that of every operand is written. The number of
-    operations doubles.
+    Every product of forward has two products of equal size in backward, for the gradients of its factors. A frozen
+    weight has no gradient, and neither have the tensors before the first trained parameter. A fused attention kernel
+    has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691, section
+    3.1). Element-wise traffic doubles: the gradient of every result is read, and that of every operand is written. The
+    number of operations doubles.
     """
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
-        pairs = ((Matmul(m, n, k, times), Matmul(k, m, n, times)) for m, k, n, times in products)
-        return tuple(product for pair in pairs for product in pair)
+        found: list[Matmul] = []
+        for m, k, n, times, inputs, weights in products:
+            found += [Matmul(m, n, k, times)] * inputs + [Matmul(k, m, n, times)] * weights
+        return tuple(found)
 
     return PassWork(
         turn(forward.matmuls),
-        2 * forward.attention_flops,
+        2 * (forward.attention_flops - forward.forward_only),
         2 * forward.traffic_bytes,
         2 * forward.operations,
-        5 * forward.fused_flops // 2,
+        5 * (forward.fused_flops - forward.forward_only_fused) // 2,
         turn(forward.batched),
+        forward.dequantised_bytes,
     )
 
 
@@ -126,7 +138,8 @@ def compute_ends(network: Stacks, load: Workload) -> PassWork:
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = (FULL if network.full_loss else load.width) * rows * network.vocab
     # log-softmax reads the logits twice and writes once
-    return norms.plus(PassWork((Matmul(rows, network.width, network.vocab),), 0, 3 * logits, 6))
+    head = Matmul(rows, network.width, network.vocab, weights=network.trains_all)
+    return norms.plus(PassWork((head,), 0, 3 * logits, 6))
 
 
 def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
@@ -151,20 +164,31 @@ def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> Pa
         return found
     found = PassWork()
     for stack in network.stacks:
-        block, length = PassWork(), load.tokens(stack.tokens)
-        for place, part in enumerate(stack.block, 1):
-            complete = whole or place < len(stack.block)
-            if isinstance(part, Mlp):
-                block = block.plus(_compute_mlp(network, part, load, load.micro * length, whole=complete))
-            else:
-                keys = length if part.over is None else load.tokens(network.named(part.over).tokens)
-                block = block.plus(_compute_attention(network, part, load, length, keys, whole=complete))
-        found = found.plus(block.times(stack.layers))
+        if network.trains_all:
+            found = found.plus(_compute_block(network, stack, load, whole=whole, reached=True).times(stack.layers))
+        elif stack.layers:  # the input of the first block needs no gradient
+            found = found.plus(_compute_block(network, stack, load, whole=whole, reached=False))
+            found = found.plus(_compute_block(network, stack, load, whole=whole, reached=True).times(stack.layers - 1))
     return found
 
 
+def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool, reached: bool) -> PassWork:
+    """Return the work of one block in a forward pass. `reached` says whether backward computes the gradient of its
+    input."""
+    block, length = PassWork(), load.tokens(stack.tokens)
+    for place, part in enumerate(stack.block, 1):
+        complete = whole or place < len(stack.block)
+        if isinstance(part, Mlp):
+            block = block.plus(_compute_mlp(network, part, load, load.micro * length, whole=complete, reached=reached))
+        else:
+            keys = length if part.over is None else load.tokens(network.named(part.over).tokens)
+            block = block.plus(_compute_attention(network, part, load, length, keys, whole=complete, reached=reached))
+        reached = is_output_reached(network, part, reached)
+    return block
+
+
 def _compute_attention(
-    network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool
+    network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool, reached: bool
 ) -> PassWork:
     """Return the work of an attention sub-layer with its norm. If `whole` is False, its last product is excluded."""
     rows, others = load.micro * queries, load.micro * keys
@@ -178,17 +202,25 @@ def _compute_attention(
     # adds a copy and the residual sum
     traffic += load.width * 2 * rows * part.inner + _count_residual_bytes(network, load, rows)
     operations = 14 + 6 * written_out + load.dropout * (1 + written_out) + 10 * part.rotary
+    live = find_live(network, part, reached)
+    projections = _compute_projections(network, part, load, rows, others, reached)
+    last = _compute_matrices(network, load, list_named_matrices(network, part)[-1:], rows, any(live), whole=whole)
     if load.compiled:
-        operations = 6 + written_out + len(_list_projections(network, part, 1, 1))
+        operations = 6 + written_out + len(part.matrices(network.width)) - (not part.fused)
     else:
         traffic += load.width * ROTARY_PASSES * part.rotary * (rows * part.inner + others * part.key_inner)
-    products = _list_projections(network, part, rows, others)[: None if whole else -1]
-    found = PassWork(products, flops, traffic, operations, 0 if written_out else flops // (1 + half))
+    found = PassWork((), flops, traffic, operations, 0 if written_out else flops // (1 + half))
     if written_out:
         number = load.micro * part.heads
-        scores, values = Matmul(queries, part.head_width, keys, number), Matmul(queries, keys, part.head_width, number)
+        scored = live.queries or live.keys
+        scores = Matmul(queries, part.head_width, keys, number, live.queries, live.keys)
+        values = Matmul(queries, keys, part.head_width, number, scored, live.values)
         found = found._replace(batched=(scores, values))
-    return _compute_norm(network, load, rows).plus(found)
+    gradients = live.queries + live.keys + live.values + (live.queries or live.keys)  # of four operands
+    found = found._replace(
+        forward_only=(4 - gradients) * flops // 4, forward_only_fused=found.fused_flops * (not any(live))
+    )
+    return _compute_norm(network, load, rows).plus(projections).plus(last).plus(found)
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
@@ -215,28 +247,58 @@ def _count_residual_bytes(network: Stacks, load: Workload, rows: int) -> int:
     return rows * network.width * (load.width * (COMPILED_RESIDUAL_PASSES + 2 * unfused) + load.dropout)
 
 
-def _list_projections(network: Stacks, part: Attention, rows: int, others: int) -> Products:
-    """Return the products with weight matrices of an attention, the output projection last. `rows` are the tokens of
-    the queries and `others` those of keys and values."""
-    width, inner, key = network.width, part.inner, part.key_inner
-    last = Matmul(rows, inner, width)
-    if part.fused and part.over is None:
-        return Matmul(rows, width, inner + 2 * key), last
-    keys_and_values = Matmul(others, width, 2 * key) if part.fused else Matmul(others, width, key, 2)
-    return Matmul(rows, width, inner), keys_and_values, last
+def _compute_projections(
+    network: Stacks, part: Attention, load: Workload, rows: int, others: int, reached: bool
+) -> PassWork:
+    """Return the work of the weight matrices of an attention, except for its output projection. `rows` are the tokens
+    of the queries and `others` those of keys and values."""
+    named, far = list_named_matrices(network, part), part.over is not None
+    first, *rest = named[:-1]
+    found = _compute_matrices(network, load, [first], rows, reached)
+    return found.plus(_compute_matrices(network, load, rest, others, reached or far)) if rest else found
 
 
-def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool) -> PassWork:
-    """Return the work of an MLP with its norm. If `whole` is False, its last product is excluded."""
-    first = Matmul(rows, network.width, part.inner, 2 if part.gated else 1)
-    products = (first, Matmul(rows, part.inner, network.width))[: 1 + whole]
+def _compute_matrices(
+    network: Stacks, load: Workload, named: Sequence[tuple[str, tuple[int, int]]], rows: int, reached: bool, *,
+    whole: bool = True,
+) -> PassWork:  # fmt: skip
+    """Return the work of weight matrices of equal shape that read the same input, with their adapters. `reached` says
+    whether backward computes the gradient of the input.
+
+    If `whole` is False, the last product is excluded: of the matrices, or of an adapter.
+    """
+    (k, n), adapter, number = named[0][1], network.adapter, len(named)
+    if adapter is None:
+        return PassWork((Matmul(rows, k, n, number),) if whole else ())
+    adapted = sum(adapter.adapts(name) for name, _ in named)
+    packed = sum(adapter.packed_bytes(name, n, k) + load.width * n * k * adapter.packs(name) for name, _ in named)
+    if not adapted:
+        frozen = Matmul(rows, k, n, number, reached, weights=False)
+        return PassWork((frozen,), dequantised_bytes=packed) if whole else PassWork()
+    narrow, wide = Matmul(rows, k, adapter.rank, adapted, reached), Matmul(rows, adapter.rank, n, adapted)
+    products = (Matmul(rows, k, n, number, reached, weights=False), narrow, wide)[: 3 if whole else 2]
+    # the adapter's output is scaled and added; an adapter's dropout reads, writes and keeps a mask
+    passes = COMPILED_ADAPTER_PASSES if load.compiled else ADAPTER_PASSES
+    traffic = adapted * load.width * passes * rows * n
+    traffic += adapted * rows * k * (1 if load.compiled else 2 * load.width + 1) * adapter.dropout
+    operations = adapted * (2 if load.compiled else 4 + adapter.dropout)
+    return PassWork(products, 0, traffic, operations, dequantised_bytes=packed)
+
+
+def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool, reached: bool) -> PassWork:
+    """Return the work of an MLP with its norm. If `whole` is False, its last product is excluded. `reached` says
+    whether backward computes the gradient of its input."""
+    *named, last = list_named_matrices(network, part)
+    first = _compute_matrices(network, load, named, rows, reached)
+    live = reached or network.adapter is None or any(network.adapter.adapts(name) for name, _ in named)
+    products = first.plus(_compute_matrices(network, load, [last], rows, live, whole=whole))
     passes = 2 + part.gated if load.compiled else ACTIVATION_PASSES[part.activation] + 3 * part.gated
     traffic = load.width * passes * rows * part.inner + _count_residual_bytes(network, load, rows)
-    operations = 3 + len(products) + part.gated if load.compiled else 6 + passes // 2 + load.dropout
+    operations = 4 + whole + part.gated if load.compiled else 6 + passes // 2 + load.dropout
     if load.dropout and part.inner_dropout:
         traffic += rows * part.inner * (1 if load.compiled else 2 * load.width + 1)
         operations += not load.compiled
-    return _compute_norm(network, load, rows).plus(PassWork(products, 0, traffic, operations))
+    return _compute_norm(network, load, rows).plus(products).plus(PassWork((), 0, traffic, operations))
 
 
 def _compute_norm(network: Stacks, load: Workload, rows: int) -> PassWork:
@@ -278,7 +340,8 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
 
     A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts all pairs of tokens, masked or
     not. Scores count once, although fused kernels recompute them in backward (the convention of PaLM, arXiv 2204.02311,
-    appendix B). Backward has two matmuls of equal size for every matmul of forward.
+    appendix B). Backward has two matmuls of equal size for every matmul of forward, but none for the gradient of a
+    frozen weight, or of a tensor before the first trained parameter.
     """
     return _count_training_flops(network, tuple(sample.items()))
 
@@ -305,7 +368,8 @@ def compute_recomputed_flops(
 @functools.lru_cache(maxsize=_KEPT)
 def _count_training_flops(network: Stacks, lengths: Lengths) -> int:
     forward = compute_forward(network, _build_one_sample(lengths))
-    return 3 * (forward.matmul_flops + forward.attention_flops)
+    passes = forward, compute_backward(forward)
+    return sum(work.matmul_flops + work.attention_flops for work in passes)
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -8,7 +8,17 @@ from bench import engines, models, objectives
 from bench.core.adapted import check_targets, read_adapter
 from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts, Transfer
 from bench.core.errors import NoPrediction, UserError, suggest_nearest
-from bench.core.network import Attention, Stacks, list_frozen, list_modules, list_tensors, units
+from bench.core.network import (
+    Attention,
+    Mlp,
+    Stacks,
+    list_frozen,
+    list_modules,
+    list_named_matrices,
+    list_part_matrices,
+    list_tensors,
+    units,
+)
 from bench.core.spec import WIDTH, AdapterSpec, Device, RunSpec
 
 
@@ -133,6 +143,31 @@ def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
         needs_gradient = (attention.position_bias and network.trains_all) or (made_before and load.checkpointing)
         return not (needs_gradient or load.dropout)
     return load.attention != "eager"
+
+
+class Live(NamedTuple):
+    """Operands of an attention whose gradients backward computes."""
+
+    queries: bool
+    keys: bool
+    values: bool
+
+
+def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
+    """Return the live operands of an attention. `reached` says whether backward computes the gradient of its input. The
+    output of another stack, which gives keys and values, always has a gradient."""
+    adapter, names = network.adapter, [name for name, _ in list_named_matrices(network, part)[:-1]]
+    found = [reached or adapter is None or adapter.adapts(name) for name in names]
+    if part.over is not None:
+        found = found[:1] + [True] * len(found[1:])
+    return Live(found[0], found[len(found) // 2], found[-1])
+
+
+def is_output_reached(network: Stacks, part: Attention | Mlp, reached: bool) -> bool:
+    """Return True if backward computes the gradient of a sub-layer's output: it has trained parameters, or its input or
+    the other stack that it attends to has a gradient."""
+    far = isinstance(part, Attention) and part.over is not None
+    return reached or far or any(matrix.trained for matrix in list_part_matrices(network, part))
 
 
 def predict_engine_memory(

@@ -109,6 +109,9 @@ def _enable_checkpointing(model: Any) -> None:
     # the second name is older, and deprecated if the first exists
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
+    # transformers makes the embeddings' outputs need gradients, as only reentrant checkpoints must have; with frozen
+    # embeddings the first blocks would compute gradients of their inputs that nothing reads
+    model.disable_input_require_grads()
 
 
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_named_matrices, list_part_matrices
 from bench.core.spec import FULL
-from bench.predict.workload import Workload, is_fused
+from bench.predict.workload import Live, Workload, find_live, is_fused, is_output_reached
 
 INDEX = 8
 """Bytes of one index, an int64: a token id, a position, or a bucket of the position bias."""
@@ -115,7 +115,7 @@ def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reach
             parts.append(_build_attention(network, load, part, length, keys, reached))
         else:
             parts.append(_build_mlp(network, load, part, load.micro * length, reached))
-        reached = reached or part_is_reached(network, part)
+        reached = is_output_reached(network, part, reached)
     return [_add_waiting(part, waiting) for part in parts]
 
 
@@ -191,7 +191,7 @@ def _build_attention(
     *projections, (last, _) = (name for name in list_named_matrices(network, part))
     names = [name for name, _ in projections]
     own, far = (names, []) if part.over is None else (names[:1], names[1:])
-    live = _find_live(network, own, far, reached)
+    live = find_live(network, part, reached)
     saved, forward, backward = _count_kernel_bytes(network, load, part, queries, keys, live)
     # with sdpa and a bias, transformers makes a causal mask of booleans in every layer
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
@@ -206,7 +206,7 @@ def _build_attention(
     attended = rows * part.inner * load.width
     kept = saved + attended * max(fused * any(live), _keeps_input(network, [last]))
     dropped = _count_mask_bytes(load, states) + _count_clamp_bytes(network, load, states)
-    kept += mask * trained + indices + dropped * (reached or part_is_reached(network, part))
+    kept += mask * trained + indices + dropped * is_output_reached(network, part, reached)
     output = _keeps_input(network, own) * states * load.width
     adapted = _count_adapter_bytes(network, load, own, rows, network.width, reached)
     adapted += _count_adapter_bytes(network, load, far, others, network.width, True)
@@ -217,22 +217,6 @@ def _build_attention(
         backward=backward + states * load.width + bias * trained,
     )
     return _count_part_parameters(network, part, segment)
-
-
-class Live(NamedTuple):
-    """Operands of an attention whose gradients backward computes."""
-
-    queries: bool
-    keys: bool
-    values: bool
-
-
-def _find_live(network: Stacks, own: Sequence[str], far: Sequence[str], reached: bool) -> Live:
-    """Return the live operands of an attention. `own` are the names of the matrices that read the tokens of its stack,
-    and `far` those that read another stack, whose output needs a gradient. A fused matrix has several operands."""
-    adapter = network.adapter
-    found = [reached or adapter is None or adapter.adapts(name) for name in own] + [True] * len(far)
-    return Live(found[0], found[len(found) // 2], found[-1])
 
 
 def _count_kernel_bytes(
@@ -303,7 +287,7 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
         count += live[0] + live[1] - (is_output if all(live) else 0)
     else:
         count -= same * keeps * live[0]
-    output = reached or part_is_reached(network, part)
+    output = is_output_reached(network, part, reached)
     masks = _count_mask_bytes(load, wide * any(live) * part.inner_dropout + states * output)
     # an activation in one kernel has gradients of input and output only after the input of the last matrix is freed
     gradients = 2 if part.gated or kept > 1 or same else 1
@@ -326,11 +310,6 @@ def _count_part_parameters(network: Stacks, part: Attention | Mlp, segment: Segm
     """Return the segment of a sub-layer with the elements of its trained parameters."""
     sizes = [matrix.elements for matrix in list_part_matrices(network, part) if matrix.trained]
     return segment._replace(parameters=sum(sizes), largest=max(sizes, default=0))
-
-
-def part_is_reached(network: Stacks, part: Attention | Mlp) -> bool:
-    """Return True if a sub-layer has trained parameters, so that backward computes the gradient of its output."""
-    return any(matrix.trained for matrix in list_part_matrices(network, part))
 
 
 def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:

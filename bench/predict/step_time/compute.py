@@ -110,7 +110,7 @@ def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) 
 
     If `multiprocessors` is None, all waves of tiles are assumed to be full.
     """
-    m, k, n, times = product
+    m, k, n, times = product[:4]
     divisions = DIVISIONS if multiprocessors else (1,)
     best = min(_count_with_tile(m, k, n, tile, parts, width, multiprocessors) for tile in TILES for parts in divisions)
     # fp32 products without TF32 use no tensor cores, so alignment and intensity do not matter to them
@@ -181,7 +181,7 @@ class DeviceRates(NamedTuple):
     def pass_s(self, work: PassWork) -> float:
         """Return the seconds of one pass, including the host's time to start its operations."""
         between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
-        running = self.products_s(work) + work.traffic_bytes / self.memory + between
+        running = self.products_s(work) + work.moved_bytes / self.memory + between
         starting = work.operations * self.start_s
         if self.device == "cpu":  # the host is the device, so nothing overlaps
             return running + starting
@@ -352,7 +352,7 @@ def time_passes(
     work = forward.plus(again).plus(backward)
     kinds = {
         "matrix products": known.products_s(work),
-        "memory traffic of element-wise work": work.traffic_bytes / known.memory,
+        "memory traffic of element-wise work": work.moved_bytes / known.memory,
         "starting operations": work.operations * known.start_s,
     }
     return PassTimes(known.pass_s(forward), known.pass_s(again), known.pass_s(backward), kinds)

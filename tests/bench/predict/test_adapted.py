@@ -8,6 +8,7 @@ import pytest
 import torch
 from saved_tensors import kept_by_autograd
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench import models
 from bench.config import compose
@@ -16,6 +17,7 @@ from bench.core.network import count_parameters, count_trained_parameters
 from bench.core.spec import RunSpec
 from bench.engines.precision.update import on_device, torch_dtype
 from bench.predict.memory import activations, predict_memory
+from bench.predict.work import compute_backward, compute_flops_per_step, compute_forward
 from bench.predict.workload import build_workload, get_model_sizes, get_network, predict_engine_memory
 
 peft = pytest.importorskip("peft")
@@ -211,6 +213,47 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     yield
     torch.distributed.destroy_process_group()
+
+
+# ---------------------------------------------------------------------------------------------- FLOPs
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_flops_of_a_step_are_what_torch_counts(name: str, some: bool, checkpointing: bool) -> None:
+    """Attention is eager, since a fused kernel recomputes its scores in backward and model FLOPs exclude this."""
+    adapter = {"rank": 4, "targets": SOME[name] * some}
+    spec = spec_of(SHAPES[name], adapter, attention="eager", precision="fp32", activation_checkpointing=checkpointing)
+    module, tokens = adapted(spec), batch(spec)
+    with FlopCounterMode(display=False) as counter:
+        module(**tokens).loss.backward()
+    found = compute_flops_per_step(spec)
+    assert found.hardware == counter.get_total_flops()
+    assert (found.model < found.hardware) is checkpointing
+
+
+def test_a_frozen_weight_has_four_flops_per_token_and_an_adapters_weight_six() -> None:
+    """A Llama of 3 blocks. The first block has no gradient of its input, which spares one product of each matrix that
+    reads it and of its adapter. Attention has 12 FLOPs per pair of tokens and element of a head."""
+    d, kv, f, vocab, tokens, rank = 48, 24, 80, 96, 20, 4
+    matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (d, f), (f, d)]
+    frozen = 4 * (3 * sum(k * n for k, n in matrices) + d * vocab) - 2 * sum(k * n for k, n in matrices[:3])
+    adapters = 6 * 3 * sum(rank * (k + n) for k, n in matrices) - 2 * 3 * rank * d
+    attention = 3 * 12 * tokens * d
+    spec = spec_of(LLAMA, {"rank": rank}, batch={"micro": 1})
+    assert compute_flops_per_step(spec).model == tokens * (frozen + adapters + attention)
+
+
+def test_dequantising_reads_and_writes_each_block_once_per_pass() -> None:
+    plain, packed = (
+        spec_of(LLAMA, {"rank": 4, "quantization": form, "double_quantization": form == "nf4"})
+        for form in ("none", "nf4")
+    )
+    there, back = (compute_forward(get_network(spec), build_workload(spec, "cuda")) for spec in (packed, plain))
+    sizes = get_model_sizes(get_network(packed)).frozen
+    once = sum(size.number * (size.packed + 2 * size.elements) for size in sizes if size.packed)
+    assert (there.moved_bytes - back.moved_bytes, compute_backward(there).dequantised_bytes) == (once, once)
 
 
 # ---------------------------------------------------------------------------------------------- refusals
