@@ -31,7 +31,7 @@ from bench.core.engine_costs import (
     Transfer,
     sum_bytes,
 )
-from bench.core.errors import UserError
+from bench.core.errors import NoPrediction, UserError
 from bench.core.network import EqualTensors
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
@@ -48,7 +48,9 @@ class Sizes(NamedTuple):
 
     root: int  # elements of parameters outside blocks
     blocks: Array  # (blocks,): elements of each block in the order of forward
-    shards: tuple[EqualTensors, ...]  # sizes of one rank's partition of each parameter
+    trained_root: int  # elements of trained parameters outside blocks
+    trained_blocks: Array  # (blocks,): elements of the trained parameters of each block
+    shards: tuple[EqualTensors, ...]  # sizes of one rank's partition of each trained parameter
     of: Array  # (segments,): the block of each segment
     until: Array  # (segments,): the block of each segment, or the last block before it
     enters: NDArray[np.bool_]  # (segments,): forward enters a block here
@@ -58,11 +60,13 @@ class Sizes(NamedTuple):
 def _find_sizes(model: ModelSizes, ranks: int) -> Sizes:
     root, *blocks = model.units
     block_of = {module.segment: OUTSIDE if module.block is None else module.block for module in model.modules}
-    matrices = [member for unit in model.units for member in unit.matrices]
+    matrices = [member for unit in model.units for member in unit.matrices if member[0].trained]
     of = np.array([block_of[segment] for segment in range(len(block_of))], np.int64)
     return Sizes(
         root=root.padded(ranks),
         blocks=np.array([block.padded(ranks) for block in blocks], np.int64),
+        trained_root=root.padded(ranks, frozen=False),
+        trained_blocks=np.array([block.padded(ranks, frozen=False) for block in blocks], np.int64),
         shards=tuple(EqualTensors(matrix.padded(ranks) // ranks, number) for matrix, number in matrices),
         of=of,
         until=np.maximum.accumulate(of),
@@ -95,6 +99,11 @@ class FsdpRun(NamedTuple):
         return self.padded // self.ranks
 
     @property
+    def trained(self) -> int:
+        """Elements of the trained parameters in one rank's partition, padding included."""
+        return (self.sizes.trained_root + int(self.sizes.trained_blocks.sum())) // self.ranks
+
+    @property
     def offloaded(self) -> bool:
         """True if weights, gradients and optimizer state are offloaded to host memory. False on a CPU, where device
         and host share their memory."""
@@ -109,6 +118,8 @@ class FsdpRun(NamedTuple):
 def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearsed: bool = False) -> FsdpRun:
     """Return the values for `spec`. With `rehearsed`, collectives run on a fake process group and need no memory."""
     options = decode_options(spec)
+    if model.quantised:
+        raise NoPrediction("quantised weights with FSDP2", "no prediction of their partitions", "choose engine=ddp")
     ranks, width = shard_ranks(options, spec), WIDTH[spec.precision]
     reduced, gloo = WIDTH[options.reduce_dtype or spec.precision], device == "cpu" and not rehearsed and ranks > 1
     sizes, copies = _find_sizes(model, ranks), spec.data_parallel // ranks
@@ -121,9 +132,9 @@ class FsdpMemory(NamedTuple):
     run: FsdpRun
 
     def _count_states(self) -> Terms:
-        """Return the bytes of weights and optimizer state between steps, by kind. There are 12 bytes per parameter of
-        the partition, for fp32 weights and two moments."""
-        return {"weights": FULL * self.run.partition, "optimizer moments": 2 * FULL * self.run.partition}
+        """Return the bytes of weights and optimizer state between steps, by kind. There are 12 bytes per trained
+        parameter of the partition, for fp32 weights and two moments, and 4 bytes per frozen parameter."""
+        return {"weights": FULL * self.run.partition, "optimizer moments": 2 * FULL * self.run.trained}
 
     def resident(self) -> Terms:
         return {} if self.run.offloaded else self._count_states()
@@ -135,7 +146,7 @@ class FsdpMemory(NamedTuple):
         """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its values are drawn.
         The largest tensor, the head, is drawn when the partitions of all others exist. Afterwards all partitions are
         cast to fp32, one after the other."""
-        run, largest = self.run, self.run.model.largest
+        run, largest = self.run, self.run.model.largest_of_all
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
         ready = {"weights": FULL * run.partition, "working memory": run.width * largest // run.ranks}
@@ -169,25 +180,25 @@ class FsdpMemory(NamedTuple):
         gathered = root + np.where(of == OUTSIDE, outside, inside) + _keep(run)
         # The input of the last reduction stays allocated. When backward leaves a block, the block's own reduction is
         # added; by then its weights and the working memory are free.
-        held = np.append(run.reduced * sizes.blocks, 0)[until + 1]
+        held = np.append(run.reduced * sizes.trained_blocks, 0)[until + 1]
         freed = run.width * sizes.blocks[of] + work.working - work.standing
-        buckets = np.where(sizes.enters, np.maximum(held, _reduce(run, sizes.blocks)[of] - freed), held)
+        buckets = np.where(sizes.enters, np.maximum(held, _reduce(run, sizes.trained_blocks)[of] - freed), held)
         return SegmentBytes(_count_own_gradients(run, work) + _count_other_gradients(run), buckets, gathered)
 
     def after_backward(self) -> int:
         """Return the bytes of the last reduction: the gradients of parameters outside blocks."""
-        return int(_reduce(self.run, np.array(self.run.sizes.root)))
+        return int(_reduce(self.run, np.array(self.run.sizes.trained_root)))
 
     def update(self) -> Terms:
         if self.run.offloaded:
             return {}
         working = count_adamw_bytes(self.run.spec.optimizer, self.run.device, self.run.sizes.shards)
-        return self.resident() | {"gradients": FULL * self.run.partition, "working memory": working}
+        return self.resident() | {"gradients": FULL * self.run.trained, "working memory": working}
 
     def host(self) -> dict[str, ByteRange]:
         if not self.run.offloaded:
             return {}
-        terms = self._count_states() | {"gradients": FULL * self.run.partition}
+        terms = self._count_states() | {"gradients": FULL * self.run.trained}
         return {name: (size, size) for name, size in terms.items()}
 
 
@@ -215,8 +226,8 @@ def _count_earlier_gradients(run: FsdpRun) -> int:
     if run.accumulates_whole:
         return run.reduced * run.model.elements
     if run.copies > 1:
-        return run.reduced * run.partition
-    return 0 if run.offloaded else FULL * run.partition
+        return run.reduced * run.trained
+    return 0 if run.offloaded else FULL * run.trained
 
 
 def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
@@ -236,17 +247,17 @@ def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
 def _count_other_gradients(run: FsdpRun) -> Array:
     """Return the bytes of two kinds of gradients in the backward of each segment of the model, (segments,): those
     that this micro-step has already reduced, and those that earlier micro-steps left."""
-    until, parts = run.sizes.until, run.sizes.blocks // run.ranks
+    until, parts = run.sizes.until, run.sizes.trained_blocks // run.ranks
     done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # elements in blocks whose backward is over
     left = done * (not run.offloaded)
     if run.accumulates_whole:
-        standing = np.concatenate([[0], np.cumsum(run.sizes.blocks)])[until + 1] + run.sizes.root
+        standing = np.concatenate([[0], np.cumsum(run.sizes.trained_blocks)])[until + 1] + run.sizes.trained_root
         return np.asarray(FULL * left + run.reduced * standing)
     if run.spec.accumulation == 1:
         return np.asarray(FULL * left)
     if run.copies == 1:
         return np.asarray(_count_earlier_gradients(run) + 0 * until)
-    return np.asarray(FULL * left + run.reduced * (run.partition - done))
+    return np.asarray(FULL * left + run.reduced * (run.trained - done))
 
 
 def _reduce(run: FsdpRun, elements: Array) -> Array:
@@ -266,7 +277,7 @@ def predict_step(spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep
     if run.offloaded:
         rule = "transfers between device and host, and AdamW on the host, are not predicted"
         raise UserError("time with offload", rule, "measure it")
-    return EngineStep(run.partition, _list_transfers(run))
+    return EngineStep(run.trained, _list_transfers(run))
 
 
 def _list_transfers(run: FsdpRun) -> list[Transfer]:
@@ -286,7 +297,10 @@ def _list_transfers(run: FsdpRun) -> list[Transfer]:
         ranks = run.ranks if again is True else again
         found.append(Transfer("all_gather", "backward", whole - first, len(blocks), passes, overlaps, ranks, last))
     passes = passes if run.options.reduce_every_micro_step else 1
-    whole, last = run.reduced * run.padded, run.reduced * root
+    sizes = run.sizes
+    calls = int(np.count_nonzero(sizes.trained_blocks)) + (sizes.trained_root > 0)  # units with trained parameters
+    last = run.reduced * (sizes.trained_root or int(sizes.trained_blocks[sizes.trained_blocks > 0][0]))
+    whole = run.reduced * run.trained * run.ranks
     found.append(Transfer("reduce_scatter", "backward", whole, calls, passes, overlaps, run.ranks, last))
     if run.copies > 1:
         found.append(Transfer(

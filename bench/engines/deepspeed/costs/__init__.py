@@ -88,17 +88,20 @@ class ZeroMemory(NamedTuple):
         run = self.run
         if run.stage == 3:
             return self._initialise_partitioned(run.width * thrown_away // run.ranks)
-        weights = run.width * run.model.elements
-        built = {"weights": weights, "thrown away": run.width * thrown_away}
+        frozen = run.model.count_frozen_bytes(run.width)
+        gradients = run.width * run.model.elements
+        elements = count_elements(run.model.all_tensors)  # frozen matrices are quantised after they were built
+        built = {"weights": run.width * elements, "thrown away": run.width * thrown_away}
         if run.stage > 0:
             flat = _count_weight_bytes(run)
-            flattened = {"weights": weights, "working memory": flat if run.flattens_on_host is False else 0}
+            copied = flat - frozen if run.flattens_on_host is False else 0
+            flattened = {"weights": gradients + frozen, "working memory": copied}
             states = FULL * run.on_device
             divided = {"weights": flat, "master weights": states, "working memory": states}
             return max(built, flattened, divided, key=sum_bytes)
         live = self.resident()
         if run.width < FULL:  # DeepSpeed makes a step with zero gradients to allocate the state
-            live |= {"gradients": weights, "working memory": FULL * run.model.elements + _count_adamw_bytes(run)}
+            live |= {"gradients": gradients, "working memory": FULL * run.model.elements + _count_adamw_bytes(run)}
         else:
             live["optimizer moments"] = 0
         return max(built, live, key=sum_bytes)
@@ -115,7 +118,7 @@ class ZeroMemory(NamedTuple):
         run = self.run
         weights, live = {"weights": _count_partition_bytes(run)}, self.resident()
         engine = live | weights | {"optimizer moments": 0, "gradients": 0}
-        largest, padded = run.model.largest, run.width * run.padded(run.model.largest)
+        largest, padded = run.model.largest_of_all, run.width * run.padded(run.model.largest_of_all)
         built = (run.width + (FULL if run.width < FULL else 0)) * largest
         drawn = padded + FULL * min(largest, DRAWN_AT_ONCE)
         allocated = {"gradients": live.get("gradients", 0), "buckets": _count_bucket_bytes(run)}
@@ -202,15 +205,16 @@ class ZeroMemory(NamedTuple):
 def _count_weight_bytes(run: ZeroRun) -> int:
     if run.stage == 3:
         return _count_partition_bytes(run) + (run.width * count_elements(run.small) if run.ranks > 1 else 0)
-    return run.width * (run.partition * run.ranks if run.stage > 0 else run.model.elements)
+    trained = run.partition * run.ranks if run.stage > 0 else run.model.elements
+    return run.width * trained + run.model.count_frozen_bytes(run.width)
 
 
 def _count_partition_bytes(run: ZeroRun) -> int:
     """Return the bytes of the partitioned weights that stage 3 keeps on a rank's device, including ZeRO++'s secondary
     partition."""
-    live = 0 if run.weights_tier else run.width * run.partition
+    live = 0 if run.weights_tier else run.width * run.partitioned
     secondary = run.options.zero_hpz_partition_size
-    return live + (run.width * run.model.elements // secondary if secondary > 1 else 0)
+    return live + (run.width * count_elements(run.model.all_tensors) // secondary if secondary > 1 else 0)
 
 
 def _count_bucket_bytes(run: ZeroRun) -> int:
@@ -306,8 +310,8 @@ def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
     """Return the memory peaks of forward and backward on one of `ranks` ranks. If `gloo` is true, a reduction makes
     one more copy of its packed gradients."""
-    sizes = np.array([size.elements for size in model.tensors])
-    padded = np.array([pad_elements(size.elements, ranks) for size in model.tensors])
+    sizes = np.array([size.elements for size in model.all_tensors])
+    padded = np.array([pad_elements(size.elements, ranks) for size in model.all_tensors])
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]
 
 
@@ -360,8 +364,8 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
     """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. The upper bound
     adds the separate buffers in which the tensors lay before, because the pinned allocator keeps that memory."""
-    low, high = _pin(run.width * run.partition, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
-    parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.tensors]
+    low, high = _pin(run.width * run.partitioned, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
+    parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.all_tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
     return {"weights": (low, high + tier.pin_memory * before)}
 

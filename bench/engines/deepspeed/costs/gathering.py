@@ -34,7 +34,7 @@ class GatheringLimits(NamedTuple):
 
 class PassReplay(NamedTuple):
     """Live elements at each stop of a pass, one row per stop. A stop is the execution of one module. Tensors that are
-    padded for equal partitions are counted by size, one column for each of the model's `tensors`."""
+    padded for equal partitions are counted by size, one column for each of the model's `all_tensors`."""
 
     segment: Array  # (stops,)
     exact: Array  # (stops,): elements of weights that were copied out of a flat tensor
@@ -56,7 +56,7 @@ class WeightFetch(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, PassReplay]:
     """Return the replays of a step's forward and backward."""
-    modules, sizes = model.modules, model.tensors
+    modules, sizes = model.modules, model.all_tensors
     # the first module only marks where the embedding's gradient is complete: forward enters the embedding in its stack
     forward = [WeightFetch(module, True, False) for module in modules[1:]]
     stops = [*forward, *_list_backward(modules, limits.checkpointing)]

@@ -6,9 +6,11 @@ runtime/engine.py; fetch_sub_module of runtime/zero/partitioned_param_coordinato
 stage3.py. Tests compare the numbers of calls and bytes with those of recorded runs.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.core.engine_costs import CUDA_BASE_BYTES, ModelSizes, StepPass, Transfer, count_elements
+from bench.core.errors import NoPrediction
 from bench.core.network import EqualTensors, pad_elements
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
@@ -40,6 +42,11 @@ class ZeroRun(NamedTuple):
     width: int  # bytes per element of weights and gradients
     partition: int  # elements of the optimizer's state on one rank, padding included
 
+    @property
+    def partitioned(self) -> int:
+        """Elements of the weights on one rank at stage 3, trained or frozen, padding included."""
+        return _count_partition(self.model.all_tensors, self.ranks)
+
     def padded(self, elements: int) -> int:
         """Return the elements of a tensor after stage 3 has padded it, so that every rank has the same number."""
         return pad_elements(elements, self.ranks)
@@ -53,7 +60,7 @@ class ZeroRun(NamedTuple):
     def small(self) -> list[EqualTensors]:
         """Small tensors that stage 3 never partitions (persistence threshold). Their elements include padding."""
         threshold = self.options.stage3_param_persistence_threshold or 0
-        small = (size for size in self.model.tensors if size.elements <= threshold)
+        small = (size for size in self.model.all_tensors if size.elements <= threshold)
         return [EqualTensors(self.padded(size.elements), size.number) for size in small]
 
     @property
@@ -88,6 +95,7 @@ class ZeroRun(NamedTuple):
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
         copies = self.width * (self.model.elements + self.partition * self.ranks)
+        copies += self.model.count_frozen_bytes(self.width)
         low, high = (copies + base > self.room for base in CUDA_BASE_BYTES)
         return None if low != high else high
 
@@ -118,9 +126,18 @@ def build_zero_run(
     elif stage < 3:  # stages 1 and 2 partition one flat tensor, stage 3 each tensor separately; both pad
         partition = pad_elements(model.elements, ALIGNMENT * ranks) // ranks
     else:
-        partition = sum(pad_elements(size.elements, ranks) // ranks * size.number for size in model.tensors)
+        if model.quantised:
+            raise NoPrediction(
+                "quantised weights at stage 3", "no prediction of their partitions", "choose engine=zero2"
+            )
+        partition = _count_partition(model.tensors, ranks)
     gloo = device == "cpu" and not rehearsed
     return ZeroRun(options, spec, model, device, room, gloo, stage, ranks, WIDTH[spec.precision], partition)
+
+
+def _count_partition(sizes: Sequence[EqualTensors], ranks: int) -> int:
+    """Return the elements of one rank's partition of tensors that are padded separately."""
+    return sum(pad_elements(size.elements, ranks) // ranks * size.number for size in sizes)
 
 
 def list_transfers(run: ZeroRun) -> list[Transfer]:
@@ -162,7 +179,7 @@ def _list_partitioned(run: ZeroRun) -> list[Transfer]:
     overlap_comm.
     """
     secondary, width, passes = run.options.zero_hpz_partition_size, run.width, run.spec.accumulation
-    whole, largest = width * run.model.elements, width * run.model.largest
+    whole, largest = width * run.model.elements, width * run.model.largest_of_all
     found = []
     for when, walk in zip(PASSES, replay(run.model, run.limits), strict=True):
         # ZeRO++'s second copy is used in backward only: forward has to gather the updated weights from all ranks
@@ -170,7 +187,8 @@ def _list_partitioned(run: ZeroRun) -> list[Transfer]:
         alone = largest * (when == "forward")
         found.append(Transfer("all_gather", when, width * walk.gathered, walk.gathers, passes, True, ranks, alone))
     buckets, small = _count_buckets(run), run.small
-    found.append(Transfer("reduce_scatter", "backward", whole, buckets, passes, _overlaps(run), run.ranks, largest))
+    last = width * run.model.largest
+    found.append(Transfer("reduce_scatter", "backward", whole, buckets, passes, _overlaps(run), run.ranks, last))
     calls = sum(size.number for size in small)  # one call per tensor
     found.append(Transfer("all_gather", "update", width * count_elements(small), calls, 1, False, run.ranks))
     return [transfer for transfer in found if transfer.payload_bytes]
