@@ -1,0 +1,88 @@
+"""Published memory and step times of LoRA and QLoRA compared with predictions.
+
+`results/published/adapters.csv` has the sources. Two of them, torchtune and Unsloth, were set aside before any of these
+predictions was computed. No constant was chosen on any of the sources.
+"""
+
+from analysis.claims.sources import read_published
+from analysis.validation import PredictionComparison, PredictionPoint, build_comparison, build_point
+from analysis.validation.published_steps import build_question
+from bench.core.network import count_trained_parameters
+from bench.core.spec import RunSpec
+from bench.predict.memory import MemoryPrediction, predict_memory
+from bench.predict.step_time import predict_step_time
+from bench.predict.workload import get_network
+
+EACH = 20.0
+"""Bound on the error of each published memory, in percent. It was set before anything was compared."""
+DEVICE_BYTES = {"A100-SXM4-40GB": 42_500_000_000}
+_FITS = {True: "fits", False: "does not fit", None: "may fit"}
+_MEMORY = ("allocated", "reserved", "device", "memory")
+
+Row = dict[str, str]
+
+
+def compare() -> list[PredictionComparison]:
+    """Return comparisons of memory and of step times, with sources that were set aside and with the others."""
+    rows = read_published("adapters").rows
+    found = []
+    for name, aside in (("adapters_memory_aside", "true"), ("adapters_memory", "false")):
+        chosen = [row for row in rows if row["aside"] == aside and row["quantity"] in _MEMORY]
+        found.append(build_comparison(name, map(_build_memory_point, chosen)))
+    limits = [row for row in rows if row["quantity"] == "fits"]
+    times = [row for row in rows if row["quantity"] == "time"]
+    found.append(build_comparison("adapters_fits", map(_build_limit_point, limits)))
+    found.append(build_comparison("adapters_times_aside", map(_build_time_point, times)))
+    return found
+
+
+def count_trained(row: Row) -> int:
+    """Return the predicted number of trained parameters of a row."""
+    return count_trained_parameters(get_network(_build_spec(row)))
+
+
+def _build_spec(row: Row) -> RunSpec:
+    return build_question(row["overrides"])[0]
+
+
+def _describe(row: Row) -> str:
+    return f"{row['source']}: {row['what']}"
+
+
+def _build_unknown_point(row: Row) -> PredictionPoint:
+    truth = float(row["truth"]) if row["truth"] else None
+    return PredictionPoint(_describe(row), None, truth, verdict="not testable", reason=row["not_testable"])
+
+
+def _build_memory_point(row: Row) -> PredictionPoint:
+    if row["not_testable"]:
+        return _build_unknown_point(row)
+    predicted = _find_quantity(row["quantity"], predict_memory(_build_spec(row)))
+    return build_point(_describe(row), predicted, float(row["truth"]), EACH, reason=row["note"])
+
+
+def _find_quantity(quantity: str, found: MemoryPrediction) -> float:
+    """Return the predicted bytes in the sense of a source: of tensors, of torch's allocator, or of the device. Ranges
+    count with their middle."""
+    reserved = found.peak + sum(found.reserve) / 2
+    return {"allocated": found.peak, "reserved": reserved, "device": reserved + sum(found.base) / 2}[quantity]
+
+
+def _build_limit_point(row: Row) -> PredictionPoint:
+    room, truth = DEVICE_BYTES[row["unit"]], row["truth"] == "true"
+    fits = predict_memory(_build_spec(row), "cuda", room).fits(room)
+    right = fits is truth
+    return PredictionPoint(
+        _describe(row), _FITS[fits], _FITS[truth], verdict="ok" if right else "exception",
+        reason="" if right else row["note"],
+    )  # fmt: skip
+
+
+def _build_time_point(row: Row) -> PredictionPoint:
+    if row["not_testable"]:
+        return _build_unknown_point(row)
+    spec, machine = build_question(row["overrides"])
+    predicted, truth = predict_step_time(spec, machine), float(row["truth"])
+    point = build_point(_describe(row), predicted.step_s, truth, 0.0)
+    inside = predicted.low_s <= truth <= predicted.high_s
+    return point._replace(verdict="ok" if inside else "exception", reason="" if inside else row["note"])
