@@ -125,6 +125,7 @@ def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> st
     cells = [_build_front_row(place, point, winner) for place, point in enumerate(front, start=1)]
     fronts = Table("The Pareto front", ("", "engine", "choice", time, cost, "GB per device", ""), cells)
     tables = [("Each engine at its best", text.engines), ("Each number of nodes at its best", text.nodes)]
+    tables.append(("Full training and each adapter at its best", text.adapters))
     rivals = [Table(title, (*rows[0], "compared with the answer"), rows[1:]) for title, rows in tables if rows]
     lines = [*filter(None, [text.next_on_front]), *(f"{name}: {value}" for name, value in text.facts)]
     sections = [

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bench.core import terminal
 from bench.core.formatting import (
+    describe_adapter,
     describe_choice,
     describe_layout,
     describe_lengths,
@@ -31,7 +32,7 @@ from bench.predict.advice import (
 from bench.predict.advice.choices import Choice, explain_difference
 from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
 from bench.predict.scaling_laws import KAPLAN, find_law
-from bench.predict.workload import format_class, get_network
+from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep import inputs
 from bench.sweep.advise.length import LAW
 from bench.sweep.advise.search import Answer
@@ -72,6 +73,7 @@ class AdviceText(NamedTuple):
     facts: list[tuple[str, str]]  # (name, text) of the advised configuration
     engines: list[list[str]]  # table with a header row; the last column, a comparison, has no header
     nodes: list[list[str]]  # empty with a single node count
+    adapters: list[list[str]]  # empty with a single adapter
     rejected: list[tuple[str, str]]  # candidate and reason
     caveats: list[str]
 
@@ -88,6 +90,7 @@ def build_text(answer: Answer) -> AdviceText:
         _list_facts(answer),
         _build_table(advice, advice.engines),
         _build_table(advice, advice.nodes) if len(advice.nodes) > 1 else [],
+        _build_table(advice, advice.adapters) if len(advice.adapters) > 1 else [],
         [(item.what, item.why) for item in answer.rejected],
         list_caveats(answer),
     )
@@ -107,6 +110,8 @@ def format_text(answer: Answer) -> str:
     ]  # fmt: skip
     if text.nodes:
         parts.append(f"each number of nodes at its best\n{terminal.align(text.nodes, indent=2)}")
+    if text.adapters:
+        parts.append(f"full training and each adapter at its best\n{terminal.align(text.adapters, indent=2)}")
     if text.rejected:
         parts.append("\n".join(["excluded", *(f"  {what}: {why}" for what, why in text.rejected)]))
     return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in text.caveats)])])
@@ -171,6 +176,7 @@ def _list_facts(answer: Answer) -> list[tuple[str, str]]:
         mfu = f"{format_interval(*(100 * time.mfu * time.step_s / seconds for seconds in slowest_first))} %"
     fits = "may fit" if winner.candidate.fits is None else "fits"
     return [
+        *([("parameters", parameters)] if (parameters := describe_parameters(winner.spec)) else []),
         ("step", f"{format_interval(estimate.step_s, estimate.low_s, estimate.high_s)} s, {_format_evidence(winner)}"),
         ("bound by", time.bound),
         ("tokens/s", format_interval(*(time.tokens / seconds for seconds in slowest_first))),
@@ -221,11 +227,12 @@ def _build_table(advice: Advice, choices: list[Choice]) -> list[list[str]]:
 
 def _build_row(advice: Advice, choice: Choice) -> list[str]:
     spec, estimate = choice.spec, choice.estimate
+    adapter = spec.adapter.name if describe_adapter(spec) else "full" if len(advice.adapters) > 1 else ""
     steps = estimate.step_s, estimate.low_s, estimate.high_s
     hours = advice.question.predict_hours(choice)
     per_device = (choice.time.tokens / seconds / spec.world_size for seconds in (steps[0], steps[2], steps[1]))
     return [
-        f"{spec.engine.name}{describe_layout(spec).replace('  ', ', ')}",
+        f"{spec.engine.name}{describe_layout(spec).replace('  ', ', ')}{', ' * bool(adapter)}{adapter}",
         str(spec.nodes),
         f"{spec.batch.micro} × {spec.accumulation}",
         "yes" if spec.activation_checkpointing else "no",
@@ -289,6 +296,10 @@ def list_caveats(answer: Answer) -> list[str]:
         *_list_host_caveats(answer),
         *_list_length_caveats(answer),
     ]
+    if len(answer.query.adapters) > 1:
+        lines.append(
+            "How much full training, LoRA and QLoRA learn per token is not predicted: only memory and time are."
+        )
     if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         lines.append("Accumulation was not tried, since it raises the global batch: set max_global_batch=2048 to try.")
     if winner.estimate.evidence != "measured":

@@ -36,7 +36,7 @@ from bench import api
 from bench.cli import advice_text, options, pages
 from bench.cli.advice_text import list_caveats
 from bench.core.files import RESULTS
-from bench.core.formatting import list_overrides
+from bench.core.formatting import describe_adapter, list_overrides
 from bench.core.spec import config_id
 from bench.predict.advice.choices import Choice
 from bench.sweep.advise import questions
@@ -77,6 +77,7 @@ def _format_command(args: argparse.Namespace) -> str:
 def format_json(answer: Answer) -> str:
     """Return the advice as JSON."""
     advice, question = answer.advice, answer.query.question
+    adapters = [_build_choice(choice, answer) for choice in advice.adapters]
     plain = {
         "asked": _build_question(answer),
         "objective": question.objective,
@@ -84,6 +85,7 @@ def format_json(answer: Answer) -> str:
         "winner": _build_choice(advice.winner, answer),
         "engines": [_build_choice(choice, answer) for choice in advice.engines],
         "nodes": [_build_choice(choice, answer) for choice in advice.nodes],
+        **({"adapters": adapters} if len(adapters) > 1 else {}),
         "perhaps_better": _build_choice(advice.perhaps, answer) if advice.perhaps else None,
         "left_out": [item._asdict() for item in answer.rejected],
         "doubts": list_caveats(answer),
@@ -106,6 +108,7 @@ def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
         "config_id": config_id(spec),
         "overrides": [f"engine={spec.engine.name}", *list_overrides(spec)],
         "engine": spec.engine.name,
+        **({"adapter": spec.adapter.name} if describe_adapter(spec) else {}),
         "nodes": spec.nodes,
         "devices_per_node": spec.devices_per_node,
         **spec.parallel.model_dump(exclude_defaults=True),

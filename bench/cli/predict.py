@@ -26,12 +26,12 @@ from bench.cli import options, pages
 from bench.core import terminal
 from bench.core.errors import NoPrediction
 from bench.core.formatting import describe_point, format_count, format_interval
-from bench.core.network import count_parameters
+from bench.core.network import count_parameters, count_trained_parameters
 from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
-from bench.predict.workload import format_class, get_network
+from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep.prediction import Prediction
 
 _DOUBT = """\
@@ -248,7 +248,9 @@ def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
     """Return lines on the memory that a device needs and on the largest micro-batch that fits."""
     low, high = needed.device
     span = f"{format_gigabytes(low)} to {format_gigabytes(high)}" if high > low else format_gigabytes(low)
-    lines = [f"A device needs {span} GB in total; {format_gigabytes(needed.resident)} GB remain between steps."]
+    parameters = describe_parameters(one.point.composed.spec)
+    lines = [f"Parameters: {parameters}."] if parameters else []
+    lines += [f"A device needs {span} GB in total; {format_gigabytes(needed.resident)} GB remain between steps."]
     micro, machine = one.largest_micro_batch(), one.point.composed.machine
     if micro and machine.memory_bytes:
         lines.append(
@@ -295,8 +297,11 @@ def _build_predicted(
     one: Prediction, needed: MemoryPrediction, storage: float | None, *, alone: bool
 ) -> dict[str, Any]:
     micro, on_host = one.largest_micro_batch() if alone else None, one.host()
+    network = get_network(one.point.composed.spec)
+    parameters = {"trained": count_trained_parameters(network), "total": count_parameters(network)}
     goodput = _predict_goodput(one, storage)
     return {
+        **({} if network.trains_all else {"parameters": parameters}),
         "phases": {phase.name: phase.terms for phase in needed.phases},
         "resident_bytes": needed.resident,
         "init_peak_bytes": needed.init_peak,

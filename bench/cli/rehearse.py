@@ -70,6 +70,11 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
         *((f"{name}, {c.calls} calls a step", c.payload_bytes) for name, c in (seen.collectives or {}).items()),
     ]
     cells = [(name, "unknown" if size is None else f"{size / 1e9:.4f} GB") for name, size in rows]
+    if seen.trainable_parameters not in (None, seen.parameters):
+        cells += [
+            ("parameters, trained", f"{seen.trainable_parameters:,}"),
+            ("parameters, all", f"{seen.parameters:,}"),
+        ]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
     if record.circumstance.shapes_only:
         return f"ok: only shapes, no step was computed\n{table}\n{folder}"

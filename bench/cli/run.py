@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def list_predictions(predicted: "Prediction") -> list[str]:
     """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. May raise
     NoPrediction."""
+    from bench.predict.workload import describe_parameters
     from bench.sweep.forecast import MemoryForecast
 
     if predicted.memory is None:
@@ -85,7 +86,8 @@ def list_predictions(predicted: "Prediction") -> list[str]:
     time = f"no step time predicted: {predicted.time_unknown}"
     if step := predicted.time:
         time = f"predicted step time: {format_interval(step.step_s, step.low_s, step.high_s)} s"
-    return [memory, time]
+    parameters = describe_parameters(predicted.point.composed.spec)
+    return [*([f"parameters: {parameters}"] if parameters else []), memory, time]
 
 
 def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:

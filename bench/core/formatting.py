@@ -22,12 +22,13 @@ def describe_point(spec: RunSpec, identity: str) -> str:
 
 
 def describe_choice(spec: RunSpec) -> str:
-    """Return a description of the settings that advice chooses, except the engine: nodes, layout, batch and
-    checkpointing."""
+    """Return a description of the settings that advice chooses, except the engine: nodes, layout, batch, checkpointing
+    and adapter."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
     layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
     again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
-    return f"{format_count(spec.nodes, 'node')}{layout}, {batch}, {again}"
+    adapter = f", {spec.adapter.name}" if describe_adapter(spec) else ""
+    return f"{format_count(spec.nodes, 'node')}{layout}, {batch}, {again}{adapter}"
 
 
 def describe_result(record: RunRecord) -> str:
@@ -86,13 +87,14 @@ def describe_adapter(spec: RunSpec) -> str:
 
 
 def list_overrides(spec: RunSpec) -> list[str]:
-    """Return, as overrides, the settings that advice chooses, except the engine: nodes, layout, batch and
-    checkpointing."""
+    """Return, as overrides, the settings that advice chooses, except the engine: nodes, layout, batch, checkpointing
+    and adapter."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
     shares = spec.parallel.model_dump(exclude_defaults=True, exclude={"sequence"})
     layout = [f"parallel.{name}={number}" for name, number in shares.items()]
     again = f"activation_checkpointing={str(spec.activation_checkpointing).lower()}"
-    return [f"nodes={spec.nodes}", *layout, *batch, again]
+    adapter = [f"adapter={spec.adapter.name}"] if describe_adapter(spec) else []
+    return [f"nodes={spec.nodes}", *layout, *batch, again, *adapter]
 
 
 def format_count(number: int, thing: str) -> str:

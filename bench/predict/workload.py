@@ -12,6 +12,8 @@ from bench.core.network import (
     Attention,
     Mlp,
     Stacks,
+    count_parameters,
+    count_trained_parameters,
     list_frozen,
     list_modules,
     list_named_matrices,
@@ -113,6 +115,14 @@ def get_network(spec: RunSpec) -> Stacks:
     return _adapt_network(network, spec.adapter)
 
 
+def describe_parameters(spec: RunSpec) -> str:
+    """Return the numbers of trained and of all parameters as text. Empty if all are trained. Raises NoPrediction if
+    they are unknown."""
+    network = get_network(spec)
+    trained, total = count_trained_parameters(network), count_parameters(network)
+    return "" if trained == total else f"{trained:,} trained of {total:,} ({100 * trained / total:.2g} %)"
+
+
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
     """Return the network with the adapters of a spec. Raises UserError for a target that is not a matrix of it."""
@@ -196,6 +206,9 @@ def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) 
     predict = engines.facts(spec).pipeline
     if predict is None:
         return None
+    if spec.adapter != AdapterSpec():
+        rule = "no prediction: a pipeline has neither adapters nor frozen parts"
+        raise NoPrediction(f"adapter={spec.adapter.name}", rule, "choose an engine without a pipeline")
     costs = predict(spec, get_network(spec), device, rehearsed)
     places = (place._replace(step=_add_target_count(place.step, spec)) for place in costs.places)
     return costs._replace(places=tuple(places))

@@ -50,6 +50,43 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 # ---------------------------------------- advice
 
 
+LLAMA = (
+    "model=llama_2_7b", "objective=causal_lm", "sequence.tokens=1024", "devices_per_node=1", "nodes=1", "engine=ddp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "fitting", "excluded"),
+    [
+        ("h200", ["lora", "none", "qlora"], []),  # 150 GB: with gradients in fp32, 20 bytes per parameter are 135 GB
+        ("a100_80", ["lora", "qlora"], ["ddp, full training"]),
+        ("rtx_3090", ["lora", "qlora"], ["ddp, full training"]),
+    ],
+)
+def test_full_training_and_adapters_are_compared_on_a_device(
+    ask: Ask, machine: str, fitting: list[str], excluded: list[str]
+) -> None:
+    """Weights of 6.7 billion parameters are 13.5 GB in 16 bits and 3.9 GB in 4 bits."""
+    found = ask(
+        *LLAMA, "optimizer.implementation=fused", f"machine={machine}", "adapter=none,lora,qlora", "samples=50000"
+    )
+    listed = found.get("adapters", [found["winner"]])
+    assert sorted(choice.get("adapter", "none") for choice in listed) == fitting
+    assert [one["what"] for one in found["left_out"]] == excluded
+    assert all(choice["micro_batch"] >= 1 and choice["hours"] > 0 for choice in listed)
+
+
+def test_the_advised_adapter_is_an_override_with_both_numbers_of_parameters(
+    ask: Ask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*LLAMA, "machine=a100_80", "adapter=none,lora", "adapter.rank=8", "batch.micro=2")
+    assert "adapter=lora" in ask(*words)["winner"]["overrides"]
+    assert main(["advise", *words]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"parameters +19,988,480 trained of 6,758,404,096 ", told)
+    assert "learn per token is not predicted" in told
+
+
 def test_the_answer_names_the_point_its_cost_and_its_rivals(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

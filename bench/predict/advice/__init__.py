@@ -137,14 +137,15 @@ class AdviceQuestion(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The advised configuration and the configurations compared with it. The lists `engines` and `nodes` include the
-    winner."""
+    """The advised configuration and the configurations compared with it. The lists `engines`, `nodes` and `adapters`
+    include the winner."""
 
     question: AdviceQuestion
     winner: Choice
     engines: list[Choice]  # best choice of each engine, on the winner's node count if possible; best first
     nodes: list[Choice]  # best choice of each node count
     perhaps: Choice | None  # a better choice, if it fits into memory and keeps the limits
+    adapters: list[Choice]  # best choice of each adapter, full training included
 
     def is_distinct(self, rival: Choice) -> bool:
         """Return True if the winner is better than `rival` at every end of the prediction errors."""
@@ -164,8 +165,9 @@ class Advice(NamedTuple):
 
     @property
     def rivals(self) -> list[Choice]:
-        """Best choice of each engine and of each node count, except the winner."""
-        found = {id(rival): rival for rival in (*self.engines, *self.nodes) if rival is not self.winner}
+        """Best choice of each engine, node count and adapter, except the winner."""
+        every = (*self.engines, *self.nodes, *self.adapters)
+        found = {id(rival): rival for rival in every if rival is not self.winner}
         return list(found.values())
 
     @property
@@ -190,6 +192,8 @@ class Advice(NamedTuple):
             return "less sure: its slow end is later"
         if rival.spec.nodes > self.winner.spec.nodes:
             return f"equal within {100 * CLOSE:.0f} %: fewer nodes are advised"
+        if rival.spec.adapter.quantization != self.winner.spec.adapter.quantization == "none":
+            return f"equal within {100 * CLOSE:.0f} %: weights without quantisation are advised"
         return f"equal within {100 * CLOSE:.0f} %: the larger micro-batch is advised"
 
 
@@ -244,12 +248,14 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
         for name, one in _find_best_of_each(some, lambda choice: choice.spec.engine.name).items()
     } | {winner.spec.engine.name: first}
     nodes = _find_best_of_each(ranked, lambda choice: choice.spec.nodes) | {winner.spec.nodes: first}
+    adapters = _find_best_of_each(ranked, lambda choice: choice.spec.adapter.name) | {winner.spec.adapter.name: first}
     return Advice(
         question,
         winner,
         [winner, *(one.choice for one in sorted(engines.values(), key=lambda one: one.order) if one is not first)],
         [nodes[count].choice for count in sorted(nodes)],
         _find_thriftiest(more).choice if more else None,
+        [one.choice for one in sorted(adapters.values(), key=lambda one: one.order)],
     )
 
 
@@ -260,12 +266,14 @@ def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
 
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the choice with the fewest nodes among the choices within CLOSE of the fastest."""
+    """Return the choice with the fewest nodes among the choices within CLOSE of the fastest, without quantised weights
+    if there is such a choice."""
     least_s = min(one.order[1] for one in ranked)
 
-    def order(one: _RankedChoice) -> tuple[int, bool, int]:
+    def order(one: _RankedChoice) -> tuple[int, bool, bool, int]:
         spec = one.choice.spec
-        return spec.nodes, one.choice.estimate.evidence != "measured", -spec.batch.micro
+        quantised = spec.adapter.quantization != "none"
+        return spec.nodes, one.choice.estimate.evidence != "measured", quantised, -spec.batch.micro
 
     return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=order)
 

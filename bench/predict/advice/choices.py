@@ -150,7 +150,7 @@ def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
 
 def _list_portions(choice: Choice) -> tuple[object, ...]:
     spec = choice.spec
-    return spec.engine, spec.parallel, spec.batch.micro, spec.activation_checkpointing
+    return spec.engine, spec.parallel, spec.batch.micro, spec.activation_checkpointing, spec.adapter
 
 
 def compute_extra_share(a: Choice, b: Choice, *, per_device: bool) -> float:

@@ -216,7 +216,7 @@ def _build_attention(
         forward=forward + bias,
         backward=backward + states * load.width + bias * trained,
     )
-    return _count_part_parameters(network, part, segment)
+    return _count_part_parameters(network, load, part, segment)
 
 
 def _count_kernel_bytes(
@@ -303,13 +303,19 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
         forward=wide * load.width,
         backward=(gradients * wide + states) * load.width,
     )
-    return _count_part_parameters(network, part, segment)
+    return _count_part_parameters(network, load, part, segment)
 
 
-def _count_part_parameters(network: Stacks, part: Attention | Mlp, segment: Segment) -> Segment:
-    """Return the segment of a sub-layer with the elements of its trained parameters."""
-    sizes = [matrix.elements for matrix in list_part_matrices(network, part) if matrix.trained]
-    return segment._replace(parameters=sum(sizes), largest=max(sizes, default=0))
+def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Mlp, segment: Segment) -> Segment:
+    """Return the segment of a sub-layer with the elements of its trained parameters. Both passes hold one quantised
+    matrix at a time in the run's precision."""
+    matrices = list_part_matrices(network, part)
+    sizes = [matrix.elements for matrix in matrices if matrix.trained]
+    dequantised = load.width * max((matrix.elements for matrix in matrices if matrix.packed), default=0)
+    return segment._replace(
+        parameters=sum(sizes), largest=max(sizes, default=0),
+        forward=segment.forward + dequantised, backward=segment.backward + dequantised,
+    )  # fmt: skip
 
 
 def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from bench.predict.workload import USUAL, Software, find_software
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
-_AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
+_AXES = ("engine", "adapter", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
 """Overrides that may be lists of values. If one of them is not given, the search tries several values."""
 
 
@@ -47,6 +47,7 @@ class AdviceQuery(NamedTuple):
     training: TrainingWords = TrainingWords()
     software: Software = USUAL
     nodes_given: bool = False  # whether the user chose the node counts
+    adapters: tuple[str, ...] = ("none",)  # names of the kinds of training: none (full), lora, qlora
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
@@ -80,7 +81,7 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     software = words.get("software", USUAL)
     return AdviceQuery(
         question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software,
-        "nodes" in lists,
+        "nodes" in lists, tuple(map(str, lists.get("adapter", ("none",)))),
     )  # fmt: skip
 
 

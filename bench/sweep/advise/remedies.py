@@ -13,7 +13,7 @@ from bench.config.compose import Request
 from bench.config.decode import check_rank
 from bench.core.errors import UserError
 from bench.core.files import list_engine_presets
-from bench.core.formatting import describe_choice, format_count
+from bench.core.formatting import describe_adapter, describe_choice, format_count
 from bench.core.spec import Device, RunSpec
 from bench.core.study import Pair
 from bench.predict.advice.candidates import Axes, CandidateSearch, DeviceLimits, Shortage
@@ -163,6 +163,10 @@ def _compose_searched(
         *query.overrides,
         ("engine", short.engine.name),
     ]
+    if describe_adapter(short):
+        pairs.append(("adapter", short.adapter.name))
+    else:
+        pairs = [pair for pair in pairs if not pair[0].startswith("adapter.")]
     try:
         request = compose.compose_request([*pairs, *change], config_dir)
         searched = {name: getattr(short, name) for name in _SEARCHED}
@@ -196,20 +200,31 @@ def _format_change(change: Change) -> str:
 
 
 def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Rejected]:
-    """Return a line for every engine and every node count that has no candidate."""
-    engines = {candidate.spec.engine.name for candidate in found.candidates}
+    """Return a line for every engine and every node count that has no candidate. If several adapters are searched, an
+    engine has a line for each of them."""
+    tried = [*(candidate.spec for candidate in found.candidates), *(short.spec for short in found.short)]
+    several = len({spec.adapter.name for spec in tried}) > 1
+
+    def name(spec: RunSpec) -> str:
+        return (
+            f"{spec.engine.name}, {spec.adapter.name if describe_adapter(spec) else 'full training'}"
+            if several
+            else spec.engine.name
+        )
+
+    engines = {name(candidate.spec) for candidate in found.candidates}
     nodes = {candidate.spec.nodes for candidate in found.candidates}
     named: dict[str, list[Shortage]] = {}
     for short in found.short:
-        if short.spec.engine.name not in engines:
-            named.setdefault(short.spec.engine.name, []).append(short)
+        if name(short.spec) not in engines:
+            named.setdefault(name(short.spec), []).append(short)
     for short in found.short:
         if short.spec.nodes not in nodes:
             named.setdefault(format_count(short.spec.nodes, "node"), []).append(short)
     rejected = []
-    for name, shortages in named.items():
+    for what, shortages in named.items():
         helps = remedy(shortages)
-        rejected.append(Rejected(name, _format_least_shortage(shortages) + (f"; try {helps}" if helps else "")))
+        rejected.append(Rejected(what, _format_least_shortage(shortages) + (f"; try {helps}" if helps else "")))
     limit = axes.global_batch or axes.max_global_batch
     undivided = sorted({spec.data_parallel for spec in found.undivided if spec.nodes not in nodes})
     rule = f"{limit} samples per step cannot be divided among them with these micro-batches"

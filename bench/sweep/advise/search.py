@@ -2,6 +2,7 @@
 advice."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,8 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
     device = inputs.find_predicted_device(first)
     query = complete_query(query, first, device, rejected)
     known = _collect_measured(first, device, results, rejected, query.software)
+    if len(query.adapters) > 1:  # a run with another adapter corrects no prediction
+        known = known._replace(neighbours=())
     if first.machine.memory_bytes is None:
         rule = f"machine={first.machine.name} has no memory size, so it is unknown what fits"
         raise UserError("machine.memory_bytes", rule, "set machine.memory_bytes=80e9, or choose another machine")
@@ -64,7 +67,7 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
         raise build_nothing_fits_error(found, rejected, functools.partial(remedy, changes=changes))
     allowed = _drop_errors(  # candidates that break no rule of spec, machine and engine; no launcher is chosen yet
         found.candidates,
-        lambda c: decode.check_rank(requests[c.spec.engine.name]._replace(spec=c.spec), device),
+        lambda c: decode.check_rank(requests[_identify(c.spec)]._replace(spec=c.spec), device),
         lambda c: c.spec.engine.name,
         rejected,
     )
@@ -82,22 +85,25 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
 
 def _compose_requests(
     query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
-) -> tuple[AdviceQuery, dict[str, Request]]:
-    """Return the query with the node counts to search, and the composed request of each engine by its name.
+) -> tuple[AdviceQuery, dict[tuple[str, str], Request]]:
+    """Return the query with the node counts to search, and the composed request of each engine and adapter by their
+    names. Overrides of an adapter's values do not apply to full training.
 
     An engine that refuses the request, or has no prediction, is added to `rejected`. If the user named it, the error is
     raised.
     """
-    found: dict[str, Request] = {}
+    found: dict[tuple[str, str], Request] = {}
     first_error: UserError | None = None
-    for engine in query.engines:
+    for adapter, engine in itertools.product(query.adapters, query.engines):
+        shared = [pair for pair in query.overrides if adapter != "none" or not pair[0].startswith("adapter.")]
         # a launcher with a queue checks no local devices; micro-batch 1 is only the start of the search
-        pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
+        pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *shared, ("engine", engine)]
+        pairs += [("adapter", adapter)] * (adapter != "none")
         try:
             request = compose.compose_request(pairs, config_dir)
             query = _assume_one_node(query, request, rejected)
             _check_predictable(query, request)
-            found[request.spec.engine.name] = request
+            found[_identify(request.spec)] = request
         except UserError as error:
             if error.value == "devices_per_node" and "launcher" not in dict(query.overrides):
                 # the error names a launcher that the user did not choose
@@ -106,11 +112,16 @@ def _compose_requests(
             if query.chosen:
                 raise
             first_error = first_error or error
-            rejected.append(Rejected(engine, str(error)))
+            rejected.append(Rejected(engine if adapter == "none" else f"{engine} with {adapter}", str(error)))
     if not found:
         assert first_error
         raise first_error
     return query, found
+
+
+def _identify(spec: RunSpec) -> tuple[str, str]:
+    """Return the names of a spec's engine and adapter."""
+    return spec.engine.name, spec.adapter.name
 
 
 def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Rejected]) -> AdviceQuery:
