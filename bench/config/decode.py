@@ -28,17 +28,19 @@ from bench.measure.environment import count_local_devices, find_device_kind, rea
 
 
 class Request(NamedTuple):
-    """A decoded point: the spec of the run, its machine, its launcher and the launcher's options."""
+    """A decoded point: the spec of the run, its machine, its launcher and the launcher's options. `launcher_file` is
+    the file of conf/launcher that the user chose, such as a site file; messages name it."""
 
     spec: RunSpec
     machine: Machine
     launcher: str
     launcher_options: Limits
+    launcher_file: str
 
 
-def decode(plain: Mapping[str, Any]) -> Request:
+def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Request:
     """Decode a composed config tree. The plug-ins that it names decode the options of engine, data, model and
-    launcher."""
+    launcher. `launcher_file` is None if the user chose no file of conf/launcher."""
     parts = {group: _decode_part(group, plain[group]) for group in _PARTS}
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
@@ -49,7 +51,7 @@ def decode(plain: Mapping[str, Any]) -> Request:
     if (masked := mask_tokens(written)) != written:
         shown = masked[max(0, masked.index(b"***") - 40) :][:60].decode(errors="replace")
         raise UserError(f"…{shown}…", "contains a token, and specs are published", "export it in your shell")
-    return Request(spec, machine, launcher, options)
+    return Request(spec, machine, launcher, options, launcher_file or launcher)
 
 
 def complete_lengths(objective: str, given: Any) -> Any:
@@ -65,7 +67,7 @@ def complete_lengths(objective: str, given: Any) -> Any:
     return {**known, **(given or {})}
 
 
-def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
+def fill_in_devices(plain: Mapping[str, Any], launcher_file: str | None = None) -> dict[str, Any]:
     """Return a composed config tree with `devices_per_node` filled in.
 
     A null value is replaced by the number in the machine's file. If the file has none and the run is on this machine,
@@ -74,7 +76,8 @@ def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
     if plain.get("devices_per_node") is not None:
         return dict(plain)
     machine, (launcher, _) = _decode_part("machine", plain["machine"]), _decode_part("launcher", plain["launcher"])
-    return {**plain, "devices_per_node": machine.devices_per_node or _count_local_devices(machine, launcher)}
+    counted = machine.devices_per_node or _count_local_devices(machine, launcher, launcher_file or launcher)
+    return {**plain, "devices_per_node": counted}
 
 
 def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,12 +123,12 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
     return {**plain, "engine": {**engine, **fitted}}
 
 
-def _count_local_devices(machine: Machine, launcher: str) -> int:
+def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) -> int:
     """Return the number of devices of this machine. Raise UserError if the point is for other machines, or if the
     devices cannot be counted."""
     kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
     if load_file(launchers, launcher).QUEUES:
-        rule = f"launcher={launcher} starts on other machines, whose devices cannot be counted here"
+        rule = f"launcher={launcher_file} starts on other machines, whose devices cannot be counted here"
         raise UserError("devices_per_node", rule, give)
     count, name = count_local_devices(kind), read_device_name(kind)
     if machine.device_names and not (count and machine.accepts(name or "")):
@@ -152,7 +155,7 @@ def check(composed: Request, device: str | None) -> None:
     launcher = launchers.load_queueing(name)
     if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
         remedy = "set launcher.mode=packed or launcher.mode=point"
-        raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
+        raise UserError("launcher.mode=array", f"launcher={composed.launcher_file} has no job arrays", remedy)
 
 
 def check_rank(composed: Request, device: str | None) -> None:

@@ -69,6 +69,34 @@ def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> N
     inputs.check_devices(compose.compose_request(compose.parse_single([*asked, *words])))
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sweep"], "devices_per_node: launcher=mine starts on other machines"),
+        (["sweep", "machine=h200", "devices_per_node=8"], "machine=h200: has GPUs, and a job of launcher=mine would"),
+        (["run", "devices_per_node=1"], "launcher=mine: run measures here and now"),
+        (["rehearse", "devices_per_node=1"], "launcher=mine: a rehearsal runs on this machine"),
+    ],
+)
+def test_a_message_names_the_site_file_and_not_the_launcher_behind_it(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "mine.yaml").write_text("defaults: [slurm, _self_]\n")
+    assert main([*words, "model=tiny", "launcher=mine", "--config-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"zeroscale: {told}") and "launcher=slurm" not in error
+
+
+def test_an_option_of_a_queue_names_the_site_file_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "mine.yaml").write_text("defaults: [local, _self_]\n")
+    assert main(["sweep", "launcher=mine", "--nice", "5", "--config-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("zeroscale: --nice: launcher=mine has no queue; ")
+
+
 def test_a_job_on_a_machine_without_gpus_need_not() -> None:
     for machine in ("cpu", "auto"):
         asked = [f"machine={machine}", "devices_per_node=2", "launcher=slurm"]
