@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from bench.core.errors import UserError, suggest_nearest
+from bench.core.errors import Interrupted, UserError, suggest_nearest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,8 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_verb(words[0], words[1:])
     except UserError as error:
         return _print_refusal(str(error), verbose=verbose)
-    except KeyboardInterrupt:
-        print("zeroscale: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        if not isinstance(error, Interrupted):
+            print("zeroscale: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reading program ended first, as in `zeroscale table | head`
         sys.stderr.close()  # otherwise the interpreter reports the broken pipe again at exit

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from bench.core.errors import UserError, make_printable
+from bench.core.errors import Interrupted, UserError, make_printable
 from bench.core.files import RESULTS
 from bench.core.formatting import describe_point, describe_result, format_count
 from bench.core.spec import config_id
@@ -164,14 +164,14 @@ def explain_end(folder: Path) -> Iterator[None]:
         interrupt = signal.getsignal(signal.SIGINT)
         if not callable(interrupt):  # a shell starts background commands with Ctrl-C ignored
             raise KeyboardInterrupt
-        interrupt(signal.SIGINT, frame)
+        interrupt(number, frame)
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         command = f"zeroscale resume {shlex.quote(str(folder))}"
         print(f"zeroscale: ended by {ended_by}; finished runs are kept. To continue: {command}", file=sys.stderr)
-        raise
+        raise Interrupted from error
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from bench import launchers
 from bench.core import store
+from bench.core.errors import Interrupted
 from bench.core.files import get_cache_folder
 from bench.core.formatting import format_duration
 from bench.core.processes import build_module_command
@@ -27,7 +28,7 @@ from bench.core.record import Outcome, RunRecord
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.spec import MeasureSpec, RunSpec
 from bench.core.terminal import Progress
-from bench.runtime.outcome import build_heartbeat
+from bench.runtime.outcome import build_heartbeat, format_signal
 from bench.runtime.process import set_parent_death_signal
 from bench.sweep import snapshot
 from bench.sweep.definition import RequestedRun
@@ -239,7 +240,8 @@ def waits(requested: RequestedRun) -> bool:
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Yield a list that collects Ctrl-C signals inside the block, in place of a KeyboardInterrupt.
+    """Yield a list that collects the numbers of signals inside the block, in place of a KeyboardInterrupt: SIGINT, and
+    SIGTERM where the command handles it like Ctrl-C.
 
     Without this, an attempt whose folder exists but whose supervisor has not started could stay without a record. Only
     the main thread receives signals; in other threads the list stays empty.
@@ -291,26 +293,40 @@ def make_attempt(
             return left
         work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
         handle = starter.submit(launcher.plan(work, launcher.Options.model_validate(options)))
-    interrupted, watch = False, AttemptWatch(folder, requested.spec.measure)
-    while not starter.poll(handle):
-        try:
-            if deferred:
-                deferred.clear()
-                raise KeyboardInterrupt
+        handled, watch = 0, AttemptWatch(folder, requested.spec.measure)
+        # After a signal, the loop goes on until the supervisor has ended the ranks and written the record.
+        while not starter.poll(handle):
+            if len(deferred) > handled:
+                if not handled:
+                    _note_interruption(folder, deferred[0])
+                handled = len(deferred)
+                starter.cancel(handle)
             time.sleep(_POLL_S)
             follow(watch.look())
-        except KeyboardInterrupt:
-            if not interrupted:
-                print("zeroscale: ending the run, with a record …", file=sys.stderr)
-            # The loop goes on until the supervisor has ended the ranks and written the record.
-            interrupted = True
-            starter.cancel(handle)
-    if interrupted:
-        reason = "interrupted before its supervisor had begun"  # has no effect if there is a record already
+    # A record that exists already is not changed.
+    if handled:
+        reason = f"interrupted by {_name_signal(deferred[0])} before its supervisor had begun"
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
-        raise KeyboardInterrupt
+        raise Interrupted
     reason = "its supervisor died and left no record; run.log may say more"
-    return MeasuredRun(folder, store.finalize(folder, Outcome(kind="error", reason=reason)))
+    record = store.finalize(folder, Outcome(kind="error", reason=reason))
+    if deferred:
+        raise KeyboardInterrupt
+    return MeasuredRun(folder, record)
+
+
+def _name_signal(number: int) -> str:
+    return format_signal(signal.Signals(number).name)
+
+
+def _note_interruption(folder: Path, number: int) -> None:
+    """Report the signal that interrupts an attempt, and note it for the record. The supervisor receives SIGTERM
+    whatever the signal was."""
+    text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run, with a record in {folder} …"
+    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        note = json.dumps({"signal": signal.Signals(number).name})
+        store.write_atomically(folder / store.INTERRUPTED, note.encode())
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
