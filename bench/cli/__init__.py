@@ -8,6 +8,7 @@ import argparse
 import gc
 import importlib
 import importlib.metadata
+import re
 import sys
 import textwrap
 import traceback
@@ -16,11 +17,24 @@ from typing import NamedTuple, NoReturn
 
 from bench.core.errors import Interrupted, UserError, suggest_nearest
 
+_WRONG_TYPE = re.compile(r"argument (?P<option>\S+): invalid (?P<type>int|float) value: '(?P<value>.*)'", re.DOTALL)
+_WRONG_CHOICE = re.compile(
+    r"argument (?P<option>\S+): invalid choice: '(?P<value>.*)' \(choose from (?P<choices>.*)\)", re.DOTALL
+)
+"""Patterns of argparse's messages, whose words are those of Python."""
+
 
 class _Parser(argparse.ArgumentParser):
     """Argparse parser that reports an error in one line, like all other errors of the command."""
 
     def error(self, message: str) -> NoReturn:
+        if found := _WRONG_TYPE.fullmatch(message):
+            rule = "must be an integer" if found["type"] == "int" else "must be a number"
+            raise UserError(f"{found['option']} {found['value']}", rule, f"see `{self.prog} --help`")
+        if found := _WRONG_CHOICE.fullmatch(message):
+            choices = re.findall(r"[^', ]+", found["choices"])
+            remedy = suggest_nearest(found["value"], choices)
+            raise UserError(f"{found['option']} {found['value']}", "no such choice", remedy)
         unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
         from bench.config.reference.config import GROUPS  # here: it takes long to import
 

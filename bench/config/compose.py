@@ -28,11 +28,11 @@ from bench.config.decode import (
     decode_model,
     fill_in_devices,
     fit_engine,
-    format_in_one_line,
     with_objective,
 )
 from bench.config.exclude_rules import ExcludeRule, collect_fields, collect_fields_of_tree, list_field_names
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.field_errors import format_in_one_line
 from bench.core.files import find_conf_folder, format_reason, read_yaml
 from bench.core.spec import config_id
 from bench.core.study import Overrides, Pair, Study, expand_study

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from bench import data, engines, launchers, models, objectives
 from bench.core import plugins
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.field_errors import build_error
 from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
@@ -361,8 +362,6 @@ _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 # ---------------------------------------- errors in the user's words
 
-_SHOWN = 200
-"""Maximum length of a value in an error message, in characters."""
 _LISTED = 150
 """Maximum length of a list of all keys in an error message, in characters. A longer list would hide the error:
 DeepSpeed has 60 options."""
@@ -383,16 +382,11 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[s
 
 def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
     """Return the first error of a pydantic ValidationError as a one-line UserError."""
-    # Report one error at a time: the first wrong value often causes the others.
     first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        return build_error(error, kind, path)
     name = ".".join(str(part) for part in (path, *first["loc"]) if part != "")
-    if first["type"] == "extra_forbidden":
-        return UserError(name or str(first["input"]), "no such key", _suggest_key(name, kind, first["loc"], also))
-    given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "model_type":  # pydantic would name the class
-        message = "input should be a mapping of keys to values"
-    return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
+    return UserError(name or str(first["input"]), "no such key", _suggest_key(name, kind, first["loc"], also))
 
 
 def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also: Collection[str]) -> str:
@@ -432,12 +426,6 @@ def _find_choices(group: str, word: str) -> list[str]:
         if plugin and word in load_file(package, plugin).Options.model_fields:
             found.append(path.stem)
     return found
-
-
-def format_in_one_line(value: Any) -> str:
-    """Return a user's value for an error message: shortened, and with unprintable characters escaped."""
-    text = str(value) if len(str(value)) <= _SHOWN else f"{str(value)[:_SHOWN]} …"
-    return text if text.isprintable() else repr(text)
 
 
 def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from bench.core import files
 from bench.core.errors import UserError
+from bench.core.field_errors import describe_error
 from bench.core.private import mask_tokens
 from bench.core.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.core.record_checks import find_broken_rule, migrate
@@ -394,7 +395,7 @@ def read_record(path: Path) -> RunRecord:
         else:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
-        raise Unreadable(path, _format_first_error(error)) from error
+        raise Unreadable(path, describe_error(error, RunRecord)) from error
     # Records of the current version are checked, too: a user may have edited the file.
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
@@ -424,7 +425,7 @@ def read_value(path: Path, kind: type[_Value]) -> _Value:
     try:
         return kind.model_validate_json(_read_content(path))
     except ValidationError as error:
-        raise Unreadable(path, _format_first_error(error)) from error
+        raise Unreadable(path, describe_error(error, kind)) from error
 
 
 def _read_content(path: Path) -> bytes:
@@ -434,13 +435,6 @@ def _read_content(path: Path) -> bytes:
         raise
     except OSError as error:
         raise Unreadable(path, error.strerror or str(error)) from error
-
-
-def _format_first_error(error: ValidationError) -> str:
-    """Return the first validation error as text, preceded by its field."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _migrate_content(content: bytes, path: Path) -> dict[str, Any]:

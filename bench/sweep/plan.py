@@ -131,7 +131,13 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
         rule = f"launcher={first.launcher_file} has no queue"
         raise UserError(flag, rule, f"remove it, or choose {launchers.format_queueing()}")
     plain = first.launcher_options.model_dump(mode="json")
-    options: Limits = decode_model(file.Options, plain | given, "launcher")
+    try:
+        options: Limits = decode_model(file.Options, plain | given, "launcher")
+    except UserError as error:
+        key, _, value = error.value.removeprefix("launcher.").partition("=")
+        if key in given:  # name the option that the user wrote
+            raise UserError(f"--{key.replace('_', '-')} {value}", error.rule, error.remedy) from error
+        raise
     return options
 
 
