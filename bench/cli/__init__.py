@@ -39,6 +39,8 @@ class _Parser(argparse.ArgumentParser):
         from bench.config.reference.config import GROUPS  # here: it takes long to import
 
         remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
+        if self.prog.endswith(" explain") and message.startswith("unrecognized"):
+            remedy = f"write it without dashes: {self.prog} {unknown}"
         raise UserError(self.prog.split()[-1], message, remedy)
 
 
@@ -64,7 +66,7 @@ VERBS = {
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to choose, why, and how sure"),
-    "explain": Verb("bench.cli.explain", "meaning of a column, flag, outcome, verb or config key"),
+    "explain": Verb("bench.cli.explain", "meaning of a column, flag, outcome, verb, option or config key"),
     "completion": Verb("bench.cli.completion", "completion script for bash or zsh"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
@@ -138,6 +140,14 @@ def _run_verb(name: str, words: list[str]) -> int:
     if name not in VERBS:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
+    # Intermixed parsing lets options stand between overrides.
+    args = build_parser(name).parse_intermixed_args(words)
+    code: int = importlib.import_module(VERBS[name].module).run(args)
+    return code
+
+
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb. The verb's module is imported."""
     verb = importlib.import_module(VERBS[name].module)
     # Wrap only prose. Examples are indented and are not broken, so that they can be copied.
     texts = (verb.__doc__ or "").split("\n\n")
@@ -145,9 +155,7 @@ def _run_verb(name: str, words: list[str]) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
-    # Intermixed parsing lets options stand between overrides.
-    code: int = verb.run(parser.parse_intermixed_args(words))
-    return code
+    return parser
 
 
 def _check_words(name: str, words: list[str]) -> None:

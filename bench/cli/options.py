@@ -28,6 +28,12 @@ WIDTH = 100
 """Width of printed prose, in columns. Lines with a path or a command are not broken, so that they can be copied."""
 
 
+def describe_argument(action: argparse.Action) -> str:
+    """Return the help text of an argument with its default filled in."""
+    choices = action.choices and ", ".join(map(str, action.choices))
+    return (action.help or "") % {**vars(action), "choices": choices}
+
+
 def add_points(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of every verb that runs points."""
     add_overrides(parser)
