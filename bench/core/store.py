@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -92,17 +91,18 @@ def build_unwritable_error(folder: Path, error: OSError) -> UserError:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write `content` to `path` in one step: a reader sees either the old file or the whole new file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.touch(0o600, exist_ok=False)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             # Sync before the rename, so that the new name does not lead to an empty file after a crash.
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        temporary.chmod(mode)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -198,12 +198,11 @@ def list_attempts(config_folder: Path) -> list[RunAttempt]:
     """Return all attempts at one point, sorted by repeat and attempt. An attempt with an unreadable record has no
     outcome."""
     # scandir is faster than iterdir, and studies have thousands of folders.
-    found = []
     with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(config_folder):
-            if match := _ATTEMPT.fullmatch(entry.name):
-                found.append(_read_header(RunAttempt(Path(entry.path), int(match[1]), int(match[2]))))
-    return sorted(found, key=lambda a: (a.repeat, a.attempt))
+        found = ((Path(entry.path), _ATTEMPT.fullmatch(entry.name)) for entry in os.scandir(config_folder))
+        made = (_read_header(RunAttempt(path, int(match[1]), int(match[2]))) for path, match in found if match)
+        return sorted(made, key=lambda one: (one.repeat, one.attempt))
+    return []
 
 
 def _read_header(attempt: RunAttempt) -> RunAttempt:
@@ -313,8 +312,7 @@ def drop_claim(folder: Path) -> None:
     """Remove the folder of an attempt whose process was killed after the claim and before it wrote the circumstance. A
     folder with any other file is kept."""
     with contextlib.suppress(OSError):
-        names = {path.name for path in folder.iterdir()}
-        if all(name in (SPEC, HEARTBEAT) or name.startswith(".") for name in names):
+        if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
 
 

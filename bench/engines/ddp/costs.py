@@ -46,8 +46,8 @@ class DdpMemory(NamedTuple):
     def kept_buckets(self) -> int:
         return 0  # buckets are already counted as gradients
 
-    def initialisation(self, thrown_away: int) -> Terms:
-        built = {"weights": self.width * self.model.elements, "thrown away": self.width * thrown_away}
+    def initialisation(self, discarded: int) -> Terms:
+        built = {"weights": self.width * self.model.elements, "thrown away": self.width * discarded}
         return max(built, self.resident() | {"optimizer moments": 0}, key=sum_bytes)
 
     def forward(self, segments: int) -> SegmentBytes:
