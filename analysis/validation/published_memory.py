@@ -19,7 +19,7 @@ from bench.core.engine_facts import Division
 from bench.core.formatting import format_count
 from bench.core.spec import RunSpec
 from bench.engines import find_facts
-from bench.predict.memory import predict_memory
+from bench.predict.memory import predict_host_memory, predict_memory
 
 HALF = 2
 """Bytes of a weight in 16 bits."""
@@ -132,13 +132,10 @@ UP_TO_128 = tuple((tokens, tokens) for tokens in (16, 32, 48, 64, 72, 80, 88, 96
 """Possible encoder and decoder lengths of a batch of sentences in tokens. A batch is padded to its longest sentence.
 The reporter's full command line cuts sentences at 128 tokens (huggingface/transformers issue 8771)."""
 FLAN = ((500, 129),)
-HOST_BYTES_PER_PARAMETER = 20
-"""Bytes per parameter on the host for fp32 training with everything offloaded: weight, gradient, master weight and two
-moments, 4 bytes each."""
 HOST = (
     "predicted not to fit without checkpointing; with it one sample fits the device. The report does not say which it "
-    "had. The host cannot fit, whose memory is not compared here: 20 bytes per parameter are {states:.0f} GB, and 8 "
-    "processes that each load the weights first need {weights:.0f} GB. The usual node of 8 such cards (AWS "
+    "had. The host cannot fit, whose memory is not compared here: {each:.0f} bytes per parameter are {states:.0f} GB, "
+    "and 8 processes that each load the weights first need {weights:.0f} GB. The usual node of 8 such cards (AWS "
     "p3.16xlarge) has 524 GB"
 )
 
@@ -240,7 +237,10 @@ def _explain_mismatch(
 ) -> tuple[Verdict, str]:
     """Return verdict and reason for a report whose prediction is wrong for some possible length or checkpointing."""
     if report.excuse:
-        numbers = {"states": HOST_BYTES_PER_PARAMETER * parameters / 1e9, "weights": 8 * 4 * parameters / 1e9}
+        host = predict_host_memory(candidates[0])
+        assert host is not None
+        states = sum(low for name, (low, _) in host.terms.items() if name != "processes")
+        numbers = {"each": states / parameters, "states": states / 1e9, "weights": 8 * 4 * parameters / 1e9}
         return "exception", report.excuse.format(**numbers)
     right = [spec.sequence["encoder"] for spec, fits in zip(candidates, found, strict=True) if fits is truth]
     if not right:

@@ -8,23 +8,39 @@ import argparse
 import gc
 import importlib
 import importlib.metadata
+import re
 import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from bench.core.errors import UserError, suggest_nearest
+from bench.core.errors import Interrupted, UserError, suggest_nearest
+
+_WRONG_TYPE = re.compile(r"argument (?P<option>\S+): invalid (?P<type>int|float) value: '(?P<value>.*)'", re.DOTALL)
+_WRONG_CHOICE = re.compile(
+    r"argument (?P<option>\S+): invalid choice: '(?P<value>.*)' \(choose from (?P<choices>.*)\)", re.DOTALL
+)
+"""Patterns of argparse's messages, whose words are those of Python."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Argparse parser that reports an error in one line, like all other errors of the command."""
 
     def error(self, message: str) -> NoReturn:
+        if found := _WRONG_TYPE.fullmatch(message):
+            rule = "must be an integer" if found["type"] == "int" else "must be a number"
+            raise UserError(f"{found['option']} {found['value']}", rule, f"see `{self.prog} --help`")
+        if found := _WRONG_CHOICE.fullmatch(message):
+            choices = re.findall(r"[^', ]+", found["choices"])
+            remedy = suggest_nearest(found["value"], choices)
+            raise UserError(f"{found['option']} {found['value']}", "no such choice", remedy)
         unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
         from bench.config.reference.config import GROUPS  # here: it takes long to import
 
         remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
+        if self.prog.endswith(" explain") and message.startswith("unrecognized"):
+            remedy = f"write it without dashes: {self.prog} {unknown}"
         raise UserError(self.prog.split()[-1], message, remedy)
 
 
@@ -50,7 +66,7 @@ VERBS = {
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to choose, why, and how sure"),
-    "explain": Verb("bench.cli.explain", "meaning of a column, flag, outcome, verb or config key"),
+    "explain": Verb("bench.cli.explain", "meaning of a column, flag, outcome, verb, option or config key"),
     "completion": Verb("bench.cli.completion", "completion script for bash or zsh"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
@@ -96,8 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_verb(words[0], words[1:])
     except UserError as error:
         return _print_refusal(str(error), verbose=verbose)
-    except KeyboardInterrupt:
-        print("zeroscale: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        if not isinstance(error, Interrupted):
+            print("zeroscale: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reading program ended first, as in `zeroscale table | head`
         sys.stderr.close()  # otherwise the interpreter reports the broken pipe again at exit
@@ -123,6 +140,14 @@ def _run_verb(name: str, words: list[str]) -> int:
     if name not in VERBS:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
+    # Intermixed parsing lets options stand between overrides.
+    args = build_parser(name).parse_intermixed_args(words)
+    code: int = importlib.import_module(VERBS[name].module).run(args)
+    return code
+
+
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb. The verb's module is imported."""
     verb = importlib.import_module(VERBS[name].module)
     # Wrap only prose. Examples are indented and are not broken, so that they can be copied.
     texts = (verb.__doc__ or "").split("\n\n")
@@ -130,9 +155,7 @@ def _run_verb(name: str, words: list[str]) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
-    # Intermixed parsing lets options stand between overrides.
-    code: int = verb.run(parser.parse_intermixed_args(words))
-    return code
+    return parser
 
 
 def _check_words(name: str, words: list[str]) -> None:

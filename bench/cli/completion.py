@@ -55,7 +55,7 @@ def build_script(shell: str) -> str:
     files = {f"{group}={file}" for group in GROUPS for file in list_group_files(group)}
     words = {
         "overrides": sorted({*keys, *(f"{group}=" for group in GROUPS), *files}),
-        "names": sorted({one.name for one in list_explanations()}),
+        "names": sorted({one.name.removeprefix("--") for one in list_explanations()}),
     }
     parser = argparse.ArgumentParser("zeroscale")
     verbs = parser.add_subparsers()

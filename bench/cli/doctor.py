@@ -29,6 +29,7 @@ from bench.sweep.prepare.staging import check_memory_counter
 
 OLDEST_SLURM = (21, 8)
 """Oldest Slurm version whose `sacct` reports the field `Reason`."""
+_RDMA_CARDS = "/sys/class/infiniband"
 _KINDS: tuple[plugins.Kind[Any], ...] = (
     plugins.ENGINE, plugins.FAMILY, plugins.OBJECTIVE, plugins.DATA, plugins.LAUNCHER, plugins.METRIC, plugins.FIGURE,
 )  # fmt: skip
@@ -125,9 +126,9 @@ def _check_operations() -> Iterator[Check]:
 
 def _check_slurm() -> Iterator[Check]:
     """Yield a check of the Slurm version. Nothing is yielded on a machine without Slurm."""
-    if shutil.which("sbatch") is None:
+    told = _read_slurm_version()
+    if not told:
         return
-    told = _read_first_line("sbatch", "--version")
     found = re.match(r"slurm\S* (\d+)\.(\d+)", told)
     if found is None:
         yield Check("Slurm", "note", f"unknown version: {told}", "check it on a machine of the cluster")
@@ -138,17 +139,31 @@ def _check_slurm() -> Iterator[Check]:
         yield Check("Slurm", "ok", told)
 
 
+def _read_slurm_version() -> str:
+    """Return the output of `sbatch --version`. Empty on a machine of no cluster: sbatch is not installed, or finds no
+    slurm.conf."""
+    if shutil.which("sbatch") is None:
+        return ""
+    done = subprocess.run(("sbatch", "--version"), capture_output=True, text=True, check=False)
+    told = done.stdout or done.stderr
+    return "" if "Could not establish a configuration source" in told else told.partition("\n")[0]
+
+
 def _check_locked_memory() -> Iterator[Check]:
     """Yield a check of the limit on locked memory, which RDMA network cards need. Slurm passes the limit of the
     submitting shell on to jobs. Nothing is yielded on a machine that has neither Slurm nor an RDMA card."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if shutil.which("sbatch") is None and not any(Path("/sys/class/infiniband").glob("*")):
+    has_slurm = bool(_read_slurm_version())
+    if not has_slurm and not any(Path(_RDMA_CARDS).glob("*")):
         return
     if limit == resource.RLIM_INFINITY:
         yield Check("locked memory", "ok", "unlimited")
         return
-    why = f"{limit / 2**20:.3g} MiB: InfiniBand may fail to register memory, also in jobs submitted from here"
-    remedy = "ulimit -l unlimited, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+    why = f"{limit / 2**20:.3g} MiB: InfiniBand may fail to register memory"
+    remedy = "ulimit -l unlimited, or memlock in /etc/security/limits.conf"
+    if has_slurm:
+        why += ", also in jobs submitted from here"
+        remedy = "ulimit -l unlimited, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
     yield Check("locked memory", "note", why, remedy)
 
 

@@ -1,13 +1,14 @@
-"""Explain the name of a column, flag, note, outcome, figure, verb, config key, config group or file
-of conf/.
+"""Explain the name of a column, flag, note, outcome, figure, verb, option, config key, config group,
+word of advise or file of conf/.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
+  zeroscale explain max-queued deadline
   zeroscale explain engine
   zeroscale explain model=mt5_xl
 
 Without a name, the command lists all names. The last part of a key or file suffices, such as
-`micro` for batch.micro.
+`micro` for batch.micro. Options are written without their dashes.
 """
 
 import argparse
@@ -52,21 +53,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
-    """Return every meaning of a name. Exact names come first, then config keys and files whose last part is this name.
-    Raise UserError for an unknown name."""
+    """Return every meaning of a name. Exact names come first, then options, config keys and files whose last part is
+    this name. Raise UserError for an unknown name."""
     # Full names come first: `micro` is a column as well as the last part of `batch.micro`.
     found = [one for one in known if one.name == name]
-    found += [one for one in known if one.name != name and _get_last_part(one.name) == name]
+    word = name.replace("-", "_")  # a parameter of the Python interface has the underscores of its option
+    found += [one for one in known if one.name != name and _get_last_part(one.name).replace("-", "_") == word]
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
-        rule = "no column, flag, outcome, figure, verb, config key or file of conf/"
+        rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/"
         raise UserError(name, rule, suggest_nearest(name, names, "`zeroscale explain` lists all names"))
     return found
 
 
 def _get_last_part(name: str) -> str:
-    """Return the last part of a name: `micro` for `batch.micro`, `mt5_xl` for `model=mt5_xl`."""
-    return re.split(r"[.=]", name)[-1]
+    """Return the last part of a name: `micro` for `batch.micro`, `mt5_xl` for `model=mt5_xl`, `out` for `--out`."""
+    return re.split(r"[.=]", name)[-1].removeprefix("--")
 
 
 def _format(one: Explanation) -> str:
@@ -101,16 +103,19 @@ _GROUPS = {
 
 
 def list_explanations() -> Iterator[Explanation]:
-    """Yield the meaning of every verb, group, column, flag, note, outcome, figure, config key and file of conf/."""
+    """Yield the meaning of every verb, option, word, group, column, flag, note, outcome, figure, key and file."""
     from analysis.columns import list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
     from bench.cli import VERBS
     from bench.config.reference.config import GROUPS, list_group_files, list_sections
     from bench.core.record import FINAL
+    from bench.sweep.advise.questions import list_words
 
     for name, verb in VERBS.items():
         yield _explain(name, "verb", verb.summary, see=f"zeroscale {name} --help")
+    yield from _list_options()
+    yield from (_explain(name, "word of advise", meaning) for name, meaning in list_words().items())
     sections = list(list_sections())
     for name, meaning in _GROUPS.items():
         files = ", ".join(list_group_files(name)) if name in GROUPS else ""
@@ -133,6 +138,19 @@ def list_explanations() -> Iterator[Explanation]:
             yield _explain(key.path, kind, key.meaning, type=key.type.replace("`", ""), default=key.default)
     for group in GROUPS:
         yield from (_explain_file(group, name) for name in list_group_files(group))
+
+
+def _list_options() -> Iterator[Explanation]:
+    """Yield every option of every verb. Verbs in which an option has the same meaning share one explanation."""
+    from bench.cli import VERBS, build_parser
+
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for verb in VERBS:
+        for action in build_parser(verb)._actions:
+            if action.option_strings and not isinstance(action, argparse._HelpAction):
+                verbs.setdefault((action.option_strings[0], options.describe_argument(action)), []).append(verb)
+    for (name, meaning), names in sorted(verbs.items()):
+        yield _explain(name, "option", meaning, of=", ".join(names))
 
 
 def _explain(name: str, kind: str, meaning: str, **details: str) -> Explanation:

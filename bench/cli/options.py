@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from bench.core.errors import UserError, make_printable
+from bench.core.errors import Interrupted, UserError, make_printable
 from bench.core.files import RESULTS
 from bench.core.formatting import describe_point, describe_result, format_count
 from bench.core.spec import config_id
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 JSON = "print JSON for another program"
 WIDTH = 100
 """Width of printed prose, in columns. Lines with a path or a command are not broken, so that they can be copied."""
+
+
+def describe_argument(action: argparse.Action) -> str:
+    """Return the help text of an argument with its default filled in."""
+    choices = action.choices and ", ".join(map(str, action.choices))
+    return (action.help or "") % {**vars(action), "choices": choices}
 
 
 def add_points(parser: argparse.ArgumentParser) -> None:
@@ -164,14 +170,14 @@ def explain_end(folder: Path) -> Iterator[None]:
         interrupt = signal.getsignal(signal.SIGINT)
         if not callable(interrupt):  # a shell starts background commands with Ctrl-C ignored
             raise KeyboardInterrupt
-        interrupt(signal.SIGINT, frame)
+        interrupt(number, frame)
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         command = f"zeroscale resume {shlex.quote(str(folder))}"
         print(f"zeroscale: ended by {ended_by}; finished runs are kept. To continue: {command}", file=sys.stderr)
-        raise
+        raise Interrupted from error
     finally:
         signal.signal(signal.SIGTERM, before)

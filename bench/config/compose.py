@@ -28,11 +28,11 @@ from bench.config.decode import (
     decode_model,
     fill_in_devices,
     fit_engine,
-    format_in_one_line,
     with_objective,
 )
 from bench.config.exclude_rules import ExcludeRule, collect_fields, collect_fields_of_tree, list_field_names
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.field_errors import format_in_one_line
 from bench.core.files import find_conf_folder, format_reason, read_yaml
 from bench.core.spec import config_id
 from bench.core.study import Overrides, Pair, Study, expand_study
@@ -133,7 +133,7 @@ def parse_single(overrides: Sequence[str]) -> list[Pair]:
 
 def compose_request(pairs: Sequence[Pair], config_dir: Path | None = None) -> Request:
     """Compose and decode one point. Raise UserError for the first error in it."""
-    return decode(_build_tree(pairs, config_dir))
+    return decode(_build_tree(pairs, config_dir), dict(pairs).get("launcher"))
 
 
 def compose_points(
@@ -157,7 +157,7 @@ def compose_points(
     found: dict[tuple[str, str], StudyPoint] = {}
     expanded = expand_study(study, overrides)
     for pairs in expanded:
-        composed = _decode_or_exclude(_build_tree(pairs, config_dir), rules)
+        composed = _decode_or_exclude(pairs, config_dir, rules)
         if isinstance(composed, ExcludeRule):
             excluded[composed.text] += 1
         # Compare the machine as well: it is not part of the config_id, but a run on another machine is another run.
@@ -174,10 +174,13 @@ def compose_points(
     return Expansion(list(found.values()), excluded, merged)
 
 
-def _decode_or_exclude(tree: Mapping[str, Any], rules: Sequence[ExcludeRule]) -> Request | ExcludeRule:
+def _decode_or_exclude(
+    pairs: Sequence[Pair], config_dir: Path | None, rules: Sequence[ExcludeRule]
+) -> Request | ExcludeRule:
     """Decode a point. If an exclude rule holds for the point, return the first such rule instead."""
+    tree = _build_tree(pairs, config_dir)
     try:
-        composed = decode(tree)
+        composed = decode(tree, dict(pairs).get("launcher"))
     except UserError:  # a rule may exclude an impossible point, such as a batch that does not divide
         known = collect_fields_of_tree(tree)
         for rule in rules:
@@ -221,7 +224,7 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
     # Choose the default objective after the values are set, because it depends on the model's family.
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
-    return fill_in_devices(fit_engine(tree, {key for key, _ in pairs}))
+    return fill_in_devices(fit_engine(tree, {key for key, _ in pairs}), dict(choices).get("launcher"))
 
 
 _OLD_KEYS = {

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from bench import data, engines, launchers, models, objectives
 from bench.core import plugins, quality
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.field_errors import build_error
 from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
@@ -28,17 +29,19 @@ from bench.models import checkpoint as checkpoints
 
 
 class Request(NamedTuple):
-    """A decoded point: the spec of the run, its machine, its launcher and the launcher's options."""
+    """A decoded point: the spec of the run, its machine, its launcher and the launcher's options. `launcher_file` is
+    the file of conf/launcher that the user chose, such as a site file; messages name it."""
 
     spec: RunSpec
     machine: Machine
     launcher: str
     launcher_options: Limits
+    launcher_file: str
 
 
-def decode(plain: Mapping[str, Any]) -> Request:
+def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Request:
     """Decode a composed config tree. The plug-ins that it names decode the options of engine, data, model and
-    launcher."""
+    launcher. `launcher_file` is None if the user chose no file of conf/launcher."""
     parts = {group: _decode_part(group, plain[group]) for group in _PARTS}
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
@@ -49,7 +52,7 @@ def decode(plain: Mapping[str, Any]) -> Request:
     if (masked := mask_tokens(written)) != written:
         shown = masked[max(0, masked.index(b"***") - 40) :][:60].decode(errors="replace")
         raise UserError(f"…{shown}…", "contains a token, and specs are published", "export it in your shell")
-    return Request(spec, machine, launcher, options)
+    return Request(spec, machine, launcher, options, launcher_file or launcher)
 
 
 def complete_lengths(objective: str, given: Any) -> Any:
@@ -65,7 +68,7 @@ def complete_lengths(objective: str, given: Any) -> Any:
     return {**known, **(given or {})}
 
 
-def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
+def fill_in_devices(plain: Mapping[str, Any], launcher_file: str | None = None) -> dict[str, Any]:
     """Return a composed config tree with `devices_per_node` filled in.
 
     A null value is replaced by the number in the machine's file. If the file has none and the run is on this machine,
@@ -74,7 +77,8 @@ def fill_in_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
     if plain.get("devices_per_node") is not None:
         return dict(plain)
     machine, (launcher, _) = _decode_part("machine", plain["machine"]), _decode_part("launcher", plain["launcher"])
-    return {**plain, "devices_per_node": machine.devices_per_node or _count_local_devices(machine, launcher)}
+    counted = machine.devices_per_node or _count_local_devices(machine, launcher, launcher_file or launcher)
+    return {**plain, "devices_per_node": counted}
 
 
 def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,12 +124,12 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
     return {**plain, "engine": {**engine, **fitted}}
 
 
-def _count_local_devices(machine: Machine, launcher: str) -> int:
+def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) -> int:
     """Return the number of devices of this machine. Raise UserError if the point is for other machines, or if the
     devices cannot be counted."""
     kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
     if load_file(launchers, launcher).QUEUES:
-        rule = f"launcher={launcher} starts on other machines, whose devices cannot be counted here"
+        rule = f"launcher={launcher_file} starts on other machines, whose devices cannot be counted here"
         raise UserError("devices_per_node", rule, give)
     count, name = count_local_devices(kind), read_device_name(kind)
     if machine.device_names and not (count and machine.accepts(name or "")):
@@ -152,7 +156,7 @@ def check(composed: Request, device: str | None) -> None:
     launcher = launchers.load_queueing(name)
     if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
         remedy = "set launcher.mode=packed or launcher.mode=point"
-        raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
+        raise UserError("launcher.mode=array", f"launcher={composed.launcher_file} has no job arrays", remedy)
 
 
 def check_rank(composed: Request, device: str | None) -> None:
@@ -377,8 +381,6 @@ _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 # ---------------------------------------- errors in the user's words
 
-_SHOWN = 200
-"""Maximum length of a value in an error message, in characters."""
 _LISTED = 150
 """Maximum length of a list of all keys in an error message, in characters. A longer list would hide the error:
 DeepSpeed has 60 options."""
@@ -399,20 +401,11 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[s
 
 def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
     """Return the first error of a pydantic ValidationError as a one-line UserError."""
-    # Report one error at a time: the first wrong value often causes the others.
     first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        return build_error(error, kind, path)
     name = ".".join(str(part) for part in (path, *first["loc"]) if part != "")
-    if first["type"] == "extra_forbidden":
-        return UserError(name or str(first["input"]), "no such key", _suggest_key(name, kind, first["loc"], also))
-    given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
-    message = first["msg"].removeprefix("Value error, ")
-    if name and message.startswith(f"{name}."):  # a rule between the fields of a group, which names them itself
-        return UserError("", message)
-    if first["type"] == "tuple_type":
-        message = "input should be a list, such as [a, b]"
-    if first["type"] == "model_type":  # pydantic would name the class
-        message = "input should be a mapping of keys to values"
-    return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
+    return UserError(name or str(first["input"]), "no such key", _suggest_key(name, kind, first["loc"], also))
 
 
 def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also: Collection[str]) -> str:
@@ -452,12 +445,6 @@ def _find_choices(group: str, word: str) -> list[str]:
         if plugin and word in load_file(package, plugin).Options.model_fields:
             found.append(path.stem)
     return found
-
-
-def format_in_one_line(value: Any) -> str:
-    """Return a user's value for an error message: shortened, and with unprintable characters escaped."""
-    text = str(value) if len(str(value)) <= _SHOWN else f"{str(value)[:_SHOWN]} …"
-    return text if text.isprintable() else repr(text)
 
 
 def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:

@@ -127,9 +127,9 @@ class EngineMemory(Protocol):
     def kept_buckets(self) -> int:
         """Return the bytes of communication buckets that stay allocated between two steps."""
 
-    def initialisation(self, thrown_away: int) -> Terms:
+    def initialisation(self, discarded: int) -> Terms:
         """Return the bytes live at the peak of building the model and the engine. Building allocates and frees
-        `thrown_away` elements that the finished model does not have."""
+        `discarded` elements that the finished model does not have."""
 
     def forward(self, segments: int) -> SegmentBytes:
         """Return the bytes live in addition to activations in each segment of the last micro-step's forward pass."""

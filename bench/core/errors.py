@@ -42,6 +42,10 @@ def make_printable(text: str) -> str:
     return _CONTROL.sub("", text).encode(errors="backslashreplace").decode()
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM that a message on standard error has reported already."""
+
+
 CheckState = Literal["ok", "missing", "note"]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pydantic_core
 import yaml
 
 from bench.core.errors import UserError
@@ -53,6 +54,15 @@ def open_regular(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return descriptor
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if the file does not exist or holds no JSON object."""
+    try:
+        plain = pydantic_core.from_json(read_regular(path), allow_inf_nan=False)
+    except (OSError, ValueError):
+        return None
+    return plain if isinstance(plain, dict) else None
 
 
 def is_disk_full(error: BaseException | None) -> bool:

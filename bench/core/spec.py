@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from bench.core.field_errors import build_error
 from bench.core.point_fields import select
 
 DEFAULTS_VERSION = 2
@@ -222,7 +223,7 @@ def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
     try:
         return read_protocol(given)
     except ValidationError as error:
-        raise ValueError(error.errors()[0]["msg"]) from error
+        raise ValueError(str(build_error(error, AdaptiveMeasure))) from error
 
 
 class AdapterSpec(Frozen):

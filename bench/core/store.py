@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from bench.core import files
 from bench.core.errors import UserError
+from bench.core.field_errors import describe_error
 from bench.core.private import mask_tokens
 from bench.core.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.core.record_checks import find_broken_rule, migrate
@@ -91,17 +91,18 @@ def build_unwritable_error(folder: Path, error: OSError) -> UserError:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write `content` to `path` in one step: a reader sees either the old file or the whole new file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.touch(0o600, exist_ok=False)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             # Sync before the rename, so that the new name does not lead to an empty file after a crash.
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        temporary.chmod(mode)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -197,12 +198,11 @@ def list_attempts(config_folder: Path) -> list[RunAttempt]:
     """Return all attempts at one point, sorted by repeat and attempt. An attempt with an unreadable record has no
     outcome."""
     # scandir is faster than iterdir, and studies have thousands of folders.
-    found = []
     with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(config_folder):
-            if match := _ATTEMPT.fullmatch(entry.name):
-                found.append(_read_header(RunAttempt(Path(entry.path), int(match[1]), int(match[2]))))
-    return sorted(found, key=lambda a: (a.repeat, a.attempt))
+        found = ((Path(entry.path), _ATTEMPT.fullmatch(entry.name)) for entry in os.scandir(config_folder))
+        made = (_read_header(RunAttempt(path, int(match[1]), int(match[2]))) for path, match in found if match)
+        return sorted(made, key=lambda one: (one.repeat, one.attempt))
+    return []
 
 
 def _read_header(attempt: RunAttempt) -> RunAttempt:
@@ -312,8 +312,7 @@ def drop_claim(folder: Path) -> None:
     """Remove the folder of an attempt whose process was killed after the claim and before it wrote the circumstance. A
     folder with any other file is kept."""
     with contextlib.suppress(OSError):
-        names = {path.name for path in folder.iterdir()}
-        if all(name in (SPEC, HEARTBEAT) or name.startswith(".") for name in names):
+        if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
 
 
@@ -394,7 +393,7 @@ def read_record(path: Path) -> RunRecord:
         else:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
-        raise Unreadable(path, _format_first_error(error)) from error
+        raise Unreadable(path, describe_error(error, RunRecord)) from error
     # Records of the current version are checked, too: a user may have edited the file.
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
@@ -424,7 +423,7 @@ def read_value(path: Path, kind: type[_Value]) -> _Value:
     try:
         return kind.model_validate_json(_read_content(path))
     except ValidationError as error:
-        raise Unreadable(path, _format_first_error(error)) from error
+        raise Unreadable(path, describe_error(error, kind)) from error
 
 
 def _read_content(path: Path) -> bytes:
@@ -434,13 +433,6 @@ def _read_content(path: Path) -> bytes:
         raise
     except OSError as error:
         raise Unreadable(path, error.strerror or str(error)) from error
-
-
-def _format_first_error(error: ValidationError) -> str:
-    """Return the first validation error as text, preceded by its field."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _migrate_content(content: bytes, path: Path) -> dict[str, Any]:

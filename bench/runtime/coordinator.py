@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.core import store
+from bench.core.files import read_json
 from bench.core.record import Circumstance, RunRecord
 from bench.core.scheduling import Span
 from bench.core.spec import RunSpec
@@ -22,6 +23,7 @@ from bench.runtime.outcome import (
     classify_outcome,
     format_furthest_behind,
     format_now,
+    format_signal,
     note_pause,
 )
 from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
@@ -117,7 +119,7 @@ class RunCoordinator:
     def interrupt(self, number: int) -> None:
         """End the run because of a signal with this number. A signal handler may call this at any time."""
         self._interrupted_by = self._interrupted_by or signal.Signals(number)
-        self._stop("cancelled", f"interrupted by {self._interrupted_by.name}")
+        self._stop("cancelled", f"interrupted by {format_signal(self._interrupted_by.name)}")
 
     def states(self) -> list[RankState]:
         """Return the state of every rank of the run. For other nodes this is the state in the node's last report."""
@@ -239,10 +241,15 @@ class RunCoordinator:
 
     def _note_interruption(self) -> None:
         """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
-        well."""
+        well.
+
+        A command that was interrupted ends its supervisor by SIGTERM. It first notes the signal that it received.
+        """
         assert self._interrupted_by
+        name = (read_json(self.folder / store.INTERRUPTED) or {}).get("signal", self._interrupted_by.name)
+        self.why = f"interrupted by {format_signal(name)}"
         note = {
-            "signal": self._interrupted_by.name,
+            "signal": name,
             "at": format_now(),
             "left_s": None if self.ends_at is None else round(self.ends_at - time.time()),
             "ranks": [{"rank": state.rank, "phase": state.phase, "step": state.step} for state in self.states()],

@@ -154,10 +154,11 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
     """Return the outcome of a run whose ranks wrote no record.
 
     `stop` is the reason for which the supervisor ended the ranks. It is None if a rank was lost first. `why_stopped`
-    describes the reason as text.
+    describes the reason as text. The evidence has the position of every rank if the supervisor ended all of them.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
-    evidence: dict[str, Any] = {"ranks": [_build_rank_evidence(state) for state in lost]}
+    shown = lost or (states if stop else [])
+    evidence: dict[str, Any] = {"ranks": [_build_rank_evidence(state) for state in shown]}
     if stacks := {str(state.rank): state.stacks for state in states if state.stacks}:
         evidence["stacks"] = stacks
     if left := list_survivors(states):
@@ -257,7 +258,14 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
     failure_fields = {k: v for k, v in (state.failure or {}).items() if k not in ("traceback", "shortage")}
     code = state.exit_code
     how = {"signal": signal.Signals(-code).name} if code is not None and code < 0 else {"exit_code": code}
+    if state.stopped:
+        how = {}  # its supervisor sent the signal
     return {"rank": state.rank, **how, "phase": state.phase, "step": state.step, **failure_fields}
+
+
+def format_signal(name: str) -> str:
+    """Return the name of a signal that interrupted a run, for a message: SIGINT is the signal of Ctrl-C."""
+    return f"{name} (Ctrl-C)" if name == signal.SIGINT.name else name
 
 
 class AsyncWriter:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from bench.core import store
 from bench.core.errors import UserError
+from bench.core.field_errors import describe_error
 from bench.core.machine import Machine
 from bench.core.record import Circumstance, Limits, Network
 from bench.core.scheduling import SchedulingOptions
@@ -213,8 +214,7 @@ def _read_sweep(path: Path) -> SweepDefinition | UserError:
     except (OSError, ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+            why = describe_error(error, SweepDefinition)
         rule = f"not a sweep of this version ({why})"
         unreadable = UserError(str(path), rule, "remove it and start the sweep again")
         _log.warning("%s", unreadable)

@@ -106,7 +106,7 @@ def check_devices(composed: Request) -> None:
     if launcher and isinstance(options, SchedulingOptions):
         setup = launcher.job_setup(options)
         if device == "cuda" and setup.device == "cpu":
-            rule = f"has GPUs, and a job of launcher={composed.launcher} would ask for none"
+            rule = f"has GPUs, and a job of launcher={composed.launcher_file} would ask for none"
             raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
     if launcher or device is None:
         return

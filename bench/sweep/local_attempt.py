@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,48 +21,123 @@ from typing import IO, Any, NamedTuple
 
 from bench import launchers
 from bench.core import store
+from bench.core.errors import Interrupted
 from bench.core.files import get_cache_folder
-from bench.core.formatting import format_duration
+from bench.core.formatting import format_count, format_duration
 from bench.core.processes import build_module_command
 from bench.core.record import Outcome, RunRecord
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.spec import MeasureSpec, RunSpec
 from bench.core.terminal import Progress
-from bench.runtime.outcome import build_heartbeat
+from bench.runtime.outcome import build_heartbeat, format_signal
 from bench.runtime.process import set_parent_death_signal
 from bench.sweep import snapshot
 from bench.sweep.definition import RequestedRun
 from bench.sweep.snapshot import find_rival_attempt
 
+Follow = Callable[[Progress], None]
+
 _LOCK_POLL_S = 0.3
+_NOTE_S = 2.0  # interval at which a run's progress is written for waiting processes
+_HOLDER_BYTES = 2048
+_COMMAND = 160  # maximum length of a command in the lock file, in characters
 _POLL_S = 0.1
 _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 
 
 @contextlib.contextmanager
-def alone(follow: Callable[[str], None]) -> Iterator[None]:
+def alone(follow: Follow) -> Iterator[Follow]:
     """Hold this machine's lock for local runs inside the block.
 
-    While another process holds the lock, `follow` is called with a text about that process. The text is printed once to
-    standard error. If a process dies, the kernel releases its lock. If the lock file cannot be opened, the block runs
+    While other processes hold the lock or wait for it longer than this process, `follow` is called with a text about
+    them, which is also printed once. Yield a function that calls `follow`, and publishes a run's progress to waiting
+    processes. If a process dies, the kernel releases its lock. If the lock file cannot be opened, the block runs
     without a lock.
     """
     try:
         lock = path(os.environ)
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+")
+        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
     except OSError as error:
         print(f"zeroscale: no lock against other local runs: {error}", file=sys.stderr)
-        yield
+        yield follow
         return
     with file:
-        _wait(file, follow)
-        # The file is opened for appending: after truncation, it contains only the entry of this process.
+        with _queue(lock) as count_earlier:
+            _wait(file, count_earlier, follow)
+        holder = LockHolder(os.getpid(), time.time(), _describe_command())
+        written_s = -_NOTE_S
+
+        def note(run: Progress) -> None:
+            nonlocal written_s
+            follow(run)
+            if time.monotonic() - written_s >= _NOTE_S:
+                written_s = time.monotonic()
+                _write_holder(file, holder._replace(left=run.left))
+
+        _write_holder(file, holder)
+        yield note
         file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "since": time.time()}))
-        file.flush()
-        yield
-        file.truncate(0)
+
+
+class LockHolder(NamedTuple):
+    """Content of the lock file: the process that measures, and the progress of its run."""
+
+    pid: int
+    since: float  # seconds since the epoch
+    command: str = ""
+    left: str = ""  # estimated time left for its run, as text
+
+    def __str__(self) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
+        command = f": {self.command}" if self.command else ""
+        left = f"; {self.left}" if self.left else ""
+        return f"another command measures{command} (pid {self.pid}, since {since}{left})"
+
+
+def _describe_command() -> str:
+    """Return this process's command as its user wrote it, shortened."""
+    program, *words = sys.argv or [""]
+    names = {"__main__.py": "zeroscale", "": "python", "-c": "python"}
+    text = shlex.join([names.get(Path(program).name, Path(program).name), *words])
+    return text if len(text) <= _COMMAND else f"{text[:_COMMAND]} …"
+
+
+def _write_holder(file: IO[bytes], holder: LockHolder) -> None:
+    """Write the content of the lock file in one call, padded so that it covers an earlier content."""
+    content = json.dumps(holder._asdict()).encode()
+    with contextlib.suppress(OSError):  # a full disk; waiting processes then know less
+        os.pwrite(file.fileno(), content.ljust(_HOLDER_BYTES), 0)
+
+
+@contextlib.contextmanager
+def _queue(lock: Path) -> Iterator[Callable[[], int]]:
+    """Join the queue of processes that wait for the lock. Yield a function that counts the processes before this one.
+
+    flock() alone is unfair: a sweep that releases the lock between two points takes it again before a waiting process
+    can. Each waiting process has a ticket, a file that it holds locked and whose name begins with the time.
+    """
+    ticket = lock.with_name(f"{lock.name}.{time.time_ns()}.{os.getpid()}")
+    with ticket.open("x") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        others = f"{lock.name}.[0-9]*"
+        try:
+            yield lambda: sum(_is_waiting(one) for one in lock.parent.glob(others) if one.name < ticket.name)
+        finally:
+            ticket.unlink(missing_ok=True)
+
+
+def _is_waiting(ticket: Path) -> bool:
+    """Return whether the process of a ticket still waits. The ticket of a process that died is removed."""
+    try:
+        with ticket.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            ticket.unlink(missing_ok=True)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def path(variables: Mapping[str, str]) -> Path:
@@ -75,34 +151,39 @@ def path(variables: Mapping[str, str]) -> Path:
     return folder / f"local-{socket.gethostname()}.lock"
 
 
-def _wait(file: IO[str], follow: Callable[[str], None]) -> None:
-    """Wait until the lock is free, and take it."""
-    printed = False
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            waiting = f"{_describe_holder(file)}; waiting. To start anyway: launcher.lock=false"
-        follow(waiting)
+def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> None:
+    """Wait until this process is the first in the queue and the lock is free, and take the lock."""
+    begin, printed = time.monotonic(), False
+    while (earlier := count_earlier()) or not _try_lock(file):
+        queued = f", and {format_count(earlier, 'command')} before this one" if earlier else ""
+        waiting = f"waiting: {_describe_holder(file)}{queued}"
+        follow(Progress(waiting))
         if not printed:
-            print(f"zeroscale: {waiting}", file=sys.stderr, flush=True)
+            print(f"zeroscale: {waiting}. To start anyway: launcher.lock=false", file=sys.stderr, flush=True)
             printed = True
         time.sleep(_LOCK_POLL_S)
+    if printed:
+        waited = format_duration(time.monotonic() - begin)
+        print(f"zeroscale: waited {waited} for other commands; starting", file=sys.stderr, flush=True)
 
 
-def _describe_holder(file: IO[str]) -> str:
-    """Return in words which process holds the lock and for how long.
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _describe_holder(file: IO[bytes]) -> str:
+    """Return in words which process holds the lock.
 
     A process writes these facts into the file a moment after it has taken the lock, so they may be missing.
     """
     try:
-        file.seek(0)
-        holder = json.loads(file.read())
-        since_s = time.time() - float(holder["since"])
-        return f"Another zeroscale run (pid {int(holder['pid'])}) has been measuring for {since_s:.0f} s"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "Another zeroscale run is measuring"
+        return str(LockHolder(**json.loads(os.pread(file.fileno(), _HOLDER_BYTES, 0))))
+    except (OSError, ValueError, TypeError):
+        return "another command measures"
 
 
 class AttemptWatch:
@@ -165,7 +246,7 @@ class SweepSupervisor:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, follow: Callable[[Progress], None]) -> bool:
+    def start(self, follow: Follow) -> bool:
         """Start the process unless it is running, and wait for its imports. Return whether it is ready."""
         if self._process and self._process.poll() is None:
             return True
@@ -216,20 +297,20 @@ class SweepSupervisor:
 
 
 def run_attempt(
-    requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
+    requested: RequestedRun, study_folder: Path, follow: Follow, *, new_repeat: bool = False
 ) -> MeasuredRun:
     """Wait until no other local run measures, and run one attempt to its end. Return its folder and record.
 
     `follow` is called with its progress. Ctrl-C ends the attempt with the outcome `cancelled` and is then raised again.
     """
-    with take_turn(requested, follow):
-        return make_attempt(requested, study_folder, follow, new_repeat=new_repeat)
+    with take_turn(requested, follow) as note:
+        return make_attempt(requested, study_folder, note, new_repeat=new_repeat)
 
 
-def take_turn(requested: RequestedRun, follow: Callable[[Progress], None]) -> AbstractContextManager[None]:
-    """Return a context in which no other local run of this user measures. Without the launcher's `lock`, it does
-    nothing."""
-    return alone(lambda text: follow(Progress(text))) if waits(requested) else contextlib.nullcontext()
+def take_turn(requested: RequestedRun, follow: Follow) -> AbstractContextManager[Follow]:
+    """Return a context in which no other local run of this user measures. Without the launcher's `lock`, it does not
+    wait. Its value is the function to call with the run's progress."""
+    return alone(follow) if waits(requested) else contextlib.nullcontext(follow)
 
 
 def waits(requested: RequestedRun) -> bool:
@@ -239,7 +320,8 @@ def waits(requested: RequestedRun) -> bool:
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Yield a list that collects Ctrl-C signals inside the block, in place of a KeyboardInterrupt.
+    """Yield a list that collects the numbers of signals inside the block, in place of a KeyboardInterrupt: SIGINT, and
+    SIGTERM where the command handles it like Ctrl-C.
 
     Without this, an attempt whose folder exists but whose supervisor has not started could stay without a record. Only
     the main thread receives signals; in other threads the list stays empty.
@@ -258,7 +340,7 @@ def defer_interrupts() -> Iterator[list[int]]:
 def make_attempt(
     requested: RequestedRun,
     study_folder: Path,
-    follow: Callable[[Progress], None],
+    follow: Follow,
     supervisor: SweepSupervisor | None = None,
     *,
     new_repeat: bool = False,
@@ -291,26 +373,40 @@ def make_attempt(
             return left
         work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
         handle = starter.submit(launcher.plan(work, launcher.Options.model_validate(options)))
-    interrupted, watch = False, AttemptWatch(folder, requested.spec.measure)
-    while not starter.poll(handle):
-        try:
-            if deferred:
-                deferred.clear()
-                raise KeyboardInterrupt
+        handled, watch = 0, AttemptWatch(folder, requested.spec.measure)
+        # After a signal, the loop goes on until the supervisor has ended the ranks and written the record.
+        while not starter.poll(handle):
+            if len(deferred) > handled:
+                if not handled:
+                    _note_interruption(folder, deferred[0])
+                handled = len(deferred)
+                starter.cancel(handle)
             time.sleep(_POLL_S)
             follow(watch.look())
-        except KeyboardInterrupt:
-            if not interrupted:
-                print("zeroscale: ending the run, with a record …", file=sys.stderr)
-            # The loop goes on until the supervisor has ended the ranks and written the record.
-            interrupted = True
-            starter.cancel(handle)
-    if interrupted:
-        reason = "interrupted before its supervisor had begun"  # has no effect if there is a record already
+    # A record that exists already is not changed.
+    if handled:
+        reason = f"interrupted by {_name_signal(deferred[0])} before its supervisor had begun"
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
-        raise KeyboardInterrupt
+        raise Interrupted
     reason = "its supervisor died and left no record; run.log may say more"
-    return MeasuredRun(folder, store.finalize(folder, Outcome(kind="error", reason=reason)))
+    record = store.finalize(folder, Outcome(kind="error", reason=reason))
+    if deferred:
+        raise KeyboardInterrupt
+    return MeasuredRun(folder, record)
+
+
+def _name_signal(number: int) -> str:
+    return format_signal(signal.Signals(number).name)
+
+
+def _note_interruption(folder: Path, number: int) -> None:
+    """Report the signal that interrupts an attempt, and note it for the record. The supervisor receives SIGTERM
+    whatever the signal was."""
+    text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run, with a record in {folder} …"
+    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        note = json.dumps({"signal": signal.Signals(number).name})
+        store.write_atomically(folder / store.INTERRUPTED, note.encode())
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:

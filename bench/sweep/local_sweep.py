@@ -266,14 +266,14 @@ class LocalSweep:
             left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
             self._follow(Progress(run.what, done / count, left, subject))
 
-        with local_attempt.take_turn(requested, follow):
+        with local_attempt.take_turn(requested, follow) as note:
             self._attempts.pop(requested.config_id, None)  # another process may have measured it meanwhile
             if next_run(plan, self.snapshot()) != decision:
                 return False
             begin = time.monotonic()  # without the wait for the lock, for the estimate of the time left
             follow(Progress("starting"))
             supervisor = self._find_supervisor(requested)
-            _, record = local_attempt.make_attempt(requested, self.folder, follow, supervisor)
+            _, record = local_attempt.make_attempt(requested, self.folder, note, supervisor)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pydantic_core
-
 from bench.core import files, store
 from bench.core.record import Outcome, OutcomeKind
 from bench.core.scheduling import JobState
+from bench.runtime.outcome import format_signal
 from bench.sweep import jobs
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRun
@@ -38,7 +37,7 @@ class LeftBehind(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> "LeftBehind":
-        return cls(_read_json(folder / store.INTERRUPTED), _read_json(folder / store.HEARTBEAT))
+        return cls(files.read_json(folder / store.INTERRUPTED), files.read_json(folder / store.HEARTBEAT))
 
     def list_evidence(self) -> dict[str, Any]:
         """Return the contents of the files that exist, by their key in the evidence of a record."""
@@ -64,7 +63,7 @@ def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
     interrupted, heartbeat = left_behind
     evidence = left_behind.list_evidence()
     if interrupted:
-        by = interrupted.get("signal", "a signal")
+        by = format_signal(interrupted.get("signal", "a signal"))
         return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=evidence)
     who, at = "", ""
     if heartbeat:
@@ -88,7 +87,7 @@ def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bo
         name = left_behind.interrupted.get("signal", "a signal")
         return "error", f"{ended}, and {name} ended the rest of it; its log may say more"
     if left_behind.interrupted:
-        by = left_behind.interrupted.get("signal", "a signal")
+        by = format_signal(left_behind.interrupted.get("signal", "a signal"))
         return "cancelled", f"interrupted by {by}; the scheduler gives no reason"
     if ending:
         return "error", f"{ended} and left no record; its log may say more"
@@ -99,15 +98,6 @@ def _is_warned(interrupted: dict[str, Any]) -> bool:
     """Return whether a run was interrupted near its job's time limit. The warning may come a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file does not exist or holds no JSON object."""
-    try:
-        plain = pydantic_core.from_json(files.read_regular(path), allow_inf_nan=False)
-    except (OSError, ValueError):
-        return None
-    return plain if isinstance(plain, dict) else None
 
 
 def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome) -> None:

@@ -124,13 +124,20 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
     first = found[0].composed
-    name, file = first.launcher, launchers.load(first.launcher)
+    file = launchers.load(first.launcher)
     given = {key: value for key, value in etiquette.items() if value is not None}
     if (given or autopilot) and not file.QUEUES:
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
-        raise UserError(flag, f"launcher={name} has no queue", f"remove it, or choose {launchers.format_queueing()}")
+        rule = f"launcher={first.launcher_file} has no queue"
+        raise UserError(flag, rule, f"remove it, or choose {launchers.format_queueing()}")
     plain = first.launcher_options.model_dump(mode="json")
-    options: Limits = decode_model(file.Options, plain | given, "launcher")
+    try:
+        options: Limits = decode_model(file.Options, plain | given, "launcher")
+    except UserError as error:
+        key, _, value = error.value.removeprefix("launcher.").partition("=")
+        if key in given:  # name the option that the user wrote
+            raise UserError(f"--{key.replace('_', '-')} {value}", error.rule, error.remedy) from error
+        raise
     return options
 
 
@@ -217,7 +224,7 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
-        raise UserError(f"launcher={composed.launcher}", "run measures here and now", "use `zeroscale sweep`")
+        raise UserError(f"launcher={composed.launcher_file}", "run measures here and now", "use `zeroscale sweep`")
     chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
     compose.check(composed, inputs.find_device(composed))
@@ -235,7 +242,7 @@ def plan_rehearsal(
     device = inputs.find_predicted_device(composed)
     check_rank(composed, device)
     if launchers.load(composed.launcher).QUEUES:
-        raise UserError(f"launcher={composed.launcher}", "a rehearsal runs on this machine", "remove the override")
+        raise UserError(f"launcher={composed.launcher_file}", "a rehearsal runs on this machine", "remove the override")
     if shapes_only:
         _check_shapes_alone(composed, inputs.find_device(composed))
     else:

@@ -1,6 +1,7 @@
 """Submit the points that need an answer, within the limits of cluster and budget. Submit the autopilot's job. Cancel
 jobs."""
 
+import logging
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from bench.sweep.lost import finalize_lost, find_pending, keep_ends, write_outco
 from bench.sweep.pruning import Siblings
 from bench.sweep.status import PointStatus, StudyState, read_state
 
+_LOGGER = logging.getLogger(__name__)
 _AUTOPILOT_MIN = 15
 PATIENCE_S = 30.0
 """Seconds to wait for a scheduler that does not respond. A scheduler that restarts or is busy usually responds within
@@ -72,11 +74,12 @@ def submit_pending(
 ) -> SubmitResult:
     """Write missing records and submit the points without an answer, within the limits.
 
-    If the scheduler does not respond, the call is repeated for at most `patience_s` seconds. `notify` is the command
-    that the autopilot runs at its end.
+    If the scheduler does not respond, the call is repeated for at most `patience_s` seconds, with a warning before each
+    attempt. `notify` is the command that the autopilot runs at its end.
     """
     until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
     submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
+    attempt = 1
     while True:
         try:
             return _submit_pending(folder, autopilot, notify, submitted)
@@ -85,6 +88,9 @@ def submit_pending(
                 if submitted:
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
                 raise
+            attempt, left_s = attempt + 1, until - time.monotonic()
+            message = "%s: %s; attempt %d in %g s, the last within %.0f s; Ctrl-C stops, jobs already submitted stay"
+            _LOGGER.warning(message, away.value, away.rule, attempt, pause_s, left_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
         except OSError as error:

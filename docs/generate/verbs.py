@@ -5,6 +5,7 @@ import importlib
 import inspect
 
 from bench.cli import VERBS
+from bench.cli.options import describe_argument
 from docs.generate.markdown import code, plain, prose, table
 
 
@@ -30,7 +31,7 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 def _verb(name: str) -> str:
     built = parser(name)
-    rows = [(code(_format_syntax(action)), plain(_meaning(action))) for action in built._actions]
+    rows = [(code(_format_syntax(action)), plain(describe_argument(action))) for action in built._actions]
     text = [f"## {name}", prose(inspect.cleandoc(built.description or ""))]
     return "\n\n".join([*text, *([table(("argument", "meaning"), rows)] if rows else [])])
 
@@ -47,9 +48,3 @@ def _value(action: argparse.Action) -> str:
     names = action.metavar or action.dest.upper()
     value = " ".join(names) if isinstance(names, tuple) else names
     return {"*": f"[{value} …]", "+": f"{value} …", "?": f"[{value}]"}.get(str(action.nargs), value)
-
-
-def _meaning(action: argparse.Action) -> str:
-    """Return the help text of an argument with its default filled in."""
-    choices = action.choices and ", ".join(map(str, action.choices))
-    return (action.help or "") % {**vars(action), "choices": choices}

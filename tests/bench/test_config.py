@@ -112,9 +112,17 @@ def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_o
         ("data.hub=foo", "data.hub: no such key; choose data=text, which has it"),
         ("engine.bucket_cap_mb=3", "engine.bucket_cap_mb: no such key; choose engine=ddp, which has it"),
         ("engine.nonsense=1", "engine.nonsense: no such key; `zeroscale explain engine` lists the keys"),
-        ("precision=fp8", "precision=fp8: input should be 'bf16', 'fp16' or 'fp32'"),
-        ("batch.micro=0", "batch.micro=0: input should be greater than 0"),
-        ("batch.micro=two", "batch.micro=two: input should be a valid integer"),
+        ("precision=fp8", "precision=fp8: must be one of bf16, fp16, fp32; did you mean "),
+        ("batch.micro=0", "batch.micro=0: must be an integer > 0; set batch.micro=1 or more"),
+        ("batch.micro=two", "batch.micro=two: must be an integer > 0; `zeroscale explain batch.micro` describes it"),
+        ("nodes=1.5", "nodes=1.5: must be an integer > 0; set nodes=1 or nodes=2"),
+        ("nodes=0.5", "nodes=0.5: must be an integer > 0; set nodes=1 or more"),
+        ("model.dropout=2", "model.dropout=2: must be a number ≥ 0, < 1; set model.dropout below 1"),
+        (
+            "launcher.lock=maybe",
+            "launcher.lock=maybe: must be true or false; set launcher.lock=true or launcher.lock=false",
+        ),
+        ("launcher.quiet_within_s=soon", "launcher.quiet_within_s=soon: must be a number ≥ 0 or null; "),
         ("nodes=2", "nodes=2: launcher=local starts one node; set nodes=1"),
         ("batch.global=7", "batch.global=7 is not batch.micro=4"),
         ("engine=ddp,zero1", "engine=ddp,zero1: a list of values is a sweep; use `zeroscale sweep`"),
@@ -306,16 +314,16 @@ def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(
     ],
 )  # fmt: skip
 def test_a_number_that_is_not_finite_is_refused(key: str, value: str) -> None:
-    with pytest.raises(UserError, match=rf"{key}=-?(inf|nan): input should be ") as caught:
+    with pytest.raises(UserError, match=rf"{key}=-?(inf|nan): must be a finite number; ") as caught:
         ask(f"{key}={value}")
     assert str(caught.value).isprintable()
 
 
 def test_options_of_engine_and_data_are_finite_too() -> None:
     for words in (("data=text", "data.noise_density=nan"), ("engine=ddp", "engine.bucket_cap_mb=inf")):
-        with pytest.raises(UserError, match="input should be "):
+        with pytest.raises(UserError, match="must be a finite number; "):
             ask(*words)
-    with pytest.raises(UserError, match=r"optimizer\.betas\.1=inf: input should be a finite number"):
+    with pytest.raises(UserError, match=r"optimizer\.betas\.1=inf: must be a finite number"):
         ask("optimizer.betas=[0.9,inf]")
 
 
@@ -327,7 +335,7 @@ def test_options_of_engine_and_data_are_finite_too() -> None:
         ("seed=glob(*)", "seed=glob(*): not a list"),
         ("model=" + "x" * 300, "no such file in conf/model"),
         ("data.source='a\nb'", "no such file in bench/data"),
-        ("model.shape.encoder_layers=1000000000", "model.shape.encoder_layers=1000000000: input should be less than"),
+        ("model.shape.encoder_layers=1000000000", "model.shape.encoder_layers=1000000000: must be an integer > 0, "),
         ("data=text data.files=['a**b.txt']", "data.files=a**b.txt: no such file"),
         ("data=text data.files=['~nobody-of-that-name/x.txt']", "no such file"),
         ("model=hugging_face model.config_file=/dev/null", "model.config_file=/dev/null: not a readable config.json"),

@@ -1,6 +1,7 @@
 """`zeroscale explain` describes names that occur in tables, reports, records and configs."""
 
 import json
+import re
 from typing import get_args
 
 import pytest
@@ -24,6 +25,39 @@ def test_it_knows_every_column_flag_note_and_outcome_by_its_own_text(known: list
     assert {name for kind, name in meanings if kind == "flag"} == set(FLAGS)
     assert {name for kind, name in meanings if kind == "note"} == set(NOTES)
     assert set(OUTCOMES) == set(get_args(OutcomeKind))
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_option_in_the_help_of_a_verb_is_explained(
+    verb: str, known: list[Explanation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    shown = set(re.findall(r"^  (--[a-z][a-z-]*)", capsys.readouterr().out, flags=re.MULTILINE))
+    of = {one.name for one in known if one.kind == "option" and verb in dict(one.details)["of"].split(", ")}
+    assert of == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("deadline", "deadline (word of advise)\n  longest time of the training"),
+        ("max-queued", "--max-queued (option)\n  at most N of the sweep's jobs in the queue\n  of: sweep"),
+        ("max_queued", "--max-queued (option)"),
+        ("gate", "--gate (option)"),
+        ("repeats", "--repeats (option)"),
+    ],
+)
+def test_options_and_words_are_explained_by_their_help(
+    name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", name]) == 0
+    assert told in capsys.readouterr().out
+
+
+def test_an_option_with_dashes_is_refused_with_the_way_to_write_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--max-queued"]) == 2
+    assert capsys.readouterr().err.endswith("; write it without dashes: zeroscale explain max-queued\n")
 
 
 def test_no_name_but_that_of_a_key_or_file_is_without_a_meaning(known: list[Explanation]) -> None:
@@ -84,5 +118,5 @@ def test_a_name_that_nobody_knows_is_refused_in_one_line(
     word: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["explain", word]) == 2
-    rule = "no column, flag, outcome, figure, verb, config key or file of conf/"
+    rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/"
     assert capsys.readouterr().err == f"zeroscale: {word}: {rule}; {remedy}\n"

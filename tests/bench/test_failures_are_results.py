@@ -149,10 +149,16 @@ def test_a_disk_that_is_full_already_is_said_before_anything_starts(zeroscale_ru
 
 
 @pytest.mark.parametrize(
-    ("number", "point"), [(signal.SIGINT, PIPELINE), (signal.SIGTERM, PLAIN), (signal.SIGKILL, PLAIN)], ids=str
+    ("number", "point", "told"),
+    [
+        (signal.SIGINT, PIPELINE, "SIGINT (Ctrl-C)"),
+        (signal.SIGTERM, PLAIN, "SIGTERM"),
+        (signal.SIGKILL, PLAIN, "SIGTERM"),  # the kernel sends it to the supervisor, whose parent died
+    ],
+    ids=str,
 )
 def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(
-    zeroscale_run: Start, number: int, point: tuple[str, ...]
+    zeroscale_run: Start, number: int, point: tuple[str, ...], told: str
 ) -> None:
     run = zeroscale_run(*point)
     beat = run.stepping()
@@ -160,8 +166,13 @@ def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(
     run.process.wait(timeout=SOON_S)
     assert not survivors([beat["supervisor"], *(rank["pid"] for rank in beat["ranks"])])
     record = run.record()
-    assert record.outcome.kind == "cancelled"
+    assert (record.outcome.kind, record.outcome.reason) == ("cancelled", f"interrupted by {told}")
     assert not record.outcome.final
+    where = {rank["rank"]: rank["phase"] for rank in record.outcome.evidence["ranks"]}
+    assert where == dict.fromkeys(range(record.spec.world_size), "steps")
+    if number == signal.SIGINT:
+        ending = f"zeroscale: interrupted by {told}; ending the run, with a record in {run.folder()} …"
+        assert [line for line in run.errors.splitlines() if "interrupted" in line] == [ending]
 
 
 @pytest.mark.cold

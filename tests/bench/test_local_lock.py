@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from started_runs import PATIENCE_S, QUICK
 
 from bench.core import store
+from bench.core.terminal import Progress
 from bench.sweep import local_attempt
 
 HOLD = "from bench.sweep.local_attempt import alone\nwith alone(print):\n    print('held', flush=True)\n    input()"
@@ -39,12 +42,86 @@ def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
         with holder() as second:
             assert second.stderr and first.stdin
             told = second.stderr.readline()
-            begins = f"zeroscale: Another zeroscale run (pid {first.pid}) has been measuring for "
-            assert told.startswith(begins) and told.endswith(" s; waiting. To start anyway: launcher.lock=false\n")
+            begins = f"zeroscale: waiting: another command measures: python (pid {first.pid}, since "
+            assert told.startswith(begins) and told.endswith("). To start anyway: launcher.lock=false\n")
             first.stdin.write("\n")
             first.stdin.flush()
             assert any(second.stdout.readline() == "held\n" for _ in range(1000)) if second.stdout else False
+            assert re.fullmatch(r"zeroscale: waited \d+ s for other commands; starting\n", second.stderr.readline())
             second.kill()
+
+
+def test_a_waiting_command_is_told_how_long_the_run_of_the_holder_takes_at_most(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waited(Exception):
+        pass
+
+    def stop(shown: Progress) -> None:
+        raise Waited(shown.what)
+
+    monkeypatch.setattr("sys.argv", ["/opt/bin/zeroscale", "sweep", "study=smoke", "seed=1, 2"])
+    with local_attempt.alone(lambda shown: None) as note:
+        note(Progress("steps 7", 0.5, "at most 40 s left"))
+        with pytest.raises(Waited) as caught, local_attempt.alone(stop):
+            pytest.fail("two processes measure at the same time")
+    told = rf"waiting: another command measures: zeroscale sweep study=smoke 'seed=1, 2' \(pid {os.getpid()}, "
+    assert re.fullmatch(rf"{told}since \d\d:\d\d:\d\d; at most 40 s left\)", str(caught.value))
+
+
+TAKES_TURNS = """
+import sys, time
+from bench.sweep.local_attempt import alone
+name, turns, log = sys.argv[1], int(sys.argv[2]), open(sys.argv[3], "a", buffering=1)
+waits = set()
+def follow(shown):
+    if name not in waits:
+        waits.add(name)
+        print(f"{name} waits", file=log)
+for turn in range(turns):
+    with alone(follow):
+        print(name, file=log)
+        time.sleep(0.2)
+"""
+"""Takes the lock again right after it has released it, as a sweep does between two points."""
+
+
+@pytest.mark.processes
+def test_commands_get_the_lock_in_the_order_in_which_they_began_to_wait(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def start(name: str, turns: int, after: str) -> "subprocess.Popen[bytes]":
+        until = time.monotonic() + PATIENCE_S
+        while after and after not in log.read_text().splitlines():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        log.touch()
+        return subprocess.Popen([sys.executable, "-c", TAKES_TURNS, name, str(turns), str(log)])
+
+    sweep = start("sweep", 10_000, "")
+    others = [start("first", 1, "sweep"), start("second", 1, "first waits"), start("third", 1, "second waits")]
+    try:
+        assert [process.wait(PATIENCE_S) for process in others] == [0, 0, 0]
+    finally:
+        sweep.kill()
+        sweep.wait()
+    order = log.read_text().splitlines()
+    assert [name for name in order if name in ("first", "second", "third")] == ["first", "second", "third"]
+    # At most one turn: the sweep may have looked at the queue just before the first command joined it.
+    assert order[order.index("first waits") : order.index("first")].count("sweep") <= 1
+    assert order[order.index("third waits") : order.index("third")].count("sweep") <= 1
+
+
+@pytest.mark.processes
+def test_a_command_that_died_while_it_waited_is_not_waited_for() -> None:
+    with holder() as first:
+        assert held(first)
+        with holder() as second:
+            assert second.stderr and second.stderr.readline().startswith("zeroscale: waiting")
+            second.kill()
+        first.kill()
+    with local_attempt.alone(lambda shown: pytest.fail(f"waits: {shown}")):
+        assert list(local_attempt.path(os.environ).parent.glob("*.lock.*")) == []
 
 
 @pytest.mark.processes

@@ -74,8 +74,8 @@ def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
         (("sequence.tokens=8",), "sequence.tokens: objective=span_corruption has no such tokens"),
         (("objective=causal",), "objective=causal: no such file in conf/objective; did you mean causal_lm?"),
         (("objective.noise=3",), "objective.noise: no such key"),
-        (("sequence.encoder=0",), "sequence.encoder=0: input should be greater than 0"),
-        (("sequence=3",), "sequence=3: input should be a valid dictionary"),
+        (("sequence.encoder=0",), "sequence.encoder=0: must be an integer > 0; "),
+        (("sequence=3",), "sequence=3: must be a mapping"),
         (
             ("objective=seq2seq", "data=text"),
             "data=text: has no samples for objective=seq2seq; choose data=synthetic",

@@ -169,8 +169,8 @@ def test_a_rank_does_not_know_of_a_pause_and_its_supervisor_notes_it(tmp_path: P
         ("[1]", "not a zeroscale record"),
         ('{"a": 1}', "not a zeroscale record"),
         ('{"schema_version": 99}', "schema version 99 is newer than 3"),
-        ('{"schema_version": 1}', "config_id: Field required"),
-        ('{"schema_version": 2}', "config_id: Field required"),
+        ('{"schema_version": 1}', "config_id: is required and missing"),
+        ('{"schema_version": 2}', "config_id: is required and missing"),
         ('{"schema_version": 0}', "not a zeroscale record"),
         ('{"schema_version": true}', "not a zeroscale record"),
         ('{"schema_version": "1"}', "not a zeroscale record"),
@@ -303,7 +303,7 @@ def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
 def test_a_record_beside_which_nothing_can_be_read_is_not_concluded(tmp_path: Path, spec: RunSpec) -> None:
     attempt = store.open_attempt(tmp_path, spec, circumstance())
     (attempt.folder / store.SPEC).write_text("{}")
-    with pytest.raises(store.Unreadable, match=r"spec.json: model: Field required"):
+    with pytest.raises(store.Unreadable, match=r"spec.json: model: is required and missing"):
         store.finalize(attempt.folder, Outcome(kind="error"))
     assert not (attempt.folder / store.RECORD).exists()
 

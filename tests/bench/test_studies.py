@@ -188,11 +188,14 @@ def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_pat
     [
         ("name: [", "while parsing a flow node"),
         ("name: s\naxis: {}", "study.axis: no such key; did you mean axes?"),
-        ("name: s\nrepeats: 0", "study.repeats=0: input should be greater than 0"),
+        ("name: s\nrepeats: 0", "study.repeats=0: must be an integer > 0; set study.repeats=1 or more"),
         ("name: s\nbudget: {node_hour: 3}", "study.budget.node_hour: no such key; did you mean budget.node_hours?"),
-        ("name: s\nexclude: nodes > 1", "study.exclude=nodes > 1: input should be a valid tuple"),
+        (
+            "name: s\nexclude: nodes > 1",
+            "study.exclude=nodes > 1: must be a list of text; write a list, such as study.exclude=[nodes > 1]",
+        ),
         ("", "not a mapping of words to values"),
-        ("repeats: 1", "study.name: field required"),
+        ("repeats: 1", "study.name: is required and missing; "),
     ],
 )
 def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:

@@ -85,9 +85,7 @@ class SimulatedRun(NamedTuple):
         return math.fsum(self.step_s) / len(self.step_s)
 
 
-def simulate(
-    process: Process, step_s: float, seed: tuple[int, ...], protocol: MeasureSpec | None = None
-) -> SimulatedRun:
+def simulate(process: Process, step_s: float, seed: tuple[int, ...]) -> SimulatedRun:
     """Run the real measurement loop on simulated step times. `step_s` is the time of an undisturbed step in seconds."""
     series = Series(())
     steps = process.draw(np.random.default_rng(seed), step_s)

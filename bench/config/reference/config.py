@@ -1,6 +1,5 @@
 """List every config key of a run, study, machine or site, and the names of the files in conf/."""
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from pydantic import BaseModel
 
 from bench.config.decode import PLUGIN_GROUPS, PluginGroup, list_models
 from bench.core import plugins
+from bench.core.field_errors import describe_type, format_value
 from bench.core.files import find_conf_folder
 from bench.core.machine import Machine
 from bench.core.spec import AdapterSpec, RunSpec
@@ -146,46 +146,6 @@ def list_keys(
         default = "" if field.is_required() else format_value(field.get_default(call_default_factory=True))
         found.append(ConfigKey(path, "sections by name" if is_mapping else words, default, meaning))
     return found
-
-
-def format_value(value: Any) -> str:
-    """Return a value as one line of YAML."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    if isinstance(value, float):  # shorter than JSON's form, e.g. 1e+12
-        return f"{value:g}"
-    text = '""' if value == "" else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONG else f"{text[:_LONG]} …"
-
-
-_LONG = 60
-"""Maximum length of a displayed default value, in characters."""
-
-_WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
-
-
-def describe_type(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return the type that a JSON schema describes, as text. `known` has the definitions that the schema may refer
-    to."""
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        return name if "properties" in known.get(name, {}) else describe_type(known[name], known)
-    if "allOf" in schema:
-        return describe_type(schema["allOf"][0], known)
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(describe_type(one, known) for one in schema["anyOf"]))
-    if "enum" in schema or "const" in schema:
-        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]))
-    kind = schema.get("type")
-    if kind == "array":
-        items = schema.get("items")
-        return f"list of {describe_type(items, known) if items else len(schema.get('prefixItems', [])) or 'values'}"
-    if kind == "object":
-        inner = schema.get("additionalProperties")
-        return f"mapping to {describe_type(inner, known)}" if isinstance(inner, Mapping) and inner else "mapping"
-    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
-    bounds = [f"{sign} {format_value(schema[name])}" for name, sign in signs.items() if name in schema]
-    return f"{_WORDS.get(str(kind), 'anything')} {', '.join(bounds)}".rstrip()
 
 
 def read_key_comments(*files: Path) -> dict[str, str]:

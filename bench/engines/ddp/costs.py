@@ -50,9 +50,9 @@ class DdpMemory(NamedTuple):
     def kept_buckets(self) -> int:
         return 0  # buckets are already counted as gradients
 
-    def initialisation(self, thrown_away: int) -> Terms:
+    def initialisation(self, discarded: int) -> Terms:
         elements = count_elements(self.model.all_tensors)  # frozen matrices are quantised after they were built
-        built = {"weights": self.width * elements, "thrown away": self.width * thrown_away}
+        built = {"weights": self.width * elements, "thrown away": self.width * discarded}
         weights = self.resident()["weights"]
         synchronised = {"weights": weights, "working memory": min(weights, BROADCAST_BYTES)}
         return max(built, self.resident() | {"optimizer moments": 0}, synchronised, key=sum_bytes)

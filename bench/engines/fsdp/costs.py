@@ -142,7 +142,7 @@ class FsdpMemory(NamedTuple):
     def kept_buckets(self) -> int:
         return 0
 
-    def initialisation(self, thrown_away: int) -> Terms:
+    def initialisation(self, discarded: int) -> Terms:
         """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its values are drawn.
         The largest tensor, the head, is drawn when the partitions of all others exist. Afterwards all partitions are
         cast to fp32, one after the other."""

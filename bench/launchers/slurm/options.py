@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from bench.core.errors import UserError
+from bench.core.errors import UserError, suggest_nearest
 from bench.core.private import is_secret
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Frozen, Positive, RunSpec
@@ -47,6 +47,24 @@ def _check_gpus(text: str) -> str:
     return _check_option(text)
 
 
+_DAY = r"(?:0?[1-9]|[12]\d|3[01])"
+_MOMENTS = ("today", "tomorrow", "midnight", "noon", "elevenses", "fika", "teatime", "now")
+_DELTA = r"(?:\s*[+-]\s*\d+\s*(?:(?:second|minute|hour|day|week)s?)?)?"
+_DATE = rf"\d{{4}}-(?:0[1-9]|1[0-2])-{_DAY}|(?:0[1-9]|1[0-2]|[1-9](?=[./]))[./]?{_DAY}[./]?(?:\d\d)?"
+_MINUTE = r":[0-5]\d(?::[0-5]\d)?"
+_TIME = rf"(?:[01]?\d|2[0-3]){_MINUTE}(?!\s*[ap]m)|(?:0?\d|1[0-2]){_MINUTE}\s*[ap]m"
+_BEGIN = re.compile(rf"uts\d{{7,}}|(?:(?:{'|'.join(_MOMENTS)}{_DELTA}|{_TIME}|{_DATE})[\s\-T]*)+", re.IGNORECASE)
+"""Pattern of the value of `sbatch --begin`, as Slurm's parse_time() reads it."""
+
+
+def _check_begin(text: str) -> str:
+    if not _BEGIN.fullmatch(_check_one_line(text)):
+        example = "write for example 20:00, tomorrow, now+2hours or 2030-12-31T20:00"
+        remedy = suggest_nearest(text.lower(), _MOMENTS, example)
+        raise ValueError(f"is no time that sbatch --begin accepts; {remedy}")
+    return text
+
+
 def _check_variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("is no name of an environment variable; use letters, digits and _")
@@ -65,6 +83,7 @@ def _check_not_secret(name: str, value: str) -> None:
 
 
 OneLine = Annotated[str, AfterValidator(_check_one_line)]
+Begin = Annotated[str, AfterValidator(_check_begin)]
 Option = Annotated[str, AfterValidator(_check_option)]
 Variable = Annotated[str, AfterValidator(_check_variable)]
 
@@ -104,7 +123,7 @@ class Autopilot(Frozen):
 
     partition: OneLine | None = None
     qos: OneLine | None = None
-    begin: OneLine | None = Field(None, description="None: at once, also where the other jobs begin later")
+    begin: Begin | None = Field(None, description="None: at once, also where the other jobs begin later")
 
 
 _WRITTEN = (
@@ -130,7 +149,7 @@ class Options(SchedulingOptions):
     extra: tuple[Option, ...] = ()
 
     # resources of each point
-    gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = None
+    gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = Field(None, examples=["--gres=gpu:{devices}"])
     cpus_per_device: Positive | None = None
     memory_gb: int | None = Field(None, ge=0, description="per node; 0 is all of it")
     exclusive: bool = False
@@ -145,7 +164,7 @@ class Options(SchedulingOptions):
 
     # priority and interruptions
     nice: int | None = None
-    begin: OneLine | None = None
+    begin: Begin | None = None
     requeue: bool = True
     autopilot: Autopilot = Autopilot()
     warning_s: int = Field(60, ge=0, le=65535, description=SchedulingOptions.model_fields["warning_s"].description)

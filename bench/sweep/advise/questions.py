@@ -177,6 +177,11 @@ _WORDS = {
 }
 
 
+def list_words() -> dict[str, str]:
+    """Return the help texts of the plain words of a question, by word."""
+    return {name: word.help for name, word in _WORDS.items()}
+
+
 def format_help() -> str:
     """Return the help text of the plain words, one line for each word."""
     return "\n".join(f"  {f'{name}={word.example}':<24}{word.help}" for name, word in _WORDS.items())

@@ -1,6 +1,9 @@
 """Tests of Slurm site files: valid options, and the messages for invalid options."""
 
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,10 +34,28 @@ CONF = compose.find_conf_folder() / "launcher"
         ("launcher.extra=['--a\nb']", "is empty or not one line of text"),
         ("+launcher.environment.A-B=1", "is no name of an environment variable"),
         ("+launcher.environment.HF_TOKEN=abc", "looks like a secret"),
-        ("launcher.span=gpu", "launcher.span=gpu: input should be 'node' or 'device'"),
+        ("launcher.span=gpu", "launcher.span=gpu: must be one of node, device; "),
         ("launcher.warning_s=120 launcher.time_limit_min=2", "ends before its warning"),
+        (
+            "launcher.gpus=8",
+            "launcher.gpus=8: must be text or null; set launcher.gpus=--gres=gpu:{devices}, for example",
+        ),
+        ("launcher.cpus_per_device=many", "launcher.cpus_per_device=many: must be an integer > 0 or null; "),
+        (
+            "launcher.account=7",
+            "launcher.account=7: must be text or null; write it in quotes: launcher.account='\"7\"'",
+        ),
+        ("launcher.python=python3", "must be a list of text or null; write a list, such as launcher.python=[python3]"),
+        (
+            "launcher.container=x",
+            "launcher.container=x: must be a section or null; `zeroscale explain launcher.container`",
+        ),
+        ("+launcher.environment.A=[1]", "launcher.environment.A=[1]: must be text or integer or number; "),
         ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean launcher.partition?"),
-        ("launcher.container={runtime:docker,image:a}", "input should be 'apptainer', 'pyxis' or 'command'"),
+        (
+            "launcher.container={runtime:docker,image:a}",
+            "launcher.container.runtime=docker: must be one of apptainer, pyxis, command; ",
+        ),
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(override: str, told: str) -> None:
@@ -53,6 +74,66 @@ def test_several_nodes_need_a_name_that_is_the_first_ones() -> None:
         check(asked.launcher_options, asked.spec)
 
 
+ACCEPTED = (
+    "today", "tomorrow", "NOON", "midnight", "teatime", "fika", "now", "now+90", "now+1hour", "now + 3 days",
+    "now-1hour", "20:00", "8:30pm", "10:00am", "8:30 PM tomorrow", "noon tomorrow", "tomorrow-noon", "tomorrow 8:00",
+    "tomorrow20:00", "12/31", "1/2", "12/31/30-20:00", "1231", "123130", "12.31.30", "2030-01-20", "2030-01-20T12:34",
+    "2030-01-20T12:34:00", "2030-01-20 12:34", "now+1hour tomorrow", "uts1900000000",
+)  # fmt: skip
+REFUSED = (
+    "tomorow", "monday", "now+1h", "+2hours", "20", "20h", "8:5", "25:00", "13:00pm", "13/1", "31.12.30", "2030-13-01",
+    "2030-1-2",
+)  # fmt: skip
+"""Values of `sbatch --begin` as sbatch 22.05 judged them; the test below asks the sbatch of this machine."""
+
+
+def begin(value: str) -> str:
+    """Return the error for a begin time; empty if it is accepted."""
+    try:
+        compose.compose_request([("launcher", "slurm"), ("devices_per_node", 1), ("launcher.begin", value)])
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("value", ACCEPTED)
+def test_a_begin_that_sbatch_accepts_is_accepted(value: str) -> None:
+    assert begin(value) == ""
+
+
+@pytest.mark.parametrize("value", REFUSED)
+def test_a_begin_that_sbatch_refuses_is_refused_before_anything_is_submitted(value: str) -> None:
+    remedy = "did you mean tomorrow?" if value == "tomorow" else ""
+    assert begin(value).startswith(f"launcher.begin={value}: is no time that sbatch --begin accepts; {remedy}")
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not shutil.which("sbatch"), reason="needs sbatch")
+def test_the_sbatch_of_this_machine_judges_a_begin_alike(tmp_path: Path) -> None:
+    """sbatch reads its options in order and stops at the first wrong option, before it contacts a controller."""
+    (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=2\n")
+    variables = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+
+    def refuses(value: str) -> bool:
+        words = ["sbatch", "--test-only", f"--begin={value}", "--time-min=wrong", "--wrap=true"]
+        told = subprocess.run(words, env=variables, capture_output=True, text=True, check=False).stderr
+        assert "Invalid --begin" in told or "Invalid --time-min" in told, told
+        return "Invalid --begin" in told
+
+    assert [value for value in REFUSED if not refuses(value)] == []
+    assert [value for value in ACCEPTED if refuses(value)] == []
+
+
+def test_an_option_of_the_command_is_named_as_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "launcher=slurm", "devices_per_node=1", "--results", str(tmp_path)]
+    assert main([*words, "--begin", "tomorow"]) == 2
+    told = "--begin tomorow: is no time that sbatch --begin accepts; did you mean tomorrow?"
+    assert capsys.readouterr().err.splitlines()[-1] == f"zeroscale: {told}"
+    assert not list(tmp_path.iterdir())
+
+
 GPUS = "launcher.gpus=--gres=gpu:{devices}"
 
 
@@ -67,6 +148,34 @@ def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> N
         "machine=h200: has GPUs, and a job of launcher=slurm would ask for none; set launcher.gpus=--gres=gpu:{devices}"
     )
     inputs.check_devices(compose.compose_request(compose.parse_single([*asked, *words])))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sweep"], "devices_per_node: launcher=mine starts on other machines"),
+        (["sweep", "machine=h200", "devices_per_node=8"], "machine=h200: has GPUs, and a job of launcher=mine would"),
+        (["run", "devices_per_node=1"], "launcher=mine: run measures here and now"),
+        (["rehearse", "devices_per_node=1"], "launcher=mine: a rehearsal runs on this machine"),
+    ],
+)
+def test_a_message_names_the_site_file_and_not_the_launcher_behind_it(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "mine.yaml").write_text("defaults: [slurm, _self_]\n")
+    assert main([*words, "model=tiny", "launcher=mine", "--config-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"zeroscale: {told}") and "launcher=slurm" not in error
+
+
+def test_an_option_of_a_queue_names_the_site_file_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "mine.yaml").write_text("defaults: [local, _self_]\n")
+    assert main(["sweep", "launcher=mine", "--nice", "5", "--config-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("zeroscale: --nice: launcher=mine has no queue; ")
 
 
 def test_a_job_on_a_machine_without_gpus_need_not() -> None:

@@ -56,8 +56,9 @@ def test_more_nodes_hold_less_each() -> None:
 
 
 def test_flan_t5_xxl_in_fp32_with_both_offloads_takes_24_bytes_per_parameter() -> None:
-    """By hand: weights, master weights, two moments, accumulated gradients and the gradients that AdamW reads are 6 × 4
-    bytes per parameter, 267 GB."""
+    """By hand, from stage3.py of DeepSpeed 0.19.8: weights (param_groups_fp16_flat_cpu_memory), master weights (a clone
+    in _create_fp32_partitions), two moments, accumulated gradients (grad_partitions_flat_buffer) and the gradients that
+    AdamW reads (fp32_partitioned_groups_flat[i].grad) are 6 × 4 bytes per parameter, 267 GB."""
     spec = asked(
         "model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", *OFFLOAD,
         "engine.offload_param.device=cpu",

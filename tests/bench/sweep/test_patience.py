@@ -14,6 +14,7 @@ from bench.core.scheduling import SchedulerUnavailable
 from bench.launchers.slurm import queue
 from bench.sweep import definition, jobs, submitting
 
+WAITS = ((2, "0.01"), (3, "0.02"))
 AWAY = "Unable to contact slurm controller (connect failure)"
 
 
@@ -51,6 +52,17 @@ def test_a_controller_that_is_away_is_waited_for_also_where_limits_are_asked_for
         submitting.submit_pending(study, autopilot=False, patience_s=0)
     done = submitting.submit_pending(study, autopilot=False)
     assert [number for _, number in done.submitted] == ["11", "12"] and done.complete and done.queued == 2
+
+
+def test_each_wait_for_the_controller_is_told_with_the_way_to_stop_it(
+    study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    play(tmp_path, "scontrol", f"if ((number < 3)); then echo '{AWAY}' >&2; exit 1; fi")
+    submitting.submit_pending(study, autopilot=False, patience_s=30)
+    begins = [f"scontrol: {AWAY}; attempt {attempt} in {pause} s, the last within " for attempt, pause in WAITS]
+    assert len(caplog.messages) == len(begins)
+    for told, begin in zip(caplog.messages, begins, strict=True):
+        assert told.startswith(begin) and told.endswith(" s; Ctrl-C stops, jobs already submitted stay")
 
 
 FULL = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"

@@ -244,7 +244,7 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Pat
     assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
     lines = told.stderr.splitlines()
     assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
-    assert "limits.hang_s: input should be a valid number" in told.stderr
+    assert "limits.hang_s=null: must be a number > 0" in told.stderr
     good.unlink()
     told = zeroscale("status", str(tmp_path))
     assert told.returncode == 2 and "not a sweep of this version" in told.stderr

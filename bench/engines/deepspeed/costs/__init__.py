@@ -81,17 +81,17 @@ class ZeroMemory(NamedTuple):
     def kept_buckets(self) -> int:
         return _count_bucket_bytes(self.run) if self.run.stage == 3 else 0
 
-    def initialisation(self, thrown_away: int) -> Terms:
+    def initialisation(self, discarded: int) -> Terms:
         """Return the memory peak of initialisation in bytes, by kind. Stages 1 and 2 make a flat copy of the weights
         on the device only if both copies fit there. If this is unknown, the flat copy is not counted, because it
         never decides whether a model fits."""
         run = self.run
         if run.stage == 3:
-            return self._initialise_partitioned(run.width * thrown_away // run.ranks)
+            return self._initialise_partitioned(run.width * discarded // run.ranks)
         frozen = run.model.count_frozen_bytes(run.width)
         gradients = run.width * run.model.elements
         elements = count_elements(run.model.all_tensors)  # frozen matrices are quantised after they were built
-        built = {"weights": run.width * elements, "thrown away": run.width * thrown_away}
+        built = {"weights": run.width * elements, "thrown away": run.width * discarded}
         if run.stage > 0:
             flat = _count_weight_bytes(run)
             copied = flat - frozen if run.flattens_on_host is False else 0
@@ -106,7 +106,7 @@ class ZeroMemory(NamedTuple):
             live["optimizer moments"] = 0
         return max(built, live, key=sum_bytes)
 
-    def _initialise_partitioned(self, thrown_away: int) -> Terms:
+    def _initialise_partitioned(self, discarded: int) -> Terms:
         """Return the largest of stage 3's three memory peaks of initialisation, which come in this order.
 
         1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
@@ -123,7 +123,7 @@ class ZeroMemory(NamedTuple):
         drawn = padded + FULL * min(largest, DRAWN_AT_ONCE)
         allocated = {"gradients": live.get("gradients", 0), "buckets": _count_bucket_bytes(run)}
         return max(
-            weights | {"thrown away": thrown_away, "working memory": max(built, drawn)},
+            weights | {"thrown away": discarded, "working memory": max(built, drawn)},
             engine | {"working memory": FULL * _count_updated_at_once(run)},
             engine | allocated | {"gathered layers": padded * (1 + run.gloo)},
             key=sum_bytes,

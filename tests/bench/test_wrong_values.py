@@ -1,0 +1,74 @@
+"""A wrong value of any key is reported in one line: value, rule and remedy, without a word of pydantic."""
+
+import functools
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from pydantic_core._pydantic_core import list_all_errors
+
+from bench.cli.explain import list_explanations
+from bench.config import compose
+from bench.config.decode import PLUGIN_GROUPS
+from bench.config.reference.config import KeySection, list_group_files, list_sections
+from bench.core.errors import UserError
+from bench.core.study import Pair
+
+WRONG = ("@@", -1.5e300, 7, True, None, [[]], {"a b": [1]}, float("nan"))
+"""Values of every kind. Each key accepts some of them at most."""
+PYDANTIC = re.compile(
+    "|".join(
+        {
+            re.escape(words)
+            for error in list_all_errors()
+            if len(words := error["message_template_python"].partition("{")[0].strip()) > 10
+        }
+    ),
+    re.IGNORECASE,
+)
+"""Beginnings of all messages that pydantic has."""
+
+
+def list_choices(section: KeySection) -> list[Pair]:
+    """Return the choice of a file of conf/ whose plug-in has the keys of a section."""
+    if not section.plugin:
+        return []
+    group = section.group
+    for name in list_group_files(group):
+        plain = yaml.safe_load((compose.find_conf_folder() / group / f"{name}.yaml").read_text())
+        if plain.get(PLUGIN_GROUPS[group].names) == section.plugin:
+            return [(group, name)]
+    return [(group, "hugging_face")] if group == "model" else []
+
+
+def list_cases() -> Iterator[tuple[list[Pair], str]]:
+    for section in list_sections():
+        for key in section.keys if section.group != "study" else ():
+            yield list_choices(section), key.path
+
+
+def list_refusals(choices: list[Pair], key: str) -> Iterator[UserError]:
+    common = [*choices, ("machine.device", "cpu"), ("devices_per_node", 1)]
+    for value in WRONG:
+        try:
+            compose.compose_request([*(pair for pair in common if pair[0] != key), (key, value)])
+        except UserError as error:
+            yield error
+
+
+@functools.cache
+def list_names() -> set[str]:
+    return {one.name for one in list_explanations()}
+
+
+@pytest.mark.parametrize(("choices", "key"), [pytest.param(*case, id=f"{case[0]}-{case[1]}") for case in list_cases()])
+def test_a_wrong_value_is_told_with_its_rule_and_a_remedy(choices: list[Pair], key: str) -> None:
+    refusals = list(list_refusals(choices, key))
+    assert refusals, "some of these values must be wrong"
+    for error in refusals:
+        text = str(error)
+        assert text.isprintable() and not PYDANTIC.search(text), text
+        assert re.match(r".+(: | not ).+; .+", text) and key.partition(".")[0] in text, text
+        for name in re.findall(r"`zeroscale explain ([^`]*)`", text):
+            assert name in list_names(), text
