@@ -3,15 +3,16 @@
 import argparse
 import contextlib
 import json
+import re
 import shlex
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from bench.core import terminal
 from bench.core.errors import UserError, make_printable
 from bench.core.files import RESULTS
 from bench.core.formatting import describe_point, describe_result, format_count
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from bench.core.study import Pair
 
 JSON = "print JSON for another program"
-WIDTH = 100
-"""Width of printed prose, in columns. Lines with a path or a command are not broken, so that they can be copied."""
+ENOUGH = 5
+"""Number of repeats that usually suffices to compare configurations."""
 
 
 def add_points(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +60,7 @@ def list_given_folders(args: argparse.Namespace) -> list[str]:
     """Return --config-dir and --results as the user gave them, to be repeated in a printed command. Defaults are
     omitted."""
     given = (("--config-dir", args.config_dir, None), ("--results", args.results, RESULTS))
-    return [word for option, value, usual in given if value != usual for word in (option, str(value))]
+    return [word for option, value, usual in given if value not in (None, usual) for word in (option, str(value))]
 
 
 def positive(option: str) -> Callable[[str], int]:
@@ -97,17 +98,19 @@ def check_notify(args: argparse.Namespace) -> None:
         raise UserError(f"--notify {args.notify}", str(error).lower(), "quote it as for a shell") from error
 
 
-def wrap(text: str, indent: int = 0) -> str:
-    """Return a text wrapped at WIDTH columns. Lines after the first are indented by two more columns."""
-    first, other = " " * indent, " " * (indent + 2)
-    return textwrap.fill(
-        text, WIDTH, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
-    )
-
-
 def format_point(composed: "Request") -> str:
     """Return a one-line description of a point."""
     return describe_point(composed.spec, config_id(composed.spec))
+
+
+def format_compact_point(composed: "Request") -> str:
+    """Return the description of a point without the padding that aligns it with others, wrapped for a terminal."""
+    return terminal.wrap_columns(re.sub(" {3,}", "  ", format_point(composed)))
+
+
+def format_next(what: str, words: Sequence[str]) -> str:
+    """Return a suggested next command below `what` it shows."""
+    return f"next, {what}:\n{terminal.wrap_command(words)}"
 
 
 def format_point_json(composed: "Request") -> str:

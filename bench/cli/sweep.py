@@ -17,10 +17,8 @@ returns once the jobs are submitted: `zeroscale status` shows their progress.
 
 import argparse
 import json
-import re
 import shlex
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 20  # points that a dry run lists without --list: one screen
-_COLUMNS = 100
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,23 +164,18 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
                 jobs_of.setdefault(requested.config_id, {})[number] = None
         for index, repeats in runs.items():
             point = sweep.points[index]
-            lines += _list_point(point, repeats, predictions.line(index), list(jobs_of.get(point.config_id, ())))
+            lines.append(_format_point(point, repeats, predictions.line(index), list(jobs_of.get(point.config_id, ()))))
     else:
         lines += [_format_shapes(sweep, predictions), "--list shows every point"]
-    return "\n".join([*lines, *_format_scripts(sweep, planned, folder)])
+    return "\n".join([*map(terminal.wrap_columns, lines), *_format_scripts(sweep, planned, folder)])
 
 
-def _list_point(point: SweepPoint, repeats: int, predicted: str, its_jobs: Sequence[int]) -> list[str]:
-    """Return the lines of one point, wrapped for a terminal of 100 columns."""
+def _format_point(point: SweepPoint, repeats: int, predicted: str, its_jobs: Sequence[int]) -> str:
+    """Return the two lines of one point."""
     limit = f"limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
     named = f"job{'s' * (len(its_jobs) > 1)} {', '.join(map(str, its_jobs))}" if its_jobs else ""
     line = "  ".join(filter(None, [point.line, format_count(repeats, "run"), limit, named]))
-    together = re.sub(r"(?<! ) (?! )", "\xa0", line)  # a line breaks between two columns, not within one
-    wrapped = textwrap.wrap(together, _COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
-    return [
-        *(part.replace("\xa0", " ") for part in wrapped),
-        *textwrap.wrap(predicted, _COLUMNS, subsequent_indent="    "),
-    ]
+    return f"{line}\n{predicted}"
 
 
 def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str:
@@ -203,24 +195,21 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
     return terminal.align(rows, right={1, 2, 3, 4})
 
 
-ENOUGH = 5
-"""Number of repeats that usually suffices to compare configurations."""
-
-
 def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
-    """Return the command for `ENOUGH` repeats of every point, and its node-hours.
+    """Return the command for `options.ENOUGH` repeats of every point, and its node-hours.
 
     The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
     """
-    command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
+    times = options.ENOUGH
+    command = ["zeroscale", "sweep", *overrides, "--repeats", str(times)]
     command += ["--results", str(results)] if results != RESULTS else []
     command += ["--config-dir", str(config_dir)] if config_dir else []
     paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _, _ in sweep.wanted()]
     taken = [compute_node_hours(read_record(path)) for found in paths for path in found]
     known = [hours for hours in taken if hours is not None]
-    predicted = PredictionText(sweep).format_node_hours(ENOUGH)
-    hours = f"{ENOUGH * sum(known):.2g} node-hours" if all(paths) and len(known) == len(taken) else predicted
-    return f"one run of each is indicative; {ENOUGH} of each take {hours}: {shlex.join(command)}"
+    predicted = PredictionText(sweep).format_node_hours(times)
+    hours = f"{times * sum(known):.2g} node-hours" if all(paths) and len(known) == len(taken) else predicted
+    return f"one run of each is indicative; {times} of each take {hours}:\n{terminal.wrap_command(command)}"
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Job]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def test_a_dry_run_begins_with_its_summary_and_predicts_every_point(capsys: pyte
     assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 2], "16 bytes for each of 13e9 parameters"
     assert " s a step (" in told[zero3 + 2] and " min" in told[zero3 + 2]
     assert "job" not in told[zero0 + 1] and told[zero3 + 1].endswith("job 1")
-    assert told[-1].startswith("one run of each is indicative; 5 of each take ")
+    (repeats,) = [place for place, line in enumerate(told) if line.startswith("one run of each is indicative; 5 of ")]
+    assert shlex.split("\n".join(told[repeats + 1 :]))[-2:] == ["--repeats", "5"]
 
 
 def test_a_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
