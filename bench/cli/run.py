@@ -37,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
+    busy = options.BusyWarning()
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
     if args.dry_run and args.json:
         print(options.format_point_json(made.composed))
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(terminal.wrap(line, 4) for line in lines), flush=True)
     if args.dry_run:
         return 0
+    busy.print(made.requested.circumstance.launcher)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]

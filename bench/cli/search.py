@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import api
-from bench.cli import options, sweep
+from bench.cli import options
 from bench.core import terminal
 from bench.core.formatting import format_count
 from bench.core.quantities import OBJECTIVES
@@ -39,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the search ended with a best point or, with a scheduler, if the jobs were submitted."""
     options.check_notify(args)
+    busy = options.BusyWarning()
     plan = api.plan_search(overrides=args.overrides, config_dir=args.config_dir)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
@@ -51,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
             autopilot=args.autopilot,
             notify=args.notify,
             tell=terminal.build_printer(quiet=args.json),
-            follow=follow,
+            follow=busy.before(follow, plan.sweep.launcher),
             describe=options.describe_run,
         )
     if isinstance(done, SubmitResult) and not done.has_ended:
-        print(sweep.format_submitted(done, folder, as_json=args.json))
+        print(options.format_submitted(done, folder, as_json=args.json))
         return 0 if done.good else 1
     return print_verdict(folder, as_json=args.json)
 

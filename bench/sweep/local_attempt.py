@@ -75,6 +75,16 @@ def path(variables: Mapping[str, str]) -> Path:
     return folder / f"local-{socket.gethostname()}.lock"
 
 
+def is_held(variables: Mapping[str, str]) -> bool:
+    """Return whether another process holds this machine's lock for local runs."""
+    with contextlib.suppress(FileNotFoundError, PermissionError), path(variables).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _wait(file: IO[str], follow: Callable[[str], None]) -> None:
     """Wait until the lock is free, and take it."""
     printed = False
