@@ -15,7 +15,7 @@ from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
-from bench.core.formatting import format_count
+from bench.core.formatting import describe_quiet_remedy, format_count
 
 _NAMED = 3
 """Maximum number of configurations with the same verdict that a sentence names. It counts the remaining ones."""
@@ -44,10 +44,8 @@ def _describe_disturbed(results: Results) -> str:
     count, total = int(disturbed.sum()), len(ok)
     if not count:
         return ""
-    # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
-    repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
     runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
-    remedy = f"to add quiet ones, sweep again with --repeats {repeats} launcher.quiet_within_s=600"
+    remedy = describe_quiet_remedy(int(table["repeat"].max()) + 1)
     return f"{runs}: times of such runs decide nothing; {remedy}."
 
 

@@ -20,6 +20,7 @@ from analysis.stats.family import (
     satterthwaite,
 )
 from analysis.stats.intervals import Interval
+from bench.core import quantities
 from bench.core.statistics import LEAST, LEVEL, Array, mean_bounds, quantile, student
 
 Runs = Sequence[Sequence[float]]
@@ -30,7 +31,7 @@ Verdict = Literal["faster", "slower", "equal within 3 %", "no detectable differe
 INTEREST = 0.03
 """The smallest relevant relative difference of times, 3 %. A separate test shows that a difference is smaller, since an
 undetected difference may still be larger."""
-LEAST_RUNS = 3
+LEAST_RUNS = quantities.LEAST_RUNS
 """Smallest number of runs on each side for a verdict."""
 EQUAL: Final = "equal within 3 %"
 TOO_FEW: Final = "too few repeats to tell"

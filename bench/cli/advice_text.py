@@ -2,8 +2,7 @@
 caveats."""
 
 import math
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bench.core import terminal
@@ -16,7 +15,6 @@ from bench.core.formatting import (
     format_interval,
     format_number,
     format_percent,
-    list_overrides,
 )
 from bench.core.network import Attention, count_parameters
 from bench.core.spec import RunSpec
@@ -60,6 +58,9 @@ _NEAR = 0.25
 """Share of the prediction interval's width. An estimate closer than this to the fast end is nearly the best case."""
 _WORTH_IT = 0.1
 """Largest extra cost, as a share, at which the fastest point of the Pareto front is proposed as the next point."""
+SURER = "To be surer:"
+"""Text before the command that measures the advised configuration."""
+_NAME_WIDTH = 12
 _LONG_H = 24
 """Duration of a training on GPUs, in hours, from which failures are likely, so that the advice mentions them."""
 
@@ -96,25 +97,26 @@ def build_text(answer: Answer) -> AdviceText:
     )
 
 
-def format_text(answer: Answer) -> str:
-    """Return the text of the advice as printed on a terminal."""
-    text = build_text(answer)
+def format_text(answer: Answer, measuring: Sequence[str]) -> str:
+    """Return the text of the advice as printed on a terminal. `measuring` are the words of a command that measures the
+    advised configuration; empty if it was measured."""
+    text, advice = build_text(answer), answer.advice
+    sure = [terminal.wrap(line, 2) for line in text.caveats]
+    sure += [f"  {SURER}", terminal.wrap_command(measuring, 4)] if measuring else []
     parts = [
-        "\n".join(text.question),
-        "\n".join([
-            f"→ {text.winner}",
-            *([f"  {text.next_on_front}"] if text.next_on_front else []),
-            terminal.align(text.facts, least=(12,), gap=0, indent=2),
-        ]),
-        f"each engine at its best\n{terminal.align(text.engines, indent=2)}",
-    ]  # fmt: skip
-    if text.nodes:
-        parts.append(f"each number of nodes at its best\n{terminal.align(text.nodes, indent=2)}")
-    if text.adapters:
-        parts.append(f"full training and each adapter at its best\n{terminal.align(text.adapters, indent=2)}")
-    if text.rejected:
-        parts.append("\n".join(["excluded", *(f"  {what}: {why}" for what, why in text.rejected)]))
-    return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in text.caveats)])])
+        map(terminal.wrap, text.question),
+        [
+            terminal.wrap(f"→ {text.winner}"),
+            *([terminal.wrap(text.next_on_front, 2)] if text.next_on_front else []),
+            *(terminal.wrap(f"{name:<{_NAME_WIDTH}}{fact}", 2, hang=_NAME_WIDTH) for name, fact in text.facts),
+        ],
+        ["each engine at its best", *_list_compared(advice, advice.engines)],
+        ["each number of nodes at its best", *_list_compared(advice, advice.nodes)] if text.nodes else [],
+        ["full training and each adapter", *_list_compared(advice, advice.adapters)] if text.adapters else [],
+        ["excluded", *(terminal.wrap(f"{what}: {why}", 2) for what, why in text.rejected)] if text.rejected else [],
+        ["how sure", *sure],
+    ]
+    return "\n\n".join(filter(None, map("\n".join, parts)))
 
 
 def _list_question(answer: Answer) -> tuple[str, ...]:
@@ -227,12 +229,11 @@ def _build_table(advice: Advice, choices: list[Choice]) -> list[list[str]]:
 
 def _build_row(advice: Advice, choice: Choice) -> list[str]:
     spec, estimate = choice.spec, choice.estimate
-    adapter = spec.adapter.name if describe_adapter(spec) else "full" if len(advice.adapters) > 1 else ""
     steps = estimate.step_s, estimate.low_s, estimate.high_s
     hours = advice.question.predict_hours(choice)
     per_device = (choice.time.tokens / seconds / spec.world_size for seconds in (steps[0], steps[2], steps[1]))
     return [
-        f"{spec.engine.name}{describe_layout(spec).replace('  ', ', ')}{', ' * bool(adapter)}{adapter}",
+        f"{spec.engine.name}{describe_layout(spec).replace('  ', ', ')}{_name_adapter(advice, spec)}",
         str(spec.nodes),
         f"{spec.batch.micro} × {spec.accumulation}",
         "yes" if spec.activation_checkpointing else "no",
@@ -240,6 +241,40 @@ def _build_row(advice: Advice, choice: Choice) -> list[str]:
         format_interval(*per_device),
         *([format_hours_interval(*hours)] if hours else []),
     ]
+
+
+def _name_adapter(advice: Advice, spec: RunSpec) -> str:
+    """Return the adapter of a choice as the end of its name, such as `, lora`. Empty if no choice has an adapter."""
+    adapter = spec.adapter.name if describe_adapter(spec) else "full" if len(advice.adapters) > 1 else ""
+    return f", {adapter}" if adapter else ""
+
+
+def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
+    """Yield the lines of a table of choices on a terminal, in which an arrow marks the advised configuration.
+
+    The layout and the comparison with the advised configuration follow a row, or are below it if a line is too short.
+    """
+    head, *rows = _build_table(advice, choices)
+    # Without these, and for a whole training without the interval of the rate, a row fits on a line.
+    dropped, rate = head.index("checkpoint"), head.index("tokens/s/device")
+    cells, details = [head], [""]
+    for choice, row in zip(choices, rows, strict=True):
+        per_device = row[rate].partition(" ")[0] if advice.question.has_length else row[rate]
+        name = f"{choice.spec.engine.name}{_name_adapter(advice, choice.spec)}"
+        cells.append([name, *row[1:rate], per_device, *row[rate + 1 : len(head)]])
+        layout = [word for word in describe_layout(choice.spec).split("  ") if word]
+        layout += ["checkpointed"] if choice.spec.activation_checkpointing else []
+        note = "" if choice is advice.winner else row[-1]
+        details.append("; ".join(filter(None, [", ".join(layout), note])))
+    cells = [[*row[:dropped], *row[dropped + 1 :]] for row in cells]
+    beside = terminal.align([[*row, more] for row, more in zip(cells, details, strict=True)], indent=2).splitlines()
+    is_narrow = max(map(len, beside)) <= terminal.WIDTH
+    lines = beside if is_narrow else terminal.align(cells, indent=2).splitlines()
+    marked = 1 + next((place for place, choice in enumerate(choices) if choice is advice.winner), len(lines))
+    for place, (line, more) in enumerate(zip(lines, details, strict=True)):
+        yield f"→{line[1:]}" if place == marked else line
+        if more and not is_narrow:
+            yield terminal.wrap(more, 6)
 
 
 def _format_note(advice: Advice, choice: Choice) -> str:
@@ -266,7 +301,7 @@ def _format_note(advice: Advice, choice: Choice) -> str:
 
 
 def list_caveats(answer: Answer) -> list[str]:
-    """Return the caveats of the advice: its data basis, ties, uncertainties, and a sweep that would reduce them."""
+    """Return the caveats of the advice: its data basis, ties and uncertainties."""
     advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
     basis = "a calibration of this machine" if answer.request.machine.calibration else "the machine's published rates"
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas use {basis}."]
@@ -302,8 +337,6 @@ def list_caveats(answer: Answer) -> list[str]:
         )
     if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         lines.append("Accumulation was not tried, since it raises the global batch: set max_global_batch=2048 to try.")
-    if winner.estimate.evidence != "measured":
-        lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_list_measuring_overrides(answer)])}")
     return lines
 
 
@@ -391,15 +424,6 @@ def _list_length_caveats(answer: Answer) -> Iterator[str]:
         yield f"Goodput uses the failure rate of {goodput.source}; hours and costs include failures."
     elif hours and hours.likely >= _LONG_H and inputs.find_predicted_device(answer.request) == "cuda":
         yield "Hours are those of a job that never fails: set storage=2e9, in bytes per second, to include failures."
-
-
-def _list_measuring_overrides(answer: Answer) -> list[str]:
-    """Return the overrides of a sweep over the advised configuration and the ties that differ from it only in the
-    engine."""
-    winner = answer.advice.winner.spec
-    rivals = [tie.spec for tie in answer.advice.ties if list_overrides(tie.spec) == list_overrides(winner)]
-    engines = dict.fromkeys(spec.engine.name for spec in (winner, *rivals))
-    return [*answer.query.texts, f"engine={','.join(engines)}", *list_overrides(winner)]
 
 
 def _format_evidence(choice: Choice) -> str:

@@ -29,14 +29,17 @@ import argparse
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import api
+from bench import api, launchers
 from bench.cli import advice_text, options, pages
 from bench.cli.advice_text import list_caveats
+from bench.core.errors import UserError
 from bench.core.files import RESULTS
 from bench.core.formatting import describe_adapter, list_overrides
+from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import config_id
 from bench.predict.advice.choices import Choice
 from bench.sweep.advise import questions
@@ -58,24 +61,63 @@ def run(args: argparse.Namespace) -> int:
     if args.page:
         pages.check_path(args.page)
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
-    print(format_json(answer) if args.json else advice_text.format_text(answer))
+    measuring = _build_measuring_command(answer, args)
+    print(format_json(answer, measuring) if args.json else advice_text.format_text(answer, measuring))
     if args.page:
         from analysis.answer_page import render_advice_page
 
-        page = render_advice_page(answer, advice_text.build_text(answer), _format_command(args))
-        pages.write(args.page, page, quiet=args.json)
+        text = advice_text.build_text(answer)
+        text = text._replace(caveats=_list_doubts(answer, measuring))
+        command = shlex.join(["zeroscale", "advise", *args.overrides, *options.list_given_folders(args)])
+        pages.write(args.page, render_advice_page(answer, text, command), quiet=args.json)
     return 0
 
 
-def _format_command(args: argparse.Namespace) -> str:
-    """Return the `zeroscale advise` command that gives this advice again, for its HTML page."""
-    paths = {"--results": args.results, "--config-dir": args.config_dir}
-    given = [word for option, path in paths.items() if path for word in (option, str(path))]
-    return shlex.join(["zeroscale", "advise", *args.overrides, *given])
+def _build_measuring_command(answer: Answer, args: argparse.Namespace) -> list[str]:
+    """Return the words of a command that measures the advised configuration, and the ties that differ from it only in
+    the engine. Empty if the advised configuration was measured.
+
+    If this machine cannot run these points, the command submits them to the default scheduler.
+    """
+    winner = answer.advice.winner
+    if winner.estimate.evidence == "measured":
+        return []
+    spec, settings = winner.spec, list_overrides(winner.spec)
+    rivals = [tie.spec for tie in answer.advice.ties if list_overrides(tie.spec) == settings]
+    engines = dict.fromkeys(one.engine.name for one in (spec, *rivals))
+    overrides = [*answer.query.texts, f"engine={','.join(engines)}", *settings]
+    try:
+        chosen = dict(api.plan(overrides=overrides, config_dir=args.config_dir).chosen)
+    except UserError:
+        overrides += _list_cluster_overrides(answer)
+    else:
+        # A sweep on a CPU would replace these values by those of the smoke study.
+        advised = {"precision": spec.precision, **{f"sequence.{kind}": n for kind, n in spec.sequence.items()}}
+        overrides += [f"{key}={advised[key]}" for key in chosen if key in advised]
+    can_write = args.results is not None and args.results.is_dir()
+    folders = argparse.Namespace(config_dir=args.config_dir, results=args.results if can_write else None)
+    repeats = ["--repeats", str(options.ENOUGH)]
+    return ["zeroscale", "sweep", *overrides, *repeats, *options.list_given_folders(folders)]
 
 
-def format_json(answer: Answer) -> str:
-    """Return the advice as JSON."""
+def _list_cluster_overrides(answer: Answer) -> list[str]:
+    """Return the overrides with which a scheduler starts the advised configuration."""
+    request = answer.request
+    launcher, given = launchers.load_queueing(request.launcher), request.launcher_options
+    named = [] if "launcher" in dict(answer.query.overrides) else [f"launcher={request.launcher}"]
+    if launcher and isinstance(given, SchedulingOptions) and answer.device == "cuda":
+        setup = launcher.job_setup(given)
+        named += [setup.gpu_override] if setup.device == "cpu" else []
+    return named
+
+
+def _list_doubts(answer: Answer, measuring: Sequence[str]) -> list[str]:
+    """Return the caveats of the advice, and the command that measures the advised configuration."""
+    return [*list_caveats(answer), *([f"{advice_text.SURER} {shlex.join(measuring)}"] if measuring else [])]
+
+
+def format_json(answer: Answer, measuring: Sequence[str]) -> str:
+    """Return the advice as JSON. `measuring` are the words of a command that measures the advised configuration."""
     advice, question = answer.advice, answer.query.question
     adapters = [_build_choice(choice, answer) for choice in advice.adapters]
     plain = {
@@ -88,7 +130,7 @@ def format_json(answer: Answer) -> str:
         **({"adapters": adapters} if len(adapters) > 1 else {}),
         "perhaps_better": _build_choice(advice.perhaps, answer) if advice.perhaps else None,
         "left_out": [item._asdict() for item in answer.rejected],
-        "doubts": list_caveats(answer),
+        "doubts": _list_doubts(answer, measuring),
     }
     return json.dumps(plain, indent=1)
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bench.cli import options
+from bench.core import terminal
 from bench.core.errors import UserError, suggest_nearest
 
 
@@ -78,7 +79,7 @@ def _format(one: Explanation) -> str:
 
 
 def _fill(text: str) -> str:
-    return textwrap.fill(text, options.WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.fill(text, terminal.WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 # ---------------------------------------- all names, each from the module that defines it

@@ -11,11 +11,11 @@ editor with a YAML language server completes and checks study, launcher and mach
 
 import argparse
 import re
-import shlex
 from pathlib import Path
 
+from bench.cli import options
 from bench.config.reference import schema
-from bench.core import store, terminal
+from bench.core import store
 from bench.core.errors import UserError
 from bench.core.files import find_conf_folder
 
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(folder), f"cannot be written ({error.strerror})", "choose another folder") from error
     print("\n".join(str(folder / name) for name in files))
     if not args.schema:
-        command = f"zeroscale sweep study=my_study{{}} --config-dir {shlex.quote(str(folder))} --dry-run"
-        there = command.format(f" launcher=my_site machine=h100 devices_per_node=8 {_GPUS}")
-        rows = [("next:", command.format(""), "# what would run here"), ("", there, "# what would be submitted")]
-        print(terminal.align(rows, gap=1))
+        sweep, end = ["zeroscale", "sweep", "study=my_study"], ["--config-dir", str(folder), "--dry-run"]
+        site = ["launcher=my_site", "machine=h100", "devices_per_node=8", _GPUS]
+        print(options.format_next("what would run here", [*sweep, *end]))
+        print(options.format_next("what would be submitted", [*sweep, *site, *end]))
     return 0
 
 

@@ -3,15 +3,18 @@
 import argparse
 import contextlib
 import json
+import os
+import re
 import shlex
 import signal
 import sys
-import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bench.core import terminal
 from bench.core.errors import Interrupted, UserError, make_printable
 from bench.core.files import RESULTS
 from bench.core.formatting import describe_point, describe_result, format_count
@@ -22,10 +25,13 @@ if TYPE_CHECKING:
     from bench.core.record import RunRecord
     from bench.core.store import Unreadable
     from bench.core.study import Pair
+    from bench.core.terminal import Progress
+    from bench.sweep.local_sweep import SweepResult
+    from bench.sweep.submitting import SubmitResult
 
 JSON = "print JSON for another program"
-WIDTH = 100
-"""Width of printed prose, in columns. Lines with a path or a command are not broken, so that they can be copied."""
+ENOUGH = 5
+"""Number of repeats that usually suffices to compare configurations."""
 
 
 def describe_argument(action: argparse.Action) -> str:
@@ -65,7 +71,7 @@ def list_given_folders(args: argparse.Namespace) -> list[str]:
     """Return --config-dir and --results as the user gave them, to be repeated in a printed command. Defaults are
     omitted."""
     given = (("--config-dir", args.config_dir, None), ("--results", args.results, RESULTS))
-    return [word for option, value, usual in given if value != usual for word in (option, str(value))]
+    return [word for option, value, usual in given if value not in (None, usual) for word in (option, str(value))]
 
 
 def positive(option: str) -> Callable[[str], int]:
@@ -103,17 +109,19 @@ def check_notify(args: argparse.Namespace) -> None:
         raise UserError(f"--notify {args.notify}", str(error).lower(), "quote it as for a shell") from error
 
 
-def wrap(text: str, indent: int = 0) -> str:
-    """Return a text wrapped at WIDTH columns. Lines after the first are indented by two more columns."""
-    first, other = " " * indent, " " * (indent + 2)
-    return textwrap.fill(
-        text, WIDTH, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
-    )
-
-
 def format_point(composed: "Request") -> str:
     """Return a one-line description of a point."""
     return describe_point(composed.spec, config_id(composed.spec))
+
+
+def format_compact_point(composed: "Request") -> str:
+    """Return the description of a point without the padding that aligns it with others, wrapped for a terminal."""
+    return terminal.wrap_columns(re.sub(" {3,}", "  ", format_point(composed)))
+
+
+def format_next(what: str, words: Sequence[str]) -> str:
+    """Return a suggested next command below `what` it shows."""
+    return f"next, {what}:\n{terminal.wrap_command(words)}"
 
 
 def format_point_json(composed: "Request") -> str:
@@ -157,6 +165,126 @@ def describe_run(record: "RunRecord") -> str:
 def format_counts(counts: Mapping[str, int]) -> str:
     """Return counts as text, the largest first, such as `14 busy, 2 short`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def print_ended(done: "SweepResult", *, as_json: bool) -> None:
+    """Print the outcomes and flags of a sweep that ran on this machine, and the answer to the study's question."""
+    if as_json:
+        outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
+        print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
+        return
+    from analysis import results
+    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
+
+    found = results.read([done.folder])
+    ok = found.table[found.table["outcome"] == "ok"]
+    print(format_ended(done, Counter(flag for flags in ok["flags"].fillna("") for flag in flags.split())))
+    for line in describe_answer(found):
+        print(terminal.wrap(line))
+
+
+def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
+    """Return the outcomes of a sweep in one line. `flags` has the number of `ok` runs with each flag."""
+    outcomes = ", ".join(
+        f"{number} {kind}" + (f" ({format_counts(flags)})" if kind == "ok" and flags else "")
+        for kind, number in done.outcomes.most_common()
+    )
+    parts = [outcomes, f"{done.skipped} already had an answer"]
+    parts += [f"{done.unanswered} without an answer: go on with zeroscale resume"] if done.unanswered else []
+    return "; ".join([*filter(None, parts), str(done.folder)])
+
+
+def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> str:
+    """Return the submitted jobs, the number of records written for ended attempts, and the next command."""
+    if as_json:
+        plain = {
+            "folder": str(folder),
+            "submitted": [
+                {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
+            ],
+            "concluded": done.concluded,
+            "pruned": done.without_run.get("pruned", 0),
+            "infeasible": done.without_run.get("infeasible", 0),
+            "left": len(done.left),
+            "impossible": done.impossible,
+            "why_left": done.why_left,
+            "queued": done.queued,
+            "autopilot": done.autopilot,
+            "autopilot_refused": done.autopilot_refused or None,
+            "cut_short": done.cut_short or None,
+        }
+        return json.dumps(plain)
+    from bench.sweep import jobs  # here: most verbs submit nothing
+
+    where = shlex.quote(str(folder))
+    resume = f"go on with: zeroscale resume {where}"
+    lines = [
+        f"job {number}: {format_count(len(job.points), 'point')}, "
+        f"{format_count(job.nodes, 'node')} × {job.devices_per_node}, "
+        f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
+        for job, number in done.submitted
+    ]
+    if done.concluded:
+        lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had ended without a record")
+    lines += [f"not to be run ({kind}): {format_count(number, 'point')}" for kind, number in done.without_run.items()]
+    if done.impossible:
+        never = format_count(done.impossible, "point")
+        lines.append(f"never to start on this cluster: {never} ({done.why_left})")
+    if len(done.left) > done.impossible:
+        to_come = format_count(len(done.left) - done.impossible, "point")
+        lines.append(
+            f"still to come: {to_come} ({done.why_left}); {'the autopilot goes on' if done.autopilot else resume}"
+        )
+    if done.autopilot:
+        lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
+    if done.autopilot_refused:
+        lines.append(f"no autopilot: {done.autopilot_refused}; {resume}")
+    if done.cut_short:
+        lines.append(f"the rest was not submitted: {done.cut_short}; {resume}")
+    lines.append(f"progress: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
+    return "\n".join(lines)
+
+
+def _explain_nothing(done: "SubmitResult", where: str) -> str:
+    """Return the reason why no job was submitted."""
+    queued = f"{format_count(done.queued, 'job')} in the queue"
+    if done.answered:
+        cancel = f", and {queued}; to cancel: zeroscale cancel {where}" if done.queued else ""
+        return f"nothing to submit: every point has its answer{cancel}"
+    if done.left:
+        return f"nothing submitted now; progress: zeroscale status {where}"
+    rest = f"the remaining points are under way, with {queued}" if done.queued else "no point may be tried again"
+    return f"nothing to submit: {rest}; progress: zeroscale status {where}"
+
+
+class BusyWarning:
+    """Warning on standard error that this machine is busy when its first run starts. The load is that since the
+    command began, so the command does not wait."""
+
+    def __init__(self) -> None:
+        from bench.measure.surroundings import CommandMonitor  # here: few verbs measure
+
+        self._monitor, self._is_due = CommandMonitor(), True
+
+    def print(self, launcher: Mapping[str, Any]) -> None:
+        """Print the warning if it is due. It is not if a run waits for a quiet machine, or for another local run."""
+        from bench.sweep import local_attempt
+
+        is_due, self._is_due = self._is_due, False
+        waits = bool(launcher.get("lock")) and local_attempt.is_held(os.environ)
+        if is_due and not waits and launcher.get("quiet_within_s") is None and (why := self._monitor.explain_busy()):
+            effect = "times of runs on a busy machine decide nothing"
+            remedy = "to wait for a quiet machine, add launcher.quiet_within_s=600"
+            print(f"zeroscale: this machine is busy: {why}; {effect}; {remedy}", file=sys.stderr, flush=True)
+
+    def before(self, follow: "Callable[[Progress], None]", launcher: Mapping[str, Any]) -> "Callable[[Progress], None]":
+        """Return `follow`, preceded by the warning at its first call, which is at the start of the first run."""
+
+        def warn_and_follow(progress: "Progress") -> None:
+            self.print(launcher)
+            follow(progress)
+
+        return warn_and_follow
 
 
 @contextlib.contextmanager

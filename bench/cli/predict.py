@@ -25,7 +25,7 @@ from bench import api
 from bench.cli import options, pages
 from bench.core import terminal
 from bench.core.errors import NoPrediction
-from bench.core.formatting import describe_point, format_count, format_interval
+from bench.core.formatting import format_count, format_interval
 from bench.core.network import count_parameters, count_trained_parameters
 from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
@@ -34,13 +34,15 @@ from bench.predict.step_time import StepTime
 from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep.prediction import Prediction
 
-_DOUBT = """\
-Exact, from the allocations of torch, transformers and DeepSpeed: weights, master weights, optimizer moments, buckets,
-  activations, logits and loss. Approximate, an upper bound at the peak: gradients in flight, gathered layers and
-  working memory."""
-_DOUBT_CUDA = """\
-Main uncertainty, on top of tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB of
-  fragmentation in the allocator. Not yet validated on a GPU."""
+_DOUBT = (
+    "Exact, from the allocations of torch, transformers and DeepSpeed: weights, master weights, optimizer moments, "
+    "buckets, activations, logits and loss. Approximate, an upper bound at the peak: gradients in flight, gathered "
+    "layers and working memory."
+)
+_DOUBT_CUDA = (
+    "Main uncertainty, on top of tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB "
+    "of fragmentation in the allocator. Not yet validated on a GPU."
+)
 
 
 def _parse_number(accept: Callable[[float], bool], rule: str) -> Callable[[str], float]:
@@ -128,7 +130,7 @@ def _build_answer(found: Sequence[Prediction], storage: float | None, command: s
         (one,) = found
         try:
             memory = [*_list_needed(one, one.memory), _format_host(one)] if one.memory else [one.memory_unknown]
-            time = [*_format_time(one).splitlines(), *_list_goodput(one, storage)]
+            time = [*_list_time(one), *_list_goodput(one, storage)]
         except NoPrediction as error:
             memory = [str(error)]
     else:
@@ -137,7 +139,7 @@ def _build_answer(found: Sequence[Prediction], storage: float | None, command: s
         memory = [f"{counts[0].upper()}{counts[1:]}."]
     known = next((one for one in found if one.memory), None)
     caveats = _list_doubts(known, known.memory) if known and known.memory else []
-    return PredictionAnswer(memory, time, [" ".join(text.split()) for text in caveats], command)
+    return PredictionAnswer(memory, time, caveats, command)
 
 
 def _format_command(args: argparse.Namespace) -> str:
@@ -153,14 +155,17 @@ def _format_command(args: argparse.Namespace) -> str:
 
 
 def _format_single(one: Prediction, storage: float | None) -> str:
-    shown, unknown = options.format_point(one.point.composed), one.memory_unknown
+    shown, unknown = options.format_compact_point(one.point.composed), one.memory_unknown
     if one.memory:
         try:
-            time = "\n".join([_format_time(one), *_list_goodput(one, storage)])
-            return "\n\n".join([_format_table(one, one.memory), _format_host(one), time])
+            head = f"{shown}\nGB per rank at the peak of each phase"
+            memory = [*_list_needed(one, one.memory), *_list_doubts(one, one.memory)]
+            texts = [memory, [_format_host(one)], [*_list_time(one), *_list_goodput(one, storage)]]
+            wrapped = ("\n".join(map(terminal.wrap, lines)) for lines in texts)
+            return "\n\n".join([head, _format_table(one.memory), *wrapped])
         except NoPrediction as error:
             unknown = str(error)
-    return f"{shown}\n{unknown}"
+    return f"{shown}\n{terminal.wrap(unknown)}"
 
 
 def _format_host(one: Prediction) -> str:
@@ -169,11 +174,12 @@ def _format_host(one: Prediction) -> str:
     )
 
 
-def _format_time(one: Prediction) -> str:
+def _list_time(one: Prediction) -> list[str]:
+    """Return lines on the predicted step time or, without one, on changes with which the point would fit."""
     time = one.time
     if time is None:
         remedy = one.describe_remedy()
-        return f"No step time is predicted: {one.time_unknown}." + (f"\nWhat would fit: {remedy}." if remedy else "")
+        return [f"No step time is predicted: {one.time_unknown}.", *([f"What would fit: {remedy}."] if remedy else [])]
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
     lines = [f"A step takes {format_interval(time.step_s, time.low_s, time.high_s)} s: {parts}."]
     if time.hidden_s:
@@ -181,7 +187,7 @@ def _format_time(one: Prediction) -> str:
     lines.append(f"{_format_rates(time)}; bound by {time.bound}.")
     if one.by_class:
         lines.append(format_class(one.software))
-    return "\n".join(lines)
+    return lines
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
@@ -215,9 +221,9 @@ def _format_rates(time: StepTime) -> str:
 
 
 def _format_lines(one: Prediction, storage: float | None) -> str:
-    shown = describe_point(one.point.composed.spec, one.point.config_id)
+    shown = options.format_compact_point(one.point.composed)
     if one.memory is None:
-        return f"{shown}\n    {one.memory_unknown}"
+        return f"{shown}\n{terminal.wrap(one.memory_unknown, 4)}"
     low, high = one.memory.device
     span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
     time, step = one.time, "no step time" if one.fits is False else "step time unknown"
@@ -226,10 +232,10 @@ def _format_lines(one: Prediction, storage: float | None) -> str:
         step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step, {format_interval(*tokens)} tokens/s"
     goodput = _predict_goodput(one, storage)
     kept = f", goodput {100 * goodput.share:.3g} %" if goodput else ""
-    return f"{shown}\n    {span} GB: {one.describe_fit()}; {step}{kept}"
+    return f"{shown}\n{terminal.wrap(f'{span} GB: {one.describe_fit()}; {step}{kept}', 4)}"
 
 
-def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
+def _format_table(needed: MemoryPrediction) -> str:
     names = list(dict.fromkeys(name for phase in needed.phases for name in phase.terms))
     rows = [["", *(phase.name for phase in needed.phases)]]
     for name in names:
@@ -238,10 +244,7 @@ def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
             rows.append([name, *cells])
     rows.append(["all tensors", *(format_gigabytes(phase.total) for phase in needed.phases)])
     phases = range(1, len(needed.phases) + 1)
-    text = terminal.align(rows, right=phases, least=(18, *(16 for _ in phases)), gap=0)
-    head = f"{options.format_point(one.point.composed)}\nGB per rank at the peak of each phase"
-    summary = "\n".join([*_list_needed(one, needed), *_list_doubts(one, needed)])
-    return "\n\n".join([head, text, summary])
+    return terminal.align(rows, right=phases, least=(18, *(16 for _ in phases)), gap=0)
 
 
 def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:

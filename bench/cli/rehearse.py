@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     made = api.rehearsal(
         args.overrides, rank=args.rank, shapes_only=args.shapes_only, study=args.study, config_dir=args.config_dir
     )
-    line, ranks = options.format_point(made.composed), made.composed.spec.world_size
+    line, ranks = options.format_compact_point(made.composed), made.composed.spec.world_size
     if any((args.results / args.study / definition.FOLDER).glob("*.json")):
         rule = "is the folder of a sweep, which would count the rehearsal as a run"
         raise UserError(f"--study {args.study}", rule, "choose another name")

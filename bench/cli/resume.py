@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import api
-from bench.cli import options, search, sweep
+from bench.cli import options, search
 from bench.cli.status import format_summary
 from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, make_printable
@@ -59,18 +59,19 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(done, SubmitResult):
         has_ended = is_search and done.has_ended
         if not has_ended:
-            print(sweep.format_submitted(done, args.folder, as_json=args.json))
+            print(options.format_submitted(done, args.folder, as_json=args.json))
         if args.autopilot and not done.queued and done.complete:
             finish_autopilot(args.folder, args.notify)
         if not has_ended:
             return 0 if done.good else 1
     elif not is_search:
-        sweep.print_ended(done, as_json=args.json)
+        options.print_ended(done, as_json=args.json)
         return 0 if done.good else 1
     return search.print_verdict(args.folder, as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
+    busy, launcher = options.BusyWarning(), definition.read(args.folder)[-1].launcher
     with options.explain_end(args.folder), terminal.progress(quiet=args.json) as follow:
         return api.resume(
             args.folder,
@@ -78,7 +79,7 @@ def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
             notify=args.notify,
             patience_s=_AUTOPILOT_PATIENCE_S if args.autopilot else _PATIENCE_S,
             tell=terminal.build_printer(quiet=args.json),
-            follow=follow,
+            follow=busy.before(follow, launcher),
             describe=options.describe_run,
         )
 

@@ -10,7 +10,6 @@ a minute. The command prints the keys that it set in this way.
 """
 
 import argparse
-import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,12 +37,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
+    busy = options.BusyWarning()
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
     if args.dry_run and args.json:
         print(options.format_point_json(made.composed))
     if not args.json:
         options.print_chosen(made.chosen)
-        print(options.format_point(made.composed), flush=True)
+        print(options.format_compact_point(made.composed), flush=True)
         # These overrides include the defaults chosen for a CPU.
         (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
         try:
@@ -51,9 +51,10 @@ def run(args: argparse.Namespace) -> int:
         except NoPrediction as unknown:
             lines = [f"no prediction: {unknown}"]
         if args.dry_run or "does not fit" in lines[0]:
-            print("\n".join(options.wrap(line, 4) for line in lines), flush=True)
+            print("\n".join(terminal.wrap(line, 4) for line in lines), flush=True)
     if args.dry_run:
         return 0
+    busy.print(made.requested.circumstance.launcher)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
@@ -113,7 +114,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
         ("notes", flags.list_notes(record), flags.NOTES),
     ):
         lines += [f"{title}: {', '.join(raised)}"] if raised else []
-        lines += [options.wrap(f"{name}: the run {known[name].meaning}", 2) for name in raised]
+        lines += [terminal.wrap(f"{name}: the run {known[name].meaning}", 2) for name in raised]
     if "stall" in flags.list_notes(record):
         step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
         lines.append(f"  the longest step: number {step}, {seconds:.4g} s")
@@ -142,17 +143,16 @@ def _describe_parts(record: RunRecord) -> list[str]:
 
 
 def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return suggested next commands, one per line."""
+    """Return suggested next commands, each below its purpose."""
     page = Path("results/reports") / study.name
-    commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
+    commands = [(["zeroscale", "report", str(study), "--out", str(page)], "all runs of this folder")]
     # `known` is None if the engine of an older record is no longer installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *given]
-        commands.insert(0, (shlex.join(reference), "the reference that losses are compared with"))
-    rows = [("" if number else "next:", command, f" # {what}") for number, (command, what) in enumerate(commands)]
-    return terminal.align(rows, gap=1).splitlines()
+        commands.insert(0, (reference, "the reference that losses are compared with"))
+    return [options.format_next(what, words) for words, what in commands]
 
 
 def _list_reference_overrides(spec: RunSpec, overrides: Sequence[str]) -> list[str] | None:

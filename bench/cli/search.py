@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import api
-from bench.cli import options, sweep
+from bench.cli import options
 from bench.core import terminal
 from bench.core.formatting import format_count
 from bench.core.quantities import OBJECTIVES
@@ -39,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the search ended with a best point or, with a scheduler, if the jobs were submitted."""
     options.check_notify(args)
+    busy = options.BusyWarning()
     plan = api.plan_search(overrides=args.overrides, config_dir=args.config_dir)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
@@ -51,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
             autopilot=args.autopilot,
             notify=args.notify,
             tell=terminal.build_printer(quiet=args.json),
-            follow=follow,
+            follow=busy.before(follow, plan.sweep.launcher),
             describe=options.describe_run,
         )
     if isinstance(done, SubmitResult) and not done.has_ended:
-        print(sweep.format_submitted(done, folder, as_json=args.json))
+        print(options.format_submitted(done, folder, as_json=args.json))
         return 0 if done.good else 1
     return print_verdict(folder, as_json=args.json)
 
@@ -104,7 +105,7 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     # Grid and random search end after their number of trials. A search with rungs ends when no training continues.
     settles = section.trials > PATIENCE and section.sampler not in ("grid", "random") and not section.rungs
     lines.append(f"at most {format_count(section.trials, 'trial')}{hours}{until if settles else ''}; nothing started")
-    return "\n".join(lines)
+    return terminal.wrap_columns("\n".join(lines))
 
 
 def _list_first(plan: PlannedSearch) -> list[Proposal]:
@@ -126,7 +127,7 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)
     section, best = verdict.section, verdict.best
-    lines = [f"best {section.objective}: {_format_trial(section, best)}"] if best else []
+    lines = [terminal.wrap_columns(f"best {section.objective}: {_format_trial(section, best)}")] if best else []
     if best and best.quantities and (noise := best.quantities.noise(section.objective)):
         off = f"{100 * math.expm1(2 * noise):.0f} %"  # two standard deviations of its logarithm
         lines.append(f"its run is no sound measurement (busy machine, few or unsteady steps): off by up to {off}")
@@ -134,7 +135,7 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     lines += [] if best else [verdict.unmet or "no trial ended well"]
     if verdict.equals:
         lines.append(f"not distinguishable from it, by the intervals of one run each: {len(verdict.equals)}")
-        lines += [f"  {_format_trial(section, one)}" for one in verdict.equals[:_SHOWN]]
+        lines += [terminal.wrap_columns(f"  {_format_trial(section, one)}") for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"
     early = f", {verdict.ended_early} of them ended early: they could not win" if verdict.ended_early else ""

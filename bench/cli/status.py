@@ -78,7 +78,7 @@ def _read_status(folder: Path) -> api.Status:
 def _format_text(view: StudyState, *, every: bool) -> str:
     flags = _read_flags(view)
     shown = [one for one in view.statuses if every or not (one.final and one.outcome == "ok")]
-    lines = [_format_line(one, flags.get(one.folder, ())) for one in shown]
+    lines = [terminal.wrap_columns(_format_line(one, flags.get(one.folder, ()))) for one in shown]
     lines += [
         f"node {found.host} is excluded: {found.reason} (runs {', '.join(found.runs)})"
         for found in jobs.read_exclusions(view.folder)
@@ -87,7 +87,8 @@ def _format_text(view: StudyState, *, every: bool) -> str:
     if not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES and _is_interrupted(view):
         resume = f"zeroscale resume {shlex.quote(str(view.folder))}"
         lines.append(f"no process measures this sweep now; to run the waiting points: {resume}")
-    return "\n".join([*lines, format_progress(view, Counter(name for raised in flags.values() for name in raised))])
+    progress = format_progress(view, Counter(name for raised in flags.values() for name in raised))
+    return "\n".join([*lines, terminal.wrap(progress)])
 
 
 def _is_interrupted(view: StudyState) -> bool:

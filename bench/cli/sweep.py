@@ -16,14 +16,11 @@ returns once the jobs are submitted: `zeroscale status` shows their progress.
 """
 
 import argparse
+import functools
 import json
-import re
-import shlex
 import sys
-import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,12 +37,13 @@ from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
 from bench.sweep import jobs, submitting
-from bench.sweep.definition import SweepDefinition, SweepPoint
+from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
 from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
-from bench.sweep.local_sweep import SweepResult
+from bench.sweep.local_sweep import LocalSweep
 from bench.sweep.pruning import is_far_out_of_memory
-from bench.sweep.status import PointStatus
+from bench.sweep.snapshot import read_snapshot
+from bench.sweep.status import PointStatus, list_statuses
 from bench.sweep.submitting import JobBatcher
 
 if TYPE_CHECKING:
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 20  # points that a dry run lists without --list: one screen
-_COLUMNS = 100
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point ended `ok` or, with a scheduler, if it accepted the jobs."""
     options.check_notify(args)
+    busy = options.BusyWarning()
     plan = api.plan(
         overrides=args.overrides,
         config_dir=args.config_dir,
@@ -88,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         options.print_chosen(plan.chosen)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
-        text = partial(format_text, plan.sweep, plan.expansion, folder, every=args.list)
+        text = functools.partial(format_text, plan.sweep, plan.expansion, folder, every=args.list)
         print(format_json(plan.sweep) if args.json else text())
         _print_repeats(args, plan)
         return 0
@@ -96,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         for line in PredictionText(plan.sweep).warnings():
             print(line, file=sys.stderr)
         done = api.submit(plan, results=args.results, notify=args.notify)
-        print(format_submitted(done, folder, as_json=args.json))
+        print(options.format_submitted(done, folder, as_json=args.json))
         _print_repeats(args, plan)
         return 0 if done.good else 1
     with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
@@ -104,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
             plan,
             results=args.results,
             tell=terminal.build_printer(quiet=args.json),
-            follow=follow,
+            follow=busy.before(follow, plan.sweep.launcher),
             describe=options.describe_run,
         )
-    print_ended(ended, as_json=args.json)
+    options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
     return 0 if ended.good else 1
 
@@ -144,18 +142,23 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     Without `every`, infeasible points are not listed but counted. The same holds for all points if there are more than
     `_SHOWN`.
     """
-    predictions = PredictionText(sweep)
-    planned = _plan_jobs(sweep, predictions) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
-    count = format_count(len(sweep.points), "point")
+    queues = launchers.load(str(sweep.launcher["name"])).QUEUES
+    answers = _find_answers(sweep, folder) if folder.exists() else ExistingAnswers()
+    predictions = PredictionText(sweep, answers.keys)
+    planned = _plan_jobs(sweep, predictions, answers.keys) if queues else []
+    count, nothing = format_count(len(sweep.points), "point"), f"nothing {'submitted' if queues else 'started'}"
     if len(sweep.order) > len(sweep.points):
         count = f"{len(sweep.order)} runs of {count}"
+    if answers.keys:
+        left = len(sweep.order) - len(answers.keys)
+        count += f": {len(answers.keys)} already answered, {left or 'none'} left to run"
     if planned:
         hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
         hours_text = f"{hours / 60:.1f} node-hours if all of them use their whole time limit"
-        lines = [f"{count} in {format_count(len(planned), 'job')}, {hours_text}; nothing submitted"]
+        lines = [f"{count} in {format_count(len(planned), 'job')}, {hours_text}; {nothing}"]
     else:
-        lines = [f"{count}, nothing started"]
-    lines += predictions.summary()
+        lines = [f"{count}{';' if answers.keys else ','} {nothing}"]
+    lines += [*([answers.busy] if answers.busy else []), *predictions.summary()]
     lines += [f"excluded by {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()]
     if expansion.merged:
         lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
@@ -167,23 +170,20 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
                 jobs_of.setdefault(requested.config_id, {})[number] = None
         for index, repeats in runs.items():
             point = sweep.points[index]
-            lines += _list_point(point, repeats, predictions.line(index), list(jobs_of.get(point.config_id, ())))
+            answered = sum((key.config_id, key.machine) == (point.config_id, point.machine) for key in answers.keys)
+            shown = format_count(repeats, "run") + (f", {answered} already answered" if answered else "")
+            lines.append(_format_point(point, shown, predictions.line(index), list(jobs_of.get(point.config_id, ()))))
     else:
         lines += [_format_shapes(sweep, predictions), "--list shows every point"]
-    return "\n".join([*lines, *_format_scripts(sweep, planned, folder)])
+    return "\n".join([*map(terminal.wrap_columns, lines), *_format_scripts(sweep, planned, folder)])
 
 
-def _list_point(point: SweepPoint, repeats: int, predicted: str, its_jobs: Sequence[int]) -> list[str]:
-    """Return the lines of one point, wrapped for a terminal of 100 columns."""
+def _format_point(point: SweepPoint, runs: str, predicted: str, its_jobs: Sequence[int]) -> str:
+    """Return the two lines of one point."""
     limit = f"limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
     named = f"job{'s' * (len(its_jobs) > 1)} {', '.join(map(str, its_jobs))}" if its_jobs else ""
-    line = "  ".join(filter(None, [point.line, format_count(repeats, "run"), limit, named]))
-    together = re.sub(r"(?<! ) (?! )", "\xa0", line)  # a line breaks between two columns, not within one
-    wrapped = textwrap.wrap(together, _COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
-    return [
-        *(part.replace("\xa0", " ") for part in wrapped),
-        *textwrap.wrap(predicted, _COLUMNS, subsequent_indent="    "),
-    ]
+    line = "  ".join(filter(None, [point.line, runs, limit, named]))
+    return f"{line}\n{predicted}"
 
 
 def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str:
@@ -203,32 +203,48 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
     return terminal.align(rows, right={1, 2, 3, 4})
 
 
-ENOUGH = 5
-"""Number of repeats that usually suffices to compare configurations."""
-
-
 def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
-    """Return the command for `ENOUGH` repeats of every point, and its node-hours.
+    """Return the command for `options.ENOUGH` repeats of every point, and its node-hours.
 
     The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
     """
-    command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
+    times = options.ENOUGH
+    command = ["zeroscale", "sweep", *overrides, "--repeats", str(times)]
     command += ["--results", str(results)] if results != RESULTS else []
     command += ["--config-dir", str(config_dir)] if config_dir else []
     paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _, _ in sweep.wanted()]
     taken = [compute_node_hours(read_record(path)) for found in paths for path in found]
     known = [hours for hours in taken if hours is not None]
-    predicted = PredictionText(sweep).format_node_hours(ENOUGH)
-    hours = f"{ENOUGH * sum(known):.2g} node-hours" if all(paths) and len(known) == len(taken) else predicted
-    return f"one run of each is indicative; {ENOUGH} of each take {hours}: {shlex.join(command)}"
+    predicted = PredictionText(sweep).format_node_hours(times)
+    hours = f"{times * sum(known):.2g} node-hours" if all(paths) and len(known) == len(taken) else predicted
+    return f"one run of each is indicative; {times} of each take {hours}:\n{terminal.wrap_command(command)}"
 
 
-def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Job]:
+class ExistingAnswers(NamedTuple):
+    """Answers that a study's folder already has for the runs of a sweep."""
+
+    keys: Collection[RunKey] = ()
+    busy: str = ""  # number of answers from a busy machine, with a remedy; empty if there are none
+
+
+def _find_answers(sweep: SweepDefinition, folder: Path) -> ExistingAnswers:
+    """Return the runs of a sweep that would not start, because the study's folder has their answer. The scheduler is
+    not asked."""
+    wanted = list(sweep.wanted())
+    if launchers.load(str(sweep.launcher["name"])).QUEUES:
+        statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
+        return ExistingAnswers([one.key for one in statuses if one.final])
+    local = LocalSweep(folder, wanted, retry=True, tell=print, follow=print)
+    answers = local.find_answers()
+    return ExistingAnswers(list(answers), local.describe_busy(answers.values()))
+
+
+def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText", answered: Collection[RunKey]) -> list[Job]:
     """Return the planned jobs, assuming a cluster without limits, because a plan does not query the scheduler."""
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
         for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
-        if not predictions.infeasible(index)
+        if key not in answered and not predictions.infeasible(index)
     ]
     _, options = submitting.load_launcher(sweep)
     return JobBatcher(options).jobs(waiting)
@@ -254,94 +270,6 @@ def _get_job_kind(job: Job) -> tuple[Any, ...]:
     return job.nodes, job.devices_per_node, job.mode
 
 
-def print_ended(done: SweepResult, *, as_json: bool) -> None:
-    """Print the outcomes and flags of a sweep that ran on this machine, and the answer to the study's question."""
-    if as_json:
-        outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
-        print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
-        return
-    from analysis import results
-    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
-
-    found = results.read([done.folder])
-    ok = found.table[found.table["outcome"] == "ok"]
-    print(format_ended(done, Counter(flag for flags in ok["flags"].fillna("") for flag in flags.split())))
-    for line in describe_answer(found):
-        print(line)
-
-
-def format_ended(done: SweepResult, flags: Mapping[str, int]) -> str:
-    """Return the outcomes of a sweep in one line. `flags` has the number of `ok` runs with each flag."""
-    outcomes = ", ".join(
-        f"{number} {kind}" + (f" ({options.format_counts(flags)})" if kind == "ok" and flags else "")
-        for kind, number in done.outcomes.most_common()
-    )
-    parts = [outcomes, f"{done.skipped} already had an answer"]
-    parts += [f"{done.unanswered} without an answer: go on with zeroscale resume"] if done.unanswered else []
-    return "; ".join([*filter(None, parts), str(done.folder)])
-
-
-def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bool) -> str:
-    """Return the submitted jobs, the number of records written for ended attempts, and the next command."""
-    if as_json:
-        plain = {
-            "folder": str(folder),
-            "submitted": [
-                {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
-            ],
-            "concluded": done.concluded,
-            "pruned": done.without_run.get("pruned", 0),
-            "infeasible": done.without_run.get("infeasible", 0),
-            "left": len(done.left),
-            "impossible": done.impossible,
-            "why_left": done.why_left,
-            "queued": done.queued,
-            "autopilot": done.autopilot,
-            "autopilot_refused": done.autopilot_refused or None,
-            "cut_short": done.cut_short or None,
-        }
-        return json.dumps(plain)
-    where = shlex.quote(str(folder))
-    resume = f"go on with: zeroscale resume {where}"
-    lines = [
-        f"job {number}: {format_count(len(job.points), 'point')}, "
-        f"{format_count(job.nodes, 'node')} × {job.devices_per_node}, "
-        f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
-        for job, number in done.submitted
-    ]
-    if done.concluded:
-        lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had ended without a record")
-    lines += [f"not to be run ({kind}): {format_count(number, 'point')}" for kind, number in done.without_run.items()]
-    if done.impossible:
-        never = format_count(done.impossible, "point")
-        lines.append(f"never to start on this cluster: {never} ({done.why_left})")
-    if len(done.left) > done.impossible:
-        to_come = format_count(len(done.left) - done.impossible, "point")
-        lines.append(
-            f"still to come: {to_come} ({done.why_left}); {'the autopilot goes on' if done.autopilot else resume}"
-        )
-    if done.autopilot:
-        lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
-    if done.autopilot_refused:
-        lines.append(f"no autopilot: {done.autopilot_refused}; {resume}")
-    if done.cut_short:
-        lines.append(f"the rest was not submitted: {done.cut_short}; {resume}")
-    lines.append(f"progress: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
-    return "\n".join(lines)
-
-
-def _explain_nothing(done: submitting.SubmitResult, where: str) -> str:
-    """Return the reason why no job was submitted."""
-    queued = f"{format_count(done.queued, 'job')} in the queue"
-    if done.answered:
-        cancel = f", and {queued}; to cancel: zeroscale cancel {where}" if done.queued else ""
-        return f"nothing to submit: every point has its answer{cancel}"
-    if done.left:
-        return f"nothing submitted now; progress: zeroscale status {where}"
-    rest = f"the remaining points are under way, with {queued}" if done.queued else "no point may be tried again"
-    return f"nothing to submit: {rest}; progress: zeroscale status {where}"
-
-
 class PointPrediction(NamedTuple):
     """Predicted memory, step time and run time of one point of a sweep."""
 
@@ -355,8 +283,9 @@ class PointPrediction(NamedTuple):
 class PredictionText:
     """Texts of the predictions for all points of one sweep."""
 
-    def __init__(self, sweep: SweepDefinition) -> None:
-        self._sweep = sweep
+    def __init__(self, sweep: SweepDefinition, answered: Collection[RunKey] = ()) -> None:
+        """Predict every point. Sums exclude the `answered` runs."""
+        self._sweep, self._answered = sweep, frozenset(answered)
         self._points = [self._predict(point) for point in sweep.points]
 
     def _predict(self, point: SweepPoint) -> PointPrediction:
@@ -420,8 +349,8 @@ class PredictionText:
         if known := sum(one.minutes is not None for one in self._runs):
             unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
             yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'point')}{unknown}"
-        if left := len(self._sweep.order) - len(self._runs):
-            points = format_count(left, "point")
+        if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):
+            points = format_count(infeasible, "point")
             yield f"predicted far out of memory: {points} recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
 
@@ -431,10 +360,12 @@ class PredictionText:
         if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
             yield f"{format_count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"
 
-    @property
+    @functools.cached_property
     def _runs(self) -> list[PointPrediction]:
-        """Return the predictions of all runs. Infeasible points are left out, because they do not run."""
-        return [self._points[index] for _, index in self._sweep.order if not self._points[index].infeasible]
+        """Return the predictions of all runs that would start. Infeasible points are left out, as are answered runs."""
+        keyed = zip(self._sweep.wanted(), self._sweep.order, strict=True)
+        left = [self._points[index] for one, (_, index) in keyed if one.key not in self._answered]
+        return [one for one in left if not one.infeasible]
 
 
 def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:

@@ -3,6 +3,7 @@
 import json
 import statistics
 
+from bench.core.quantities import LEAST_RUNS
 from bench.core.record import MemoryShortage, RunRecord
 from bench.core.spec import OBJECTIVE, RunSpec
 
@@ -44,6 +45,13 @@ def describe_result(record: RunRecord) -> str:
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
     return f"ok: {statistics.median(window):.4g} s per step{interval_text}, n = {len(window)}{peak}"
+
+
+def describe_quiet_remedy(repeats: int) -> str:
+    """Return how to add runs on a quiet machine to points that have `repeats` repeats. The new runs suffice for a
+    comparison."""
+    # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
+    return f"to add quiet ones, sweep again with --repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:

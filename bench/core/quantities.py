@@ -30,6 +30,8 @@ OBJECTIVES: dict[str, Literal["most", "least"]] = {
     "validation_loss": "least",
 }
 """Quantities that a search can optimise, and whether more or less is better. All of them are positive."""
+LEAST_RUNS = 3
+"""Runs of each configuration that a comparison needs."""
 _TIMELESS = ("peak_bytes", "loss", "validation_loss")
 _LAST_STEPS = 5
 # Standard deviations of the log of a step time whose measurement was disturbed.
@@ -168,6 +170,20 @@ def compute_background_load(load: NodeLoad) -> float | None:
     return sum(known) if known else None
 
 
+def explain_busy_node(load: NodeLoad, window_s: float) -> str:
+    """Return why a node was busy during a window of `window_s` seconds; empty if it was not busy."""
+    background = compute_background_load(load) or 0.0
+    if background > BUSY_SHARE:
+        return f"background load takes {100 * background:.0f} % of its cores"
+    if (load.throttled_s or 0.0) > BUSY_SHARE * window_s:
+        return "the CPU quota of a control group stops processes"
+    # Pressure on cores is ignored, because the ranks themselves may cause it.
+    for what, share in (("memory", load.memory_pressure_share), ("input and output", load.io_pressure_share)):
+        if (share or 0.0) > PRESSURE_SHARE:
+            return f"processes wait for {what} for {100 * (share or 0.0):.0f} % of the time"
+    return ""
+
+
 def is_busy(observed: Observations, window_s: float) -> bool:
     """Return True if any node was busy during the window of `window_s` seconds.
 
@@ -176,12 +192,8 @@ def is_busy(observed: Observations, window_s: float) -> bool:
     """
     if observed.known_busy is not None:
         return True
-    for load in observed.load or ():
-        if (compute_background_load(load) or 0.0) > BUSY_SHARE or (load.throttled_s or 0.0) > BUSY_SHARE * window_s:
-            return True
-        # Pressure on cores is ignored, because the ranks themselves may cause it.
-        if max(load.memory_pressure_share or 0.0, load.io_pressure_share or 0.0) > PRESSURE_SHARE:
-            return True
+    if any(explain_busy_node(load, window_s) for load in observed.load or ()):
+        return True
     return any(
         use.other_processes and (use.other_bytes is None or use.other_bytes >= FOREIGN_BYTES)
         for use in observed.device_use or ()

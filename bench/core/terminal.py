@@ -1,20 +1,26 @@
 """Terminal output: aligned columns of text, results of checks, and progress as a bar or as log lines."""
 
 import contextlib
-import functools
 import io
 import json
+import re
+import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bench.core.errors import Check, CheckState
 
+WIDTH = 100
+"""Width of printed text, in columns. A path or another long word is not broken, so that it can be copied."""
 _BAR_WIDTH = 20
 _UNBROKEN = 10_000  # columns of text: wide enough that rich neither breaks nor cuts a line
 _STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
 _SUBJECT_WIDTH = 22
+_UNBREAKABLE = "\xa0"  # a space at which no line breaks
+_CONTINUED = " \\"  # end of a shell line that the next line continues
 _LOG_EVERY_S = 60.0
 
 
@@ -52,6 +58,42 @@ def align(
     return "\n".join(f"{'':{indent}}{line}".rstrip() for line in drawn.getvalue().splitlines())
 
 
+def wrap(text: str, indent: int = 0, hang: int = 2) -> str:
+    """Return prose wrapped at WIDTH columns. Lines after the first are indented by `hang` more columns."""
+    first, other = " " * indent, " " * (indent + hang)
+    wrapped = textwrap.fill(
+        text.replace(" %", f"{_UNBREAKABLE}%"), WIDTH,
+        initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return wrapped.replace(_UNBREAKABLE, " ")
+
+
+def wrap_columns(text: str) -> str:
+    """Return lines wrapped at WIDTH columns, if possible between two columns of text, which two spaces separate."""
+    return "\n".join(line if len(line) <= WIDTH else _wrap_line(line) for line in text.splitlines())
+
+
+def _wrap_line(line: str) -> str:
+    body = line.lstrip()
+    indent = len(line) - len(body)
+    # A space within a column does not break, so the line breaks between columns.
+    parts = wrap(re.sub(r"(?<! ) (?! )", _UNBREAKABLE, body), indent, hang=2 if indent else 4).splitlines()
+    # A single column may be wider than a line, such as the reason of a failure.
+    return "\n".join(wrap(part.lstrip(), len(part) - len(part.lstrip()), hang=0) for part in parts)
+
+
+def wrap_command(words: Sequence[str], indent: int = 2) -> str:
+    """Return a shell command wrapped at WIDTH columns. Each line but the last ends in a backslash, so that all of them
+    can be pasted."""
+    lines = [" " * indent + shlex.quote(words[0])]
+    for word in map(shlex.quote, words[1:]):
+        if len(lines[-1]) + len(word) + 1 <= WIDTH - len(_CONTINUED):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"{'':{indent + 4}}{word}")
+    return f"{_CONTINUED}\n".join(lines)
+
+
 def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
     """Print results of checks as they arrive or, with `as_json`, all together as JSON. Return the exit code: 1 if
     something is missing, otherwise 0."""
@@ -69,16 +111,18 @@ def _print_finding(finding: Check) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    before = _SUBJECT_WIDTH + len("  missing  ")
+    found = wrap(f"{'':{before}}{finding.found}", hang=before)[before:]
     line = Text(f"{finding.subject:<{_SUBJECT_WIDTH}}  ")
-    line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
+    line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {found}")
     if finding.remedy:
         line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
     Console().print(line, soft_wrap=True)  # no line breaks, because users copy paths and commands
 
 
 def build_printer(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a text immediately. With `quiet`, the function does nothing."""
-    return (lambda text: None) if quiet else functools.partial(print, flush=True)
+    """Return a function that prints lines of columns immediately. With `quiet`, the function does nothing."""
+    return (lambda text: None) if quiet else lambda text: print(wrap_columns(text), flush=True)
 
 
 class LogProgress:

@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench.core.quantities import BUSY_SHARE, compute_background_load
+from bench.core.quantities import BUSY_SHARE, compute_background_load, explain_busy_node
 from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
 from bench.measure.control_group import read_throttled_s
 from bench.measure.failures import Refused
-from bench.measure.peers import Peers
+
+if TYPE_CHECKING:
+    from bench.measure.peers import Peers  # imports torch, which a command does without
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RESOURCES = ("cpu", "memory", "io")
@@ -109,6 +111,24 @@ def compute_load(node: int, before: LoadReading | None, after: LoadReading | Non
     pressure = {f"{name}_pressure_share": passed[name] / seconds for name in _RESOURCES if name in passed}
     held = passed.get("throttled")
     return NodeLoad(node=node, others_share=others, stolen_share=stolen, throttled_s=held, **pressure)
+
+
+class CommandMonitor:
+    """Background load on this machine since a command began, before it starts any run."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """Start monitoring. Only the command's own process is not background load."""
+        self._host = HostMonitor([ProcessLocation.of_this_process()._replace(session=os.getpid())], root)
+        self._began = self._host.sample()
+
+    def explain_busy(self) -> str:
+        """Return why the machine has been busy since the command began; empty if it was not busy, or if unknown."""
+        load = compute_load(0, self._began, reading := self._host.sample())
+        if load is None or self._began is None or reading is None:
+            return ""
+        # The command itself waits for its files.
+        load = load.model_copy(update={"io_pressure_share": None})
+        return explain_busy_node(load, reading.at - self._began.at)
 
 
 def _read_cores(root: Path, cores: Collection[int]) -> Iterator[tuple[float, float, float]]:
@@ -253,7 +273,7 @@ class Surrounded:
 class Surroundings:
     """Monitors of a rank's node and of its device."""
 
-    def __init__(self, rank: int, node: int, uuid: str | None, peers: Peers, *, watches_node: bool) -> None:
+    def __init__(self, rank: int, node: int, uuid: str | None, peers: "Peers", *, watches_node: bool) -> None:
         """Create the monitors. `uuid` is the driver's name of the rank's device; None on a CPU.
 
         `watches_node` is true for one rank of each node, which monitors the load of the node.
@@ -266,7 +286,7 @@ class Surroundings:
         self._opened: LoadReading | None = None
         self._device = DeviceMonitor(rank, uuid, self._own) if uuid else None
 
-    def wait_until_quiet(self, within_s: float, peers: Peers, still_here: Callable[[], None]) -> None:
+    def wait_until_quiet(self, within_s: float, peers: "Peers", still_here: Callable[[], None]) -> None:
         """Wait until the background load of every node is below the limit for a `busy` run. The ranks sleep meanwhile.
 
         Raise Refused if a node is still above the limit after `within_s` seconds. `still_here` is called before each

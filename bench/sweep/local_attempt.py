@@ -151,6 +151,16 @@ def path(variables: Mapping[str, str]) -> Path:
     return folder / f"local-{socket.gethostname()}.lock"
 
 
+def is_held(variables: Mapping[str, str]) -> bool:
+    """Return whether another process holds this machine's lock for local runs."""
+    with contextlib.suppress(FileNotFoundError, PermissionError), path(variables).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> None:
     """Wait until this process is the first in the queue and the lock is free, and take the lock."""
     begin, printed = time.monotonic(), False

@@ -1,16 +1,24 @@
 """Measure the points of a sweep on this machine, one after the other."""
 
+import contextlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.core import store
-from bench.core.formatting import describe_point, describe_result, format_duration
+from bench.core.errors import UserError
+from bench.core.formatting import (
+    describe_point,
+    describe_quiet_remedy,
+    describe_result,
+    format_count,
+    format_duration,
+)
 from bench.core.quantities import derive_quantities, is_busy
-from bench.core.record import Outcome, OutcomeKind, RunRecord
+from bench.core.record import FINAL, Outcome, OutcomeKind, RunRecord
 from bench.core.spec import RunSpec
 from bench.core.terminal import Progress
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
@@ -153,19 +161,37 @@ class LocalSweep:
 
         Points that have an answer are counted as skipped.
         """
-        everything, snapshot = SweepPlan(self.runs), self.snapshot()
-        left: list[PlannedRun] = []
-        for run in self.runs:
-            if leave := find_skip(run, everything, snapshot):
-                self._skip(leave)
-            else:
-                left.append(run)
+        skips = self._list_skips()
+        left = [run for run, leave in zip(self.runs, skips, strict=True) if not leave]
+        if left and (answers := _select_answers(skips)):
+            shown = f"{len(answers)} of {format_count(len(self.runs), 'run')} already had an answer, {len(left)} to run"
+            self._tell("; ".join(filter(None, [shown, self.describe_busy(answers.values())])))
+        for leave in filter(None, skips):
+            self._skip(leave)
         # A local sweep has no allocations: the control point of the first shape serves for all.
         sweep = self._repeats[left[0].key].sweep if left else None
         if sweep and sweep.controls:
             self._control = sweep.requested(sweep.controls[0], 0, control=True)
         control = PlannedRun(self._control.key) if self._control else None
         return SweepPlan(left, control, proposer=self._search.proposer if self._search else None)
+
+    def _list_skips(self) -> list[SkipRun | None]:
+        """Return, for each run, the decision to skip it; None for a run that is left."""
+        everything, snapshot = SweepPlan(self.runs), self.snapshot()
+        return [find_skip(run, everything, snapshot) for run in self.runs]
+
+    def find_answers(self) -> dict[RunKey, store.RunAttempt]:
+        """Return the final answers from before this sweep, by run."""
+        return _select_answers(self._list_skips())
+
+    def describe_busy(self, answers: Iterable[store.RunAttempt]) -> str:
+        """Return how many of the answers were measured on a busy machine, and how to measure again. Empty if none."""
+        busy = sum(_was_busy(one.folder) for one in answers if one.outcome == "ok")
+        if not busy:
+            return ""
+        repeats = 1 + max(one.repeat for run in self.runs for one in self._read_attempts(run.key.config_id))
+        made = f"{format_count(busy, 'answer')} {'was' if busy == 1 else 'were'} made on a busy machine"
+        return f"{made}: times of such runs decide nothing; {describe_quiet_remedy(repeats)}"
 
     def _add_trial(self, plan: SweepPlan, added: AddTrial) -> SweepPlan:
         """Write a proposed trial, and return the plan with this trial added.
@@ -281,6 +307,20 @@ class LocalSweep:
         lines = [subject, self._describe(record), self._best.add(record)]
         self._tell("\n    ".join(filter(None, lines)))
         return True
+
+
+def _select_answers(skips: Iterable[SkipRun | None]) -> dict[RunKey, store.RunAttempt]:
+    """Return the attempts that are answers, by run. A run whose allowed attempts are used up has none."""
+    known = {leave.run.key: leave.attempt for leave in skips if leave and leave.attempt}
+    return {key: attempt for key, attempt in known.items() if attempt.outcome in FINAL}
+
+
+def _was_busy(folder: Path) -> bool:
+    """Return whether the run in a folder was measured on a busy machine. False for a record that cannot be read."""
+    with contextlib.suppress(OSError, UserError):
+        observed = store.read_record(folder / store.RECORD).observations
+        return bool(observed and observed.steps and is_busy(observed, observed.steps.window_s))
+    return False
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +104,7 @@ def test_the_answer_names_the_point_its_cost_and_its_rivals(
         "node-hours",
         "cost",
     ]
-    words += ["each engine at its best", "the answer", "how sure", "predicted", "zeroscale sweep"]
+    words += ["each engine at its best", "how sure", "predicted", "zeroscale sweep"]
     for word in words:
         assert word in told
 
@@ -257,10 +259,9 @@ def test_the_next_point_of_the_pareto_front_and_the_number_of_ties_stand_with_th
     monkeypatch.chdir(tmp_path)
     words = ["advise", *XL[:3], "engine=fsdp,zero1,zero3", "nodes=1,8", "tokens=1e11", "price=2"]
     assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    headline = next(number for number, line in enumerate(lines) if line.startswith("→"))
-    assert "3 other layouts cannot be told apart from it" in lines[headline]
-    found = re.search(r"Next on the Pareto front: 8 nodes \(fsdp\), (\S+) times sooner at", lines[headline + 1])
+    headline = " ".join(capsys.readouterr().out.partition("→")[2].partition("  step ")[0].split())
+    assert "3 other layouts cannot be told apart from it Next on the Pareto front" in headline
+    found = re.search(r"Next on the Pareto front: 8 nodes \(fsdp\), (\S+) times sooner at", headline)
     assert found and 7 < float(found[1]) < 9
     assert main([*words, "best=shortest"]) == 0
     assert "times as long at" not in capsys.readouterr().out, "one node saves less than 5 % of the cost"
@@ -303,6 +304,69 @@ def test_a_training_of_seconds_is_shown_in_seconds(
         assert main([*words, f"tokens={tokens}"]) == 0
         (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  time ")]
         assert row.endswith(f") {unit}")
+
+
+# ---------------------------------------- on a terminal, and pasted from it
+
+WORDY = (
+    (*XL[:3],),
+    ("model=mt5_xl", "machine=h100", "devices_per_node=8", "nodes=4,8", "max_global_batch=2048", "tokens=1e12"),
+    ("model=gpt2_xl", "machine=h100", "devices_per_node=8", "loss=2.6", "best=shortest", "storage=2e9"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WORDY, ids=" ".join)
+def test_no_line_is_wider_than_100_columns_and_every_number_of_the_table_is_kept(
+    ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main(["advise", *words]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    (block,) = re.findall(r"^each engine at its best\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    rows = [line for line in block.splitlines()[1:] if not line.startswith("   ")]
+    answer = ask(*words)
+    assert [row[2:].split()[0] for row in rows] == [choice["engine"] for choice in answer["engines"]]
+    assert [row.startswith("→") for row in rows] == [choice == answer["winner"] for choice in answer["engines"]]
+    for row, choice in zip(rows, answer["engines"], strict=True):
+        assert f" {choice['nodes']} " in row and f" {choice['micro_batch']} × {choice['accumulation']} " in row
+        assert f" {choice['step']['step_s']:.3g} " in row
+
+
+_SHELL = "zeroscale() { printf '%s\\n' \"$@\"; }; "
+
+
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        ((*XL, "engine=zero1"), ["launcher=slurm", "launcher.gpus=--gres=gpu:{devices}"]),
+        ((*XL, "engine=zero1", "launcher=slurm"), ["launcher.gpus=--gres=gpu:{devices}"]),
+        ((*XL, "engine=zero1", "launcher=slurm", "launcher.gpus=--gpus-per-node={devices}"), []),
+        (("model=tiny", "machine=cpu", "devices_per_node=2", "nodes=1", "engine=zero1", "machine.memory_bytes=8e9",
+          "machine.memory_bytes_per_s=1e10", "machine.intra_node_bytes_per_s=1e9", "machine.peak_tflops.bf16=0.1"),
+         ["precision=bf16", "sequence.encoder=512", "sequence.decoder=128"]),
+    ],
+    ids=["elsewhere", "named", "complete", "here"],
+)  # fmt: skip
+def test_the_command_that_would_make_the_advice_surer_runs_as_it_is_pasted(
+    ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], added: list[str]
+) -> None:
+    """A shell reads the printed lines. The sweep's points are the advised configuration and nothing else."""
+    answer = ask(*words)
+    assert main(["advise", *words]) == 0
+    pasted = capsys.readouterr().out.partition("  To be surer:\n")[2]
+    read = subprocess.run(["bash", "-c", _SHELL + pasted], capture_output=True, text=True, check=True)
+    verb, *rest = read.stdout.splitlines()
+    assert (verb, rest[-2:]) == ("sweep", ["--repeats", "5"])
+    assert [word for word in rest if word.startswith(("launcher", "precision", "sequence."))][
+        -len(added) or None :
+    ] == (added or [word for word in words if word.startswith("launcher")])
+    (doubt,) = [line for line in answer["doubts"] if line.startswith("To be surer: ")]
+    assert shlex.split(doubt.removeprefix("To be surer: ")) == ["zeroscale", verb, *rest], "JSON has the same command"
+    assert main([verb, *rest, "--dry-run", "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)
+    assert {point["repeat"] for point in points} == set(range(5))
+    assert {point["spec"]["precision"] for point in points} == {"bf16"}
+    assert {point["spec"]["batch"]["micro"] for point in points} == {answer["winner"]["micro_batch"]}
 
 
 # ---------------------------------------- refused questions

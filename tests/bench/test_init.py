@@ -22,7 +22,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_it_prints_next_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["init", str(tmp_path / "my studies")]) == 0
-    commands = re.findall(r"zeroscale (sweep .*?) +#", capsys.readouterr().out)
+    commands = re.findall(r"zeroscale (sweep .*?--dry-run)", capsys.readouterr().out.replace("\\\n", ""), re.DOTALL)
     assert len(commands) == 2
     for command in commands:
         here = [] if "machine=" in command else ["machine=cpu"]  # the test must not depend on this machine's devices

@@ -2,6 +2,7 @@
 compute."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,13 @@ import pytest
 from started_runs import QUICK, Command
 
 from analysis.flags import list_flags
+from bench.cli import options
 from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import NodeLoad, RunRecord
+from bench.core.terminal import Progress
 from bench.measure.control_group import read_quota_cores, read_throttled_s
-from bench.measure.surroundings import HostMonitor, ProcessLocation, compute_load
+from bench.measure.surroundings import CommandMonitor, HostMonitor, ProcessLocation, compute_load
+from bench.sweep import local_attempt
 from tests import warm
 
 HERE = ProcessLocation.of_this_process()
@@ -151,6 +155,46 @@ def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[i
     load = compute_load(0, before, monitor.sample())
     assert load and load.others_share is not None
     assert load.others_share >= 0.9 * used / (seconds * len(HERE.cores)) > 0, "and others there may be besides"
+
+
+def test_a_command_is_not_its_own_background_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's process computes for 8 s, then another process of its session computes for 8 s."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    machine, session = Machine(tmp_path), os.getsid(0)
+    machine.counted(user=0, stolen=0, idle=0)
+    for number, parent in ((os.getpid(), session), (os.getpid() + 1, session)):
+        machine.process(number, parent, session, 0)
+    own, both = CommandMonitor(tmp_path), CommandMonitor(tmp_path)
+    machine.counted(user=800, stolen=0, idle=800)
+    machine.process(os.getpid(), session, session, 800)
+    assert own.explain_busy() == ""
+    machine.counted(user=1600, stolen=0, idle=1600)
+    machine.process(os.getpid() + 1, session, session, 800)
+    assert re.fullmatch(r"background load takes \d+ % of its cores", both.explain_busy())
+    assert CommandMonitor(tmp_path / "nothing").explain_busy() == "", "a system without these counters"
+
+
+def test_a_busy_machine_is_warned_of_once_at_the_start_of_the_first_run(
+    spinning: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # a lock of its own
+    shown: list[str] = []
+
+    def warn(launcher: dict[str, Any]) -> str:
+        warning = options.BusyWarning()
+        time.sleep(0.5)
+        follow = warning.before(lambda progress: shown.append(progress.what), launcher)
+        for step in ("starting", "steps 1"):
+            follow(Progress(step))
+        return capsys.readouterr().err
+
+    (line,) = warn({"lock": True}).splitlines()
+    assert line.startswith("zeroscale: this machine is busy: background load takes ")
+    assert line.endswith("add launcher.quiet_within_s=600") and shown == ["starting", "steps 1"]
+    assert warn({"quiet_within_s": 60}) == "", "the run waits for a quiet machine"
+    with local_attempt.alone(print):
+        assert warn({"lock": True}) == "", "the run waits for another local run, which is the load"
+        assert warn({"lock": False}) != ""
 
 
 def quiet() -> bool:

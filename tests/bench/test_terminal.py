@@ -33,6 +33,39 @@ def test_no_cell_is_broken_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -
     assert terminal.align([["word " * 50, "end"]]) == f"{'word ' * 50}  end"
 
 
+def test_lines_of_columns_break_between_columns_and_short_lines_stay() -> None:
+    columns = [
+        "2a31ec6b6d",
+        "mt5_xxl     ",
+        "1 × 8 devices",
+        "micro 64 × 1 = global 512",
+        "1024/256 tokens",
+        "a long name of data",
+    ]
+    line = "  ".join(columns)
+    first, second = terminal.wrap_columns(line).splitlines()
+    assert len(line) > 100 >= len(first) and second == "    a long name of data" and line.startswith(first)
+    reason = "    error: " + "word " * 40
+    told = terminal.wrap_columns(f"{line[:90]}\n{reason}").splitlines()
+    assert told[0] == line[:90] and max(map(len, told)) <= 100 and all(part.startswith("    ") for part in told[1:])
+    assert " ".join(" ".join(told[1:]).split()) == reason.strip(), "no word is lost"
+
+
+def test_a_number_and_its_percent_sign_stay_together() -> None:
+    for length in range(90, 101):
+        assert not any(part.strip().startswith("%") for part in terminal.wrap("x" * length + " 5 % more").splitlines())
+
+
+@pytest.mark.parametrize(
+    "words", [["echo", *(f"key{n}=a b{n}" for n in range(40))], ["echo", "$HOME", "x" * 150, "'", "\\"], ["echo"]]
+)
+def test_a_wrapped_command_means_the_same_to_a_shell(words: list[str]) -> None:
+    text = terminal.wrap_command(["printf", "%s\\n", *words])
+    assert all(len(line) <= 100 or "x" * 150 in line for line in text.splitlines())
+    read = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
+    assert read.stdout.splitlines() == words
+
+
 _SHOWS = """
 from bench.core import terminal
 from bench.core.terminal import Progress

@@ -8,7 +8,7 @@ from ended_well import observed
 from bench.config import compose
 from bench.core import store
 from bench.core.machine import Machine
-from bench.core.record import Circumstance, Outcome, OutcomeKind, RunRecord
+from bench.core.record import Circumstance, NodeLoad, Outcome, OutcomeKind, RunRecord
 from bench.core.scheduling import JobState
 from bench.core.spec import RunSpec, config_id
 from bench.core.study import Budget
@@ -51,20 +51,23 @@ def sweep(
 
 
 def attempt(
-    folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", **launcher: Any
-) -> Path:
-    """Write the files of an attempt and return its folder. If `kind` is None, the attempt has no record."""
+    folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", *,
+    busy: bool = False, **launcher: Any,
+) -> Path:  # fmt: skip
+    """Write the files of an attempt and return its folder. If `kind` is None, the attempt has no record. A `busy` run
+    was measured next to background load."""
     circumstance = Circumstance(
         study="s", repeat=repeat, attempt=0, machine=Machine(name=machine), launcher={"name": "slurm", **launcher}
     )
     opened = store.open_attempt(folder / config_id(made), made, circumstance).folder
     if kind:
+        load = (NodeLoad(node=0, others_share=0.3),) if busy else None
         record = RunRecord(
             config_id=config_id(made),
             spec=made,
             circumstance=circumstance,
             outcome=Outcome(kind=kind, reason=f"it was {kind}"),
-            observations=observed() if kind == "ok" else None,
+            observations=observed().model_copy(update={"load": load}) if kind == "ok" else None,
         )
         store.write_reserved(opened / store.RECORD, store.to_json(record))
         store.release_reserved(opened)

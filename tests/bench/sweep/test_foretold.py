@@ -2,15 +2,17 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import point, spec, sweep
+from sweeps import attempt, point, spec, sweep
 
-from bench import cli
+from bench import api, cli
 from bench.cli.sweep import PredictionText
 from bench.core.machine import Machine
+from bench.core.spec import RunSpec
 from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
 from bench.sweep.submitting import SubmitResult
 
@@ -40,12 +42,35 @@ def test_a_dry_run_begins_with_its_summary_and_predicts_every_point(capsys: pyte
     assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 2], "16 bytes for each of 13e9 parameters"
     assert " s a step (" in told[zero3 + 2] and " min" in told[zero3 + 2]
     assert "job" not in told[zero0 + 1] and told[zero3 + 1].endswith("job 1")
-    assert told[-1].startswith("one run of each is indicative; 5 of each take ")
+    (repeats,) = [place for place, line in enumerate(told) if line.startswith("one run of each is indicative; 5 of ")]
+    assert shlex.split("\n".join(told[repeats + 1 :]))[-2:] == ["--repeats", "5"]
 
 
 def test_a_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*GPUS, "engine=zero0,zero3")
     assert " zero0 " not in dry(capsys, *words) and " zero0 " in dry(capsys, *words, "--list")
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_a_dry_run_says_how_many_runs_are_left_where_some_have_an_answer(
+    launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=tiny", "engine=ddp,zero2", "machine=cpu", "devices_per_node=2", "measure=smoke", "precision=fp32"]
+    words += ["sequence.encoder=128", "sequence.decoder=32", f"launcher={launcher}", "--repeats", "2"]
+    nothing = "nothing started" if launcher == "local" else "nothing submitted"
+
+    def summary() -> str:
+        return " ".join(dry(capsys, *words, "--results", str(tmp_path)).split())
+
+    assert "answered" not in summary()
+    wanted = list(api.plan(overrides=words[:-2], repeats=2).sweep.wanted())
+    for number, one in enumerate(wanted, 1):
+        attempt(tmp_path / "adhoc", RunSpec.model_validate(one.point.spec), "ok", one.key.repeat, busy=number == 1)
+        left = f"{4 - number} left to run" if number < 4 else f"none left to run; {nothing} "
+        assert summary().startswith(f"4 runs of 2 points: {number} already answered, {left}")
+    assert summary().count("2 runs, 2 already answered") == 2, "by point"
+    if launcher == "local":
+        assert "1 answer was made on a busy machine" in summary() and "--repeats 5 launcher.quiet_within_s" in summary()
 
 
 def test_a_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from sweeps import attempt, point, spec, sweep
 
 from bench import api
 from bench.cli import options
-from bench.cli.sweep import format_ended
 from bench.core import store
 from bench.core.machine import Machine
 from bench.core.record import Circumstance, Outcome, RunRecord
@@ -46,6 +45,25 @@ def test_a_pruned_point_is_told_apart_from_one_that_had_its_answer(tmp_path: Pat
     assert [a.outcome for a in store.list_attempts(tmp_path / point(large).config_id)] == ["pruned"]
 
 
+def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to_add_quiet_ones(tmp_path: Path) -> None:
+    """Of four runs, two are measured, one of them on a busy machine. One is out of memory, and one is left."""
+    attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
+    attempt(tmp_path, spec(batch__micro=2), "ok")
+    for _ in range(2):
+        attempt(tmp_path, spec(batch__micro=4), "oom")
+    told: list[str] = []
+    wanted = list(sweep([point(spec(batch__micro=micro)) for micro in (1, 2, 4, 8)]).wanted())
+    LocalSweep(tmp_path, wanted, retry=True, tell=told.append, follow=print).run()
+    made, *rest = told[0].split("; ", 1)
+    assert made == "3 of 4 runs already had an answer, 1 to run"
+    assert rest == [
+        "1 answer was made on a busy machine: times of such runs decide nothing; to add quiet ones, sweep again with "
+        "--repeats 4 launcher.quiet_within_s=600"
+    ]
+    LocalSweep(tmp_path, wanted, retry=True, tell=told.append, follow=print).run()
+    assert len(told) == 2, "nothing is left to run, and the answer follows at once"
+
+
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"
 
 
@@ -59,7 +77,7 @@ def test_a_point_that_another_process_has_is_unanswered_and_one_of_a_dead_proces
     ended = here(tmp_path, 4).run()
     assert (ended.good, ended.unanswered, dict(ended.outcomes)) == (False, 1, {})
     said = f"0 already had an answer; 1 without an answer: go on with zeroscale resume; {tmp_path}"
-    assert format_ended(ended, {}) == said
+    assert options.format_ended(ended, {}) == said
 
 
 def test_attempts_on_another_machine_do_not_use_up_those_on_this_one(tmp_path: Path) -> None:
@@ -96,7 +114,7 @@ def test_a_sweep_prints_the_best_so_far_of_points_that_differ_in_engine_and_micr
 def test_the_last_line_of_a_sweep_and_the_line_of_a_run_have_the_flags(tmp_path: Path) -> None:
     here_ = here(tmp_path, 4)
     attempt(tmp_path, spec(batch__micro=4), "ok")
-    line = format_ended(here_.run(), {"short": 1, "busy": 1})
+    line = options.format_ended(here_.run(), {"short": 1, "busy": 1})
     assert line.startswith("1 ok (1 short, 1 busy); 1 already had an answer; ")
     assert options.describe_run(ended_well(0.2)).endswith("; flags: short")
 
