@@ -271,8 +271,8 @@ class LearningSpec(Extensible):
     evaluation_samples: Positive = Field(64, description="of the held-out text, the same each time")
     held_out: float = Field(0.05, gt=0, lt=1, description="share of the text held out, in whole documents")
     held_out_seed: int = Field(0, ge=0, description="selects these documents; not `seed`, so that seeds compare")
-    quality: tuple[str, ...] = Field((), description="measures: exact_match, token_f1, module:function")
-    answer_tokens: Positive | None = Field(None, description="maximum per answer; None: longest reference")
+    quality: tuple[str, ...] = Field((), description="measures of answers: exact_match, token_f1, module:function")
+    answer_tokens: Positive | None = Field(None, description="maximum tokens of an answer; None: the longest reference")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
     stop_after: Positive | None = Field(None, description="tokens after which a run stops, with a checkpoint to resume")
     save_model: bool = Field(False, description="at the end, write the model for transformers, or adapters for peft")
@@ -288,11 +288,7 @@ class LearningSpec(Extensible):
         rules = (
             ("answer_tokens", self.answer_tokens and not self.quality, "without learning.quality; leave it out"),
             ("warmup_tokens", self.warmup_tokens >= self.tokens, above),
-            (
-                "final_lr",
-                self.final_lr and is_constant,
-                "with learning.schedule=constant, which stays constant; leave it out",
-            ),
+            ("final_lr", self.final_lr and is_constant, "with learning.schedule=constant; leave it out"),
             ("stop_after", (self.stop_after or 0) >= self.tokens, f"{above}, or leave it out"),
         )
         for name, rule in ((name, rule) for name, is_broken, rule in rules if is_broken):

@@ -98,10 +98,11 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     def count(part: Part) -> dict[str, int]:
         return {"samples": len(part.samples.bounds), "sequences": len(part.sequences.pieces.bounds)}
 
+    size = {"bytes": text.bytes, "samples": text.documents, "tokens": len(text.tokens)}
     facts = {
         "source": "instructions",
         "tokenizer": {"name": words.name, "vocabulary": words.vocabulary},
-        "corpus": {"name": text.name, "bytes": text.bytes, "samples": text.documents, "sha256": text.sha256},
+        "corpus": {"name": text.name, **size, "sha256": text.sha256},
         "too_long": prepared.too_long,
         **count(prepared.learned),
     }
@@ -145,8 +146,8 @@ class Prepared(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The tokens of a prompt and of its reference answer without EOS. In a chat, these are the last answer and all
-    tokens before it."""
+    """The tokens of a prompt, and of its reference answer with EOS. The last answer of a chat counts; its prompt is
+    all tokens before it."""
 
     prompt: NDArray[np.int32]
     answer: NDArray[np.int32]
@@ -262,7 +263,7 @@ def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
     }
     columns: dict[str, str | list[str]] = {"ids": ["int32"], "learned": ["bool"], "file": "string", "line": "int64"}
     table = corpus.load_table(_list_samples, request, {**columns, "bytes": "int64", "sha256": "string"})
-    chunks = [(table.data.column(name).chunks) for name in ("ids", "learned")]
+    chunks = [table.data.column(name).chunks for name in ("ids", "learned")]
     ids, learned = (
         np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in of_column]) for of_column in chunks
     )
@@ -274,8 +275,7 @@ def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
     answers = np.add.reduceat(learned.astype(np.int64), begins)
     fits = _find_fitting(options, spec, table, lengths, answers)
     kept, ends = tokens[np.repeat(fits, lengths)], np.cumsum(lengths[fits])
-    name = ",".join(options.files) or "reversed letters"
-    last = table[-1]
+    name, last = ",".join(options.files) or "reversed letters", table[-1]
     text = Corpus(name, len(ends), last["bytes"], last["sha256"], kept, ends)
     return text, int((~fits).sum())
 

@@ -115,7 +115,7 @@ def test_how_often_a_checkpoint_is_written_names_no_other_point() -> None:
         ({"tokens": 9, "warmup_tokens": 9}, r"learning\.warmup_tokens=9 is not below learning\.tokens=9; lower"),
         (
             {"tokens": 9, "final_lr": 0.1},
-            r"final_lr=0\.1 with learning\.schedule=constant, .*; leave it out",
+            r"final_lr=0\.1 with learning\.schedule=constant; leave it out",
         ),
     ],
 )
