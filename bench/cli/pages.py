@@ -13,18 +13,19 @@ def add_page(parser: argparse.ArgumentParser) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Raise UserError if the path is a folder, or does not end in .html or .htm."""
+    """Raise UserError if the path is a folder, is in no existing folder, or does not end in .html or .htm."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--page {path}", "not the name of a page", "let it end in .html")
     if path.is_dir():
         raise UserError(f"--page {path}", "a folder", "name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--page {path}", f"there is no folder {path.parent}", "create it, or choose another file")
 
 
 def write(path: Path, page: str, *, quiet: bool) -> None:
-    """Write an HTML page, creating its folder if needed. Print its path unless `quiet`."""
+    """Write an HTML page, and print its path unless `quiet`."""
     try:
         # Write atomically, because a browser may have the older page open.
-        path.parent.mkdir(parents=True, exist_ok=True)
         store.write_atomically(path, page.encode())
     except OSError as error:
         raise UserError(f"--page {path}", f"cannot be written ({error.strerror})", "choose another file") from error

@@ -126,6 +126,10 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.
     assert refuse(capsys, other) == f"zeroscale: --page {other}: not the name of a page; let it end in .html\n"
     assert other.read_text() == "kept"
     assert refuse(capsys, tmp_path / "config.yaml" / "p.html").endswith("choose another file\n")
+    assert refuse(capsys, away := tmp_path / "a" / "b" / "p.html").endswith(
+        f"there is no folder {away.parent}; create it, or choose another file\n"
+    )
+    assert not (tmp_path / "a").exists(), "a path with a typing error creates no folders"
     (tmp_path / "folder.html").mkdir()
     assert refuse(capsys, tmp_path / "folder.html").endswith("a folder; name a file in it\n")
 
@@ -141,7 +145,7 @@ def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 def write(folder: Path, words: str) -> str:
     """Run the verb and return the HTML of its page."""
-    path = folder / "pages" / "prediction.html"
+    path = folder / "prediction.html"
     assert main(["predict", *words.split(), "--page", str(path)]) == 0
     return path.read_text()
 
@@ -211,6 +215,7 @@ def test_the_verb_writes_the_page_and_says_the_same_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
     words = ["advise", "model=mt5_base", "machine=h100", "devices_per_node=8", "nodes=1", "batch.micro=8"]
     assert main(words) == 0
     alone = capsys.readouterr().out
