@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.flags import DISTURBED
+from analysis.flags import DISTURBED, UNTRUSTED
 from analysis.formats import name_briefly
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
@@ -34,6 +34,14 @@ def describe_answer(results: Results) -> tuple[str, ...]:
         lines.append(_count_leading(answered))
     lines += [_describe_few(answered), _describe_failed(found)]
     return tuple(line for line in lines if line)
+
+
+def describe_untrusted(results: Results) -> str:
+    """Return a sentence on a set of runs of which none is trusted, with the flags that exclude them and a remedy."""
+    counts = Counter(flag for flags in results.table["flags"].fillna("") for flag in flags.split())
+    reasons = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common() if flag in UNTRUSTED)
+    runs = f"None of {format_count(len(results.table), 'run')} is trusted ({reasons})"
+    return f"{runs}; {describe_quiet_remedy(int(results.table['repeat'].max()) + 1)}."
 
 
 def _describe_disturbed(results: Results) -> str:
@@ -121,7 +129,7 @@ def _count_leading(answered: Sequence[Best]) -> str:
         engine for one in answered for engine in {row["engine"] for row in (one.fastest, *one.ties) if row}
     )
     (first, most), *others = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
-    rest = ", ".join(f"{engine} in {count:,}" for engine, count in others[:_NAMED])
+    rest = ", ".join(f"{engine} in {count:,}" for engine, count in others)
     of_all = f"all {len(answered):,} questions" if most == len(answered) else f"{most:,} of {len(answered):,} questions"
     verb = (
         "was fastest as measured" if any(one.undecided for one in answered) else "is fastest, or ties with the fastest,"

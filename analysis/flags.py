@@ -168,6 +168,8 @@ DISTURBED = ("busy", "paused")
 A run is never excluded because of its own steps, such as `unsteady` ones. Otherwise a configuration that throttles in
 some allocations would look as fast as it is in the remaining ones.
 """
+UNTRUSTED = (*DISTURBED, *NO_MEASUREMENT)
+"""Flags of runs whose times do not measure their configuration."""
 
 OUTCOMES: dict[OutcomeKind, str] = {
     "ok": "measured",

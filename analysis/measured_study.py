@@ -2,7 +2,6 @@
 
 import functools
 import io
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,41 +35,38 @@ class MeasuredStudy:
     without disturbed runs. `plot` has the figures of the report.
     """
 
-    def __init__(self, results: "Results", *, short: bool = True) -> None:
+    def __init__(self, results: "Results", *, short: bool = True, chosen_from: "Results | None" = None) -> None:
+        """`chosen_from` are the runs from which trusted runs were chosen; None if no choice was made."""
         self.results = results
         self._short = short
+        self._chosen_from = chosen_from
 
     def __repr__(self) -> str:
-        table = self.results.table
-        counts = Counter(flag for flags in table["flags"] for flag in str(flags).split())
-        flags = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common())
-        ok, configurations = int((table["outcome"] == "ok").sum()), table["config_id"].nunique()
-        return (
-            f"<MeasuredStudy: {len(table):,} runs of {configurations:,} configurations, {ok:,} ok; "
-            f"flags: {flags or 'none'}>"
-        )
+        return f"<MeasuredStudy: {self.results.describe()}>"
 
     def answer(self) -> str:
-        """Return the results in one to five sentences, one per line; empty if nothing was measured."""
-        from analysis.answer import describe_answer
+        """Return the results in one to five sentences, one per line. Without measured or trusted runs, it is a
+        sentence that says so."""
+        from analysis.answer import describe_answer, describe_untrusted
 
-        return "\n".join(describe_answer(self.results))
+        if self._chosen_from and self.results.table.empty and not self._chosen_from.table.empty:
+            return describe_untrusted(self._chosen_from)
+        return "\n".join(describe_answer(self.results)) or "No run was measured."
 
     @functools.cached_property
     def full(self) -> "MeasuredStudy":
         """The same study with all columns in `summary` and `best`."""
-        return MeasuredStudy(self.results, short=False)
+        return MeasuredStudy(self.results, short=False, chosen_from=self._chosen_from)
 
     @functools.cached_property
     def trusted(self) -> "MeasuredStudy":
         """The same study without runs whose times do not measure their configuration: runs on a busy machine, paused
         runs, drills, and runs on hosts outside their job."""
-        from analysis.flags import DISTURBED, NO_MEASUREMENT
+        from analysis.flags import UNTRUSTED
 
-        excluded = {*DISTURBED, *NO_MEASUREMENT}
         flags = enumerate(self.results.table["flags"])
-        kept = [place for place, raised in flags if excluded.isdisjoint(str(raised).split())]
-        return MeasuredStudy(self.results.take(kept), short=self._short)
+        kept = [place for place, raised in flags if not {*UNTRUSTED} & {*str(raised).split()}]
+        return MeasuredStudy(self.results.take(kept), short=self._short, chosen_from=self._chosen_from or self.results)
 
     @functools.cached_property
     def table(self) -> "DataFrame":

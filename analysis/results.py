@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -70,6 +71,18 @@ class Results:
     _outcomes: Mapping[int, Outcome]  # by row number, for runs whose outcome differs from that in the record
     _load: Callable[[Path], RunRecord]
     keeps_disturbed: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Results: {self.describe()}>"
+
+    def describe(self) -> str:
+        """Return the numbers of runs and configurations, and how often each flag was raised, in one line."""
+        counts = Counter(flag for flags in self.table["flags"] for flag in str(flags).split())
+        flags = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common())
+        ok, configurations = int((self.table["outcome"] == "ok").sum()), self.table["config_id"].nunique()
+        runs = f"{len(self.table):,} runs of {configurations:,} configurations, {ok:,} ok"
+        other = {"unreadable": len(self.skipped), "unfinished": len(self.unfinished)}
+        return "; ".join([runs, f"flags: {flags or 'none'}", *(f"{n:,} {name}" for name, n in other.items() if n)])
 
     @functools.cached_property
     def with_disturbed(self) -> "Results":

@@ -263,6 +263,10 @@ class Status(NamedTuple):
     view: "StudyState"
     scheduler_away: str  # why the scheduler could not be queried; empty after a successful query
 
+    def __repr__(self) -> str:
+        away = f"; {self.scheduler_away}" if self.scheduler_away else ""
+        return f"<Status of {self.view.folder}: {self.view.describe()}{away}>"
+
     @property
     def answered(self) -> bool:
         """Return True if every point has a final result."""
@@ -346,6 +350,7 @@ def predict(
     software: str | None = None,
 ) -> "list[Prediction]":
     """Return the predicted memory and step time of every point. A point that exceeds memory has no step time.
+    A study's points are those of `plan`, with the same defaults on a CPU.
 
     `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
     seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a

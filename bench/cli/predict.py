@@ -224,15 +224,9 @@ def _format_lines(one: Prediction, storage: float | None) -> str:
     shown = options.format_compact_point(one.point.composed)
     if one.memory is None:
         return f"{shown}\n{terminal.wrap(one.memory_unknown, 4)}"
-    low, high = one.memory.device
-    span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
-    time, step = one.time, "no step time" if one.fits is False else "step time unknown"
-    if time:
-        tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
-        step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step, {format_interval(*tokens)} tokens/s"
     goodput = _predict_goodput(one, storage)
     kept = f", goodput {100 * goodput.share:.3g} %" if goodput else ""
-    return f"{shown}\n{terminal.wrap(f'{span} GB: {one.describe_fit()}; {step}{kept}', 4)}"
+    return f"{shown}\n{terminal.wrap(f'{one.describe()}{kept}', 4)}"
 
 
 def _format_table(needed: MemoryPrediction) -> str:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.field_errors import describe_error
+from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.record import Circumstance, Limits, Network
 from bench.core.scheduling import SchedulingOptions
@@ -119,6 +120,14 @@ class SweepDefinition(Frozen):
     order: tuple[tuple[int, int], ...]  # (repeat, index of a point), in the order to run
     controls: tuple[SweepPoint, ...] = ()  # the control point, once for each shape of allocation
     search: SearchRequest | None = None  # if set, points and order are read from the files in `trials`
+
+    def __repr__(self) -> str:
+        return f"<SweepDefinition {self.describe()}>"
+
+    def describe(self) -> str:
+        """Return the study, the numbers of runs and points, and the launcher in one line."""
+        count = f"{format_count(len(self.order), 'run')} of {format_count(len(self.points), 'point')}"
+        return f"{self.study}: {count}, launcher={self.launcher['name']}"
 
     @property
     def scheduling(self) -> SchedulingOptions:

@@ -1,5 +1,6 @@
 """Find the study and the overrides that a user gives, and choose defaults for the device."""
 
+import contextlib
 import functools
 import re
 import shlex
@@ -14,7 +15,7 @@ from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import Device
-from bench.core.study import Overrides, Pair, Study
+from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
@@ -147,3 +148,23 @@ def choose_small(given: Overrides, composed: Request) -> list[Pair]:
     shorter = {f"sequence.{kind}": max(length // _SHORTER, 1) for kind, length in composed.spec.sequence.items()}
     small = {"precision": smoke["precision"], **shorter, "measure": smoke["measure"]}
     return [(key, value) for key, value in small.items() if key not in keys]
+
+
+def choose_small_base(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
+    """Return overrides that make the points of a study without a base small.
+
+    Empty unless the first point starts on this machine's CPU.
+
+    If models read different kinds of tokens, the overrides include no sequence lengths.
+    """
+    if study.base:
+        return []
+    first, *others = expand_study(study, overrides)
+    composed = compose.compose_request(first, config_dir)
+    chosen = choose_small(overrides, composed)
+    learners = {tuple(pair for pair in pairs if pair[0] in ("model", "objective")): pairs for pairs in others}
+    for pairs in learners.values():
+        with contextlib.suppress(UserError):  # raised again, or excluded by a rule, when all points are decoded
+            if compose.compose_request(pairs, config_dir).spec.sequence.keys() != composed.spec.sequence.keys():
+                return [(key, value) for key, value in chosen if not key.startswith("sequence.")]
+    return chosen

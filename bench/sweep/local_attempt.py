@@ -23,8 +23,9 @@ from bench import launchers
 from bench.core import store
 from bench.core.errors import Interrupted
 from bench.core.files import get_cache_folder
-from bench.core.formatting import format_count, format_duration
+from bench.core.formatting import describe_result, format_count, format_duration
 from bench.core.processes import build_module_command
+from bench.core.quantities import is_busy
 from bench.core.record import Outcome, RunRecord
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.spec import MeasureSpec, RunSpec
@@ -237,6 +238,11 @@ class MeasuredRun(NamedTuple):
 
     folder: Path
     record: RunRecord
+
+    def __repr__(self) -> str:
+        observed = self.record.observations
+        busy = observed and observed.steps and is_busy(observed, observed.steps.window_s)
+        return f"<MeasuredRun {self.folder}: {describe_result(self.record)}{'; busy machine' if busy else ''}>"
 
 
 class SweepSupervisor:

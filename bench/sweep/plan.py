@@ -15,12 +15,12 @@ from bench.config import compose
 from bench.config.compose import Expansion, Request, StudyPoint
 from bench.config.decode import check_rank, decode_model
 from bench.core.errors import NoPrediction, UserError
-from bench.core.formatting import describe_point
+from bench.core.formatting import describe_point, format_count
 from bench.core.point_fields import is_shown
 from bench.core.record import Circumstance, Limits
 from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import Device, config_id
-from bench.core.study import Overrides, Pair, Study, expand_study, list_control_pairs, order_runs
+from bench.core.study import Overrides, Pair, Study, list_control_pairs, order_runs
 from bench.measure import devices
 from bench.predict.memory import predict_memory
 from bench.sweep import forecast, inputs
@@ -28,6 +28,7 @@ from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint, Sw
 from bench.sweep.forecast import predict_forecast
 from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 
+_SHOWN = 8  # points that the `repr` of a plan lists
 _GROUPS = {"model", "engine", "data", "machine", "launcher"}
 
 
@@ -38,6 +39,14 @@ class PlannedSweep(NamedTuple):
     expansion: Expansion  # the points, and the numbers of points that the study's rules exclude
     chosen: list[Pair]  # overrides that make the points small enough for this machine's CPU
     autopilot: bool  # submit the remaining points when jobs have ended
+
+    def __repr__(self) -> str:
+        shown = [point.line for point in self.sweep.points[:_SHOWN]]
+        more = len(self.sweep.points) - len(shown)
+        shown += [f"{more} more"] if more else []
+        excluded = sum(self.expansion.excluded.values())
+        counts = self.sweep.describe() + (f"; {format_count(excluded, 'point')} excluded by rules" if excluded else "")
+        return "\n  ".join([f"<PlannedSweep {counts}", *shown]) + ">"
 
     @property
     def queues(self) -> bool:
@@ -59,7 +68,7 @@ def plan_sweep(
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search and no axes", "use `zeroscale search`")
-    chosen = [] if planned_study.base else _choose_small(planned_study, given, config_dir)
+    chosen = inputs.choose_small_base(planned_study, given, config_dir)
     update = {"base": planned_study.base | dict(chosen), "repeats": repeats or planned_study.repeats}
     planned_study = planned_study.model_copy(update=update)
     found = compose.compose_points(planned_study, given, config_dir, inputs.find_device)
@@ -99,22 +108,6 @@ def define_sweep(
         rules=rules.model_copy(update={"max_queued": scheduling.max_queued}),
         **given,
     )
-
-
-def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
-    """Return overrides that make the points small. Empty unless the first point starts on this machine's CPU.
-
-    If models read different kinds of tokens, the overrides include no sequence lengths.
-    """
-    first, *others = expand_study(study, overrides)
-    composed = compose.compose_request(first, config_dir)
-    chosen = inputs.choose_small(overrides, composed)
-    learners = {tuple(pair for pair in pairs if pair[0] in ("model", "objective")): pairs for pairs in others}
-    for pairs in learners.values():
-        with contextlib.suppress(UserError):  # raised again, or excluded by a rule, when all points are decoded
-            if compose.compose_request(pairs, config_dir).spec.sequence.keys() != composed.spec.sequence.keys():
-                return [(key, value) for key, value in chosen if not key.startswith("sequence.")]
-    return chosen
 
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
@@ -217,6 +210,9 @@ class SingleRun(NamedTuple):
     composed: Request
     requested: RequestedRun  # its repeat number is assigned when it starts
     chosen: list[Pair]  # overrides that make the run small enough for this machine's CPU
+
+    def __repr__(self) -> str:
+        return f"<SingleRun {describe_point(self.composed.spec, self.requested.config_id)}>"
 
 
 def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -> SingleRun:

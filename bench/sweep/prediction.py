@@ -9,6 +9,7 @@ from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
 from bench.core.engine_costs import SimulatedPass
 from bench.core.errors import NoPrediction, UserError
+from bench.core.formatting import format_interval
 from bench.core.spec import Device
 from bench.core.study import Study
 from bench.predict.memory import (
@@ -54,6 +55,24 @@ class Prediction(NamedTuple):
         found = self.point.composed.machine.calibration
         known = self.rehearsed_s is not None or bool(found and found.matmul)
         return self.time is not None and self.device == "cuda" and not known
+
+    def __repr__(self) -> str:
+        spec = self.point.composed.spec
+        point = f"{self.point.config_id} {spec.model.name} {spec.engine.name} micro {spec.batch.micro}"
+        return f"<Prediction {point}: {self.describe()}>"
+
+    def describe(self) -> str:
+        """Return in one line the memory per device, whether it fits, the step time and the throughput."""
+        if self.memory is None:
+            return self.memory_unknown
+        low, high = self.memory.device
+        span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
+        step, time = "no step time" if self.fits is False else "step time unknown", self.time
+        if time:
+            tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
+            step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step"
+            step += f", {format_interval(*tokens)} tokens/s"
+        return f"{span} GB: {self.describe_fit()}; {step}"
 
     def describe_fit(self) -> str:
         """Return in words whether the point fits into a device's memory."""
@@ -111,6 +130,9 @@ def predict_points(
         raise UserError(f"software={','.join(named)}", "one class of software at a time", "call predict once for each")
     chosen = find_software(named[0]) if named else USUAL
     given = [(key, values) for key, values in given if key != "software"]
+    if composed != Study(name="adhoc"):  # a study is predicted as `sweep` would measure it
+        small = dict(inputs.choose_small_base(composed, given, config_dir))
+        composed = composed.model_copy(update={"base": composed.base | small})
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
     found = [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
     return [one._replace(config_dir=config_dir) for one in found]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bench import launchers
+from bench.core.formatting import format_count
 from bench.core.scheduling import JobState
 from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
@@ -193,6 +194,17 @@ class StudyState(NamedTuple):
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
     is_reached: bool = True  # the scheduler was asked and answered
+
+    def __repr__(self) -> str:
+        return f"<StudyState of {self.folder}: {self.describe()}>"
+
+    def describe(self) -> str:
+        """Return the number of points in each state, or with each outcome, and the jobs in the queue, in one line."""
+        shown = Counter(one.outcome if one.final else one.state for one in self.statuses)
+        counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
+        queued = f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
+        jobs_text = f"; {queued}" if self.seen.jobs else ""
+        return f"{format_count(len(self.statuses), 'point')}: {counts or 'none'}{jobs_text}"
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
         """Return the log file of a job, or of an array task; None if the scheduler has not accepted the job yet."""

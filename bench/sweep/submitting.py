@@ -52,6 +52,11 @@ class SubmitResult(NamedTuple):
     cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
     impossible: int = 0  # number of points that this cluster can never start
 
+    def __repr__(self) -> str:
+        submitted = f"{format_count(len(self.submitted), 'job')} submitted"
+        left = f"{format_count(len(self.left), 'point')} left" + (f" ({self.why_left})" if self.why_left else "")
+        return f"<SubmitResult: {submitted}, {self.queued} in the queue, {left}>"
+
     @property
     def complete(self) -> bool:
         """Return whether nothing failed: the requested autopilot was submitted, and the scheduler accepted orders to

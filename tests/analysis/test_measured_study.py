@@ -134,6 +134,22 @@ def test_trusted_runs_are_those_that_nothing_disturbed(tmp_path: Path) -> None:
     assert "busy" in repr(study) and "busy" not in repr(study.trusted)
 
 
+def test_without_a_trusted_run_the_answer_says_why_and_what_to_do(tmp_path: Path) -> None:
+    load = ({"node": 0, "others_share": 0.3},)
+    busy = [run(spec("ddp"), load=load, repeat=repeat) for repeat in range(3)]
+    study = analysis.open_study(save(tmp_path, *busy, run(spec("zero1"), drill="rank=1 step=3")))
+    told = (
+        "None of 4 runs is trusted (3 busy, 1 drill); to add quiet ones, sweep again with --repeats 6 "
+        "launcher.quiet_within_s=600."
+    )
+    assert study.trusted.answer() == told and study.trusted.trusted.full.answer() == told
+    assert analysis.open_study(save(tmp_path / "one", run(evidence="rehearsed"))).answer() == "No run was measured."
+
+
+def test_the_data_behind_the_tables_are_shown_in_one_line(study: MeasuredStudy) -> None:
+    assert repr(study.results) == repr(study).replace("MeasuredStudy", "Results")
+
+
 def test_the_answer_is_text(study: MeasuredStudy) -> None:
     assert (
         study.answer().startswith("zero0 was fastest as measured in all 6 questions.")

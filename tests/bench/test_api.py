@@ -119,6 +119,16 @@ def test_a_prediction_says_what_it_knows_and_why_it_knows_no_more() -> None:
     assert slower.time and slower.time.step_s > small.time.step_s
 
 
+@pytest.mark.parametrize("machine", ["cpu", "h100"])
+def test_a_study_is_predicted_with_the_defaults_with_which_it_would_be_measured(machine: str) -> None:
+    """On a CPU, a study without a base gets the sizes of the smoke study. Elsewhere it keeps its own."""
+    study = api.Study(name="mine", axes={"engine": ["ddp", "zero2"]})
+    shared = {"machine": machine, "devices_per_node": 2}
+    launcher = {} if machine == "cpu" else {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}
+    predicted = [one.point.config_id for one in api.predict(study, shared)]
+    assert predicted == [one.config_id for one in api.plan(study, shared | launcher).sweep.points]
+
+
 def test_advice_takes_plain_words_beside_overrides() -> None:
     question = GPUS | {"model": "mt5_xl", "nodes": [1, 2], "engine": ["zero2", "zero3"], "tokens": 1e10}
     answer = api.advise(question | {"deadline": "30d"})

@@ -13,7 +13,7 @@ from bench.config.compose import Request
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
-from bench.core.formatting import format_count
+from bench.core.formatting import describe_choice, format_count, format_interval
 from bench.core.record import RunRecord
 from bench.core.spec import Device, RunSpec
 from bench.predict.advice import Advice, advise, format_hours, rate_doubt
@@ -40,6 +40,13 @@ class Answer(NamedTuple):
     looked_at: int
     choices: list[Choice]  # all candidates that have a predicted time
     device: Device  # device that the times are predicted for
+
+    def __repr__(self) -> str:
+        winner, ties = self.advice.winner, len(self.advice.ties)
+        step = format_interval(*winner.estimate[:3])
+        tied = f"; {format_count(ties, 'other layout')} cannot be told apart from it" if ties else ""
+        counted = f"{format_count(self.looked_at, 'candidate')}"
+        return f"<Answer: {winner.spec.engine.name}, {describe_choice(winner.spec)}; {step} s a step{tied}; {counted}>"
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:

@@ -84,6 +84,11 @@ class PlannedSearch(NamedTuple):
     pool: CandidatePool
     proposer: Proposer
 
+    def __repr__(self) -> str:
+        section = self.pool.section
+        space = f"{section.objective} over {', '.join(section.space)}"
+        return f"<PlannedSearch {self.sweep.study}: {space}, at most {format_count(section.trials, 'trial')}>"
+
     @property
     def queues(self) -> bool:
         """Return whether the search's launcher submits trials to a scheduler's queue."""

@@ -32,6 +32,11 @@ class SearchVerdict(NamedTuple):
     whole_tokens: int | None  # length of a complete training; None without rungs
     is_exhausted: bool  # in a search with rungs: no training is left to start or to resume
 
+    def __repr__(self) -> str:
+        outcomes = ", ".join(f"{number} {kind}" for kind, number in self.outcomes.most_common())
+        best = self.best.trial.point.line if self.best else self.unmet or "none"
+        return f"<SearchVerdict: best {self.section.objective}: {best}; {outcomes or 'no trial'}>"
+
     @property
     def is_over(self) -> bool:
         """Return True if the search has ended: no trial is pending, and the budget is used up or no useful trial is

@@ -65,5 +65,17 @@ def test_answer_to_many_questions_counts_the_leading_engines() -> None:
     assert answer(*groups) == ["ddp is fastest, or ties with the fastest, in 3 of 4 questions (zero1 in 1)."]
 
 
+def test_every_engine_that_leads_in_a_question_is_named() -> None:
+    """Of six questions, ddp leads in two. Each of four other engines leads in one."""
+    leads = ("ddp", "ddp", "zero0", "zero1", "zero2", "zero3")
+    groups = [
+        measured(asked(nodes, engine=engine), seconds)
+        for nodes, leading in enumerate(leads, 1)
+        for engine, seconds in ((leading, 1.0), ("fsdp", 1.5))
+    ]
+    others = "zero0 in 1, zero1 in 1, zero2 in 1, zero3 in 1"
+    assert answer(*groups) == [f"ddp is fastest, or ties with the fastest, in 2 of 6 questions ({others})."]
+
+
 def test_rehearsals_have_no_answer() -> None:
     assert answer([run(evidence="rehearsed")]) == []

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from sweeps import attempt, point, spec, sweep
 
+from bench import api
 from bench.cli import main
 from bench.cli.status import format_progress
 from bench.core import store
 from bench.core.record import OutcomeKind
+from bench.core.spec import RunSpec
 from bench.launchers.slurm.states import SQUEUE_FORMAT
 from bench.sweep import definition, jobs
 from bench.sweep.jobs import Job
+from bench.sweep.local_attempt import MeasuredRun
 from bench.sweep.status import read_state
 
 
@@ -248,3 +251,28 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Pat
     good.unlink()
     told = zeroscale("status", str(tmp_path))
     assert told.returncode == 2 and "not a sweep of this version" in told.stderr
+
+
+def test_a_notebook_shows_each_result_in_a_few_lines_with_its_main_numbers(tmp_path: Path) -> None:
+    study = api.Study(name="mine", axes={"engine": ["ddp", "zero1"], "batch.micro": [1, 2, 3, 4, 5, 6]}, repeats=3)
+    on_cpu = {"machine": "cpu", "devices_per_node": 2}
+    plan, (first, *_) = api.plan(study, on_cpu), api.predict(study, on_cpu)
+    attempt(tmp_path / "mine", RunSpec.model_validate(plan.sweep.points[0].spec), "ok", busy=True)
+    definition.write(tmp_path / "mine", plan.sweep)
+    (record,) = (tmp_path / "mine").glob(f"*/*/{store.RECORD}")
+    shown = {
+        "36 runs of 12 points": plan,
+        "ddp micro 1: ": first,
+        "36 points: 35 waiting, 1 ok": api.status(tmp_path / "mine"),
+        "ok: 0.1 s per step, n = 3; busy machine": MeasuredRun(record.parent, store.read_record(record)),
+        "ddp    fp32": api.point(on_cpu | {"engine": "ddp"}),
+        "zero1, 1 node": api.advise(
+            {"machine": "h100", "devices_per_node": 8, "model": "mt5_xl", "nodes": 1, "engine": "zero1"}
+        ),
+        "samples_per_s over engine, ": api.plan_search("search_smoke"),
+    }
+    for words, result in shown.items():
+        text = repr(result)
+        assert words in text and text.startswith(f"<{type(result).__name__}") and text.endswith(">")
+        assert len(text) < 1500 and text.count("\n") < 12, "a dozen lines"
+    assert "4 more" in repr(plan)
