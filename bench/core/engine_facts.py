@@ -71,6 +71,10 @@ class FrozenWeights(NamedTuple):
 
 _NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
 _NOT_FROZEN = FrozenWeights()
+FROZEN_FORMS = frozenset({"none", "nf4", "int8"})
+"""Forms for engines whose ranks hold whole weights."""
+WITHOUT_INT8 = FrozenWeights(FROZEN_FORMS - {"int8"}, "bitsandbytes keeps a whole copy of int8 weights on every rank")
+"""Frozen weights of engines that partition weights."""
 
 
 @dataclass(frozen=True)

@@ -200,10 +200,10 @@ def check_adapter(spec: RunSpec) -> None:
     frozen = facts(spec).frozen
     value = f"adapter.frozen={adapter.frozen}" if adapter.rank is None else f"adapter={adapter.name}"
     if not frozen.forms:
-        rule = f"engine {spec.engine.name} has no frozen weights, because {frozen.why}"
+        rule = f"engine {spec.engine.name} does not support frozen weights, because {frozen.why}"
         raise UserError(value, rule, "choose engine=ddp, zero0 to zero3, or fsdp")
     if adapter.quantization not in frozen.forms:
-        rule = f"engine {spec.engine.name} has no such frozen weights, because {frozen.why}"
+        rule = f"engine {spec.engine.name} does not support such frozen weights, because {frozen.why}"
         remedy = "choose engine=ddp or zero2, or adapter.quantization=none"
         raise UserError(f"adapter.quantization={adapter.quantization}", rule, remedy)
 

@@ -3,7 +3,7 @@ reference for other engines."""
 
 from typing import TYPE_CHECKING
 
-from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Rehearsal
+from bench.core.engine_facts import FROZEN_FORMS, Division, EngineFacts, FrozenWeights, Rehearsal
 from bench.core.spec import Device, RunSpec
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         rehearsal=Rehearsal("any"),
         sums_norms=True,
         divides_by_tokens=True,
-        frozen=FrozenWeights(frozenset({"none"})),
+        frozen=FrozenWeights(FROZEN_FORMS),
         members=frozenset({"evaluate", "predict_tokens", "set_learning_rate", "save", "load", "list_weights"}),
         memory=_predict_memory,
         step=_predict_step,

@@ -136,11 +136,15 @@ class ZeroEngine:
         set_learning_rate(self._engine.optimizer, rate)
 
     def save(self, folder: Path, steps: int) -> None:
-        self._engine.save_checkpoint(str(folder), tag=_STATE, client_state={"steps": steps})
+        # frozen weights are rebuilt as at the start of the run
+        self._engine.save_checkpoint(
+            str(folder), tag=_STATE, client_state={"steps": steps}, exclude_frozen_parameters=True
+        )
         save_random_state(folder)
 
     def load(self, folder: Path) -> int:
-        _, kept = self._engine.load_checkpoint(str(folder), tag=_STATE)
+        strict = all(parameter.requires_grad for parameter in self._engine.module.parameters())
+        _, kept = self._engine.load_checkpoint(str(folder), tag=_STATE, load_module_strict=strict)
         load_random_state(folder)
         self._steps = int(kept["steps"])
         return self._steps

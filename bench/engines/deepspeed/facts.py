@@ -4,7 +4,15 @@ compiled ops, and its config."""
 import functools
 from typing import TYPE_CHECKING, Any
 
-from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Member, Rehearsal
+from bench.core.engine_facts import (
+    FROZEN_FORMS,
+    WITHOUT_INT8,
+    Division,
+    EngineFacts,
+    FrozenWeights,
+    Member,
+    Rehearsal,
+)
 from bench.core.spec import Device, OptimizerSpec, RunSpec
 from bench.engines.deepspeed.options import Options, Zero, decode_options
 
@@ -84,7 +92,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         # it uses where gradients are summed in another precision.
         sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
         divides_by_tokens=True,
-        frozen=FrozenWeights(frozenset({"none"})),
+        frozen=find_frozen(options),
         # DeepSpeed 0.19.8 does not restore moments that are on NVMe: the losses after a resume differ
         members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load", "list_weights"},
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
@@ -98,6 +106,19 @@ def find_division(stage: int, ranks: int) -> Division:
     """Return the number of ranks that partition weights, gradients and optimizer state at a ZeRO stage (arXiv
     1910.02054, section 5)."""
     return Division(*(ranks if stage >= first else 1 for first in (3, 2, 1)))
+
+
+def find_frozen(options: Options) -> FrozenWeights:
+    """Return the frozen weights that a ZeRO stage supports. Stages below 3 do not change weights that are not trained.
+
+    Stage 3 partitions nf4's packed bytes like other weights. Until backward, bitsandbytes keeps the packed weights that
+    were gathered for forward.
+    """
+    if options.stage < 3:
+        return FrozenWeights(FROZEN_FORMS)
+    if options.quantised:
+        return FrozenWeights(frozenset({"none"}), f"engine.{options.quantised[0]}=true would quantise them once more")
+    return WITHOUT_INT8
 
 
 def _predict_memory(

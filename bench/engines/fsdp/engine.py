@@ -1,10 +1,10 @@
 """Engine for torch's FSDP2. fully_shard is applied to each block of layers, and to the model for the parameters outside
 blocks.
 
-Weights are kept in fp32 and partitioned among the ranks that share a copy. With AdamW's two moments they take 12 bytes
-per parameter. In bf16, weights are cast before they are gathered, and gradients are returned in fp32. Embedding, head
-and last norms are gathered once per micro-step and stay whole until its backward ends, because both passes begin or end
-with them.
+Trained weights are kept in fp32 and partitioned among the ranks that share a copy. With AdamW's two moments they take
+12 bytes per parameter. In bf16, weights are cast before they are gathered, and gradients are returned in fp32. Frozen
+weights have the run's precision, and neither gradients nor moments. Embedding, head and last norms are gathered once
+per micro-step and stay whole until its backward ends, because both passes begin or end with them.
 
 fully_shard partitions a model that already exists. While the model is built and its weights are drawn, each parameter
 is on the meta device, and a `Shard` holds this rank's rows of it. No rank therefore holds more than one whole tensor at
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -53,6 +54,8 @@ __all__ = ["FullyShardedEngine", "build", "construction", "parameter_count", "wh
 
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the mesh's dimensions: copies of the model, and the ranks that share one copy."""
+_SAVED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""What a checkpoint has: trained weights. Frozen weights are rebuilt as at the start of the run."""
 _HERE = "_zeroscale_shard"
 """Name of the attribute of a parameter on the meta device that holds its `Shard`."""
 
@@ -127,6 +130,15 @@ def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
         dist.broadcast(parameter.data, 0)
         shard.keep(parameter.data)
         torch.utils.swap_tensors(parameter, place)
+
+
+def hold(parameter: Parameter, like: Parameter) -> Parameter:
+    """Return a frozen parameter on the meta device whose `Shard` holds this rank's rows of `parameter`, which is whole
+    and equal on all ranks. `like` is a parameter of the same model."""
+    empty, shard = Parameter(torch.empty_like(parameter.data, device="meta"), False), Shard(_get_shard(like).mesh)
+    shard.keep(parameter.data)
+    setattr(empty, _HERE, shard)
+    return empty
 
 
 def _get_shard(parameter: Parameter) -> Shard:
@@ -249,11 +261,13 @@ class FullyShardedEngine:
         found: dict[str, Any] = {**self._get_state(), "steps": torch.tensor(0)}
         state_dict_loader.load(found, checkpoint_id=folder)  # fills the tensors of `found`
         if self._update.has_plain_state:
-            set_model_state_dict(self._module, found["model"])
+            set_model_state_dict(self._module, found["model"], options=_SAVED)
             self._update.optimizer.load_state_dict(torch.load(_find_own_state(folder), map_location="cpu"))
         else:
             model, state = found["model"], found["optimizer"]
-            set_state_dict(self._module, self._update.optimizer, model_state_dict=model, optim_state_dict=state)
+            set_state_dict(
+                self._module, self._update.optimizer, model_state_dict=model, optim_state_dict=state, options=_SAVED
+            )
         load_random_state(folder)
         self._update.steps = int(found["steps"])
         return self._update.steps
@@ -261,8 +275,8 @@ class FullyShardedEngine:
     def _get_state(self) -> dict[str, Any]:
         """Return the state of the model, and of the optimizer unless each rank writes its own."""
         if self._update.has_plain_state:
-            return {"model": get_model_state_dict(self._module)}
-        model, state = get_state_dict(self._module, self._update.optimizer)
+            return {"model": get_model_state_dict(self._module, options=_SAVED)}
+        model, state = get_state_dict(self._module, self._update.optimizer, options=_SAVED)
         return {"model": model, "optimizer": state}
 
     def list_weights(self, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -291,7 +305,7 @@ def _find_own_state(folder: Path) -> Path:
 
 
 def _divide(module: Module, spec: RunSpec, options: Options) -> Module:
-    """Apply fully_shard to `module`, convert its weights to fp32, and return it."""
+    """Apply fully_shard to `module`, convert its trained weights to fp32, and return it."""
     kept = _replace_by_meta(module)
     mesh = _get_shard(next(iter(kept.values()))).mesh
     precision, offload = MixedPrecisionPolicy(), OffloadPolicy()
@@ -322,19 +336,22 @@ def _list_blocks(module: Module) -> Iterator[Module]:
 
 
 def _replace_by_meta(module: Module) -> dict[str, Parameter]:
-    """Replace each parameter by an fp32 parameter on the meta device. Return the replaced parameters by name."""
+    """Replace each parameter by a parameter on the meta device, in fp32 if it is trained. Return the replaced
+    parameters by name."""
     kept = dict(module.named_parameters(remove_duplicate=False))
     empty: dict[Parameter, Parameter] = {}
     for name, parameter in kept.items():
         if parameter not in empty:
-            shape = torch.empty(parameter.shape, dtype=torch.float32, device="meta")
+            dtype = torch.float32 if parameter.requires_grad else parameter.dtype
+            shape = torch.empty(parameter.shape, dtype=dtype, device="meta")
             empty[parameter] = Parameter(shape, requires_grad=parameter.requires_grad)
         _put(module, name, empty[parameter])
     return kept
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Fill each partitioned parameter with this rank's rows in fp32. FSDP initialises lazily, and then uses them."""
+    """Fill each partitioned parameter with this rank's rows in its dtype. FSDP initialises lazily, and then uses
+    them."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:
@@ -342,7 +359,7 @@ def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None
             assert shard.data is not None, f"{name} was not initialised"
             assert isinstance(divided, DTensor)
             rows = DTensor.from_local(
-                shard.data.to(place, torch.float32), divided.device_mesh, divided.placements, run_check=False,
+                shard.data.to(place, divided.dtype), divided.device_mesh, divided.placements, run_check=False,
                 shape=divided.shape, stride=divided.stride(),
             )  # fmt: skip
             filled[divided] = Parameter(rows, requires_grad=divided.requires_grad)

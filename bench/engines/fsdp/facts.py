@@ -3,7 +3,7 @@ its optional methods."""
 
 from typing import TYPE_CHECKING
 
-from bench.core.engine_facts import Division, EngineFacts, FrozenWeights, Rehearsal
+from bench.core.engine_facts import WITHOUT_INT8, Division, EngineFacts, Rehearsal
 from bench.core.spec import Device, RunSpec
 from bench.engines.fsdp.options import decode_options, shard_ranks
 
@@ -28,7 +28,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         rehearsal=Rehearsal("any"),
         sums_norms=True,
         divides_by_tokens=True,
-        frozen=FrozenWeights(frozenset({"none"})),
+        frozen=WITHOUT_INT8,
         members=frozenset({"evaluate", "predict_tokens", "set_learning_rate", "save", "load", "list_weights"}),
         memory=_predict_memory,
         step=_predict_step,

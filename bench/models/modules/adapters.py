@@ -1,4 +1,5 @@
-"""Adapters for the models of all families: low-rank matrices beside frozen weights (LoRA, by peft), and frozen parts.
+"""Adapters for the models of all families: low-rank matrices beside frozen weights (LoRA, by peft), frozen weights that
+are quantised (QLoRA, by bitsandbytes), and frozen parts.
 
 `adapt` changes an initialised model before its engine is built. The initial weights of the rest of the model therefore
 stay those of a run without adapters. The second matrix of each adapter is zero at first, so the first loss is also the
@@ -7,6 +8,7 @@ same.
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn import Linear, Module, ModuleList, Parameter
@@ -17,6 +19,10 @@ from bench.core.spec import AdapterSpec, RunSpec
 from bench.models import derived_seed
 from bench.models.modules import SkippedInitialisation
 
+OUTLIERS = 6.0
+"""Threshold of LLM.int8 (arXiv 2208.07339), also that of transformers: columns of an input with a larger value are not
+quantised."""
+_PEFT_FLAGS = {"is_loaded_in_4bit": "nf4", "is_loaded_in_8bit": "int8"}
 _FIRST, _SECOND = "lora_A", "lora_B"
 """peft's names for the two matrices of an adapter: (rank, inputs) and (outputs, rank)."""
 
@@ -28,6 +34,8 @@ def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
         _freeze(module, spec.adapter.frozen)
     if spec.adapter.rank is not None:
         targets = _find_targets(module, spec.adapter)
+        if spec.adapter.quantization != "none":
+            _quantise(module, spec, engine)
         _insert(module, targets, spec, engine)
         _draw(module, spec.seed, engine)
     return module
@@ -82,18 +90,71 @@ def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
     return [name for name, own in names.items() if not adapter.targets or own in adapter.targets]
 
 
+def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
+    """Replace the matrices of all blocks by quantised ones, one at a time.
+
+    Matrices that transformers keeps in fp32 are not quantised. T5 converts activations to the dtype of `wo` before it
+    multiplies them. With a quantised `wo`, of bytes, this would destroy them without any error.
+    """
+    hold = getattr(engine, "hold", None)  # an engine that partitions parameters before it is built
+    kept = frozenset(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, layer in list_matrices(module).items():
+        owner, _, own = name.rpartition(".")
+        if own not in kept:
+            with torch.no_grad(), engine.whole([layer.weight]):
+                packed = _pack(layer, spec.adapter)
+            if hold is not None:
+                held = hold(packed.weight, layer.weight)
+                for fact in ("quant_type", "compress_statistics"):  # peft reads them
+                    setattr(held, fact, getattr(packed.weight, fact))
+                packed.weight = held
+            setattr(module.get_submodule(owner), own, packed)
+
+
+def _pack(layer: Any, adapter: AdapterSpec) -> Module:
+    """Return a matrix quantised by bitsandbytes. The layer's weight must be whole."""
+    from bitsandbytes import nn as quantised
+    from bitsandbytes.functional import int8_vectorwise_quant, quantize_4bit
+
+    weight = layer.weight.detach()
+    if not isinstance(layer, Linear):
+        weight = weight.t().contiguous()  # Conv1D
+    outputs, inputs = weight.shape
+    if adapter.quantization == "int8":
+        made = quantised.Linear8bitLt(inputs, outputs, False, has_fp16_weights=False, threshold=OUTLIERS, device="meta")
+        rows, scales, _ = int8_vectorwise_quant(weight.to(torch.float16))
+        made.weight = quantised.Int8Params(rows, requires_grad=False, CB=rows, SCB=scales)
+    else:
+        # packed weights have the run's dtype, because FSDP gathers parameters of that dtype without a conversion
+        form = {"quant_type": "nf4", "quant_storage": weight.dtype, "compress_statistics": adapter.double_quantization}
+        made = quantised.Linear4bit(inputs, outputs, False, compute_dtype=weight.dtype, device="meta", **form)
+        rows, made.quant_state = quantize_4bit(weight, **form)
+        made.weight = quantised.Params4bit(
+            rows, requires_grad=False, quant_state=made.quant_state, module=made, bnb_quantized=True, **form
+        )
+        # in evaluations it would repack the weights for AVX-512 in place, and their gradients would fail afterwards
+        made.support_avx512bf16_for_cpu = False
+    made.bias = layer.bias
+    return made
+
+
 def _insert(module: Module, targets: Sequence[str], spec: RunSpec, engine: EngineBuilder) -> None:
     """Put uninitialised adapters beside the matrices named `targets`, and freeze everything else."""
     # imported before `construction` is entered, because deepspeed.zero.Init changes the classes that exist then
     from peft import LoraConfig, inject_adapter_in_model
 
     adapter = spec.adapter
+    # peft's own flags, by which it chooses its layers for bitsandbytes' layers
+    for flag, form in _PEFT_FLAGS.items():
+        setattr(module, flag, adapter.quantization == form)
     config = LoraConfig(
         r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout, target_modules=list(targets),
         init_lora_weights=False, fan_in_fan_out=isinstance(module.get_submodule(targets[0]), _load_conv1d()),
     )  # fmt: skip
     with engine.construction(spec), SkippedInitialisation():
         inject_adapter_in_model(config, module)
+    for flag in _PEFT_FLAGS:
+        delattr(module, flag)
 
 
 def _draw(module: Module, seed: int, engine: EngineBuilder) -> None:

@@ -16,6 +16,7 @@ from torch import distributed
 
 from bench import engines, models
 from bench.core.spec import RunSpec
+from bench.models.modules.adapters import adapt
 
 STEPS = 3
 """Number of steps before the checkpoint, and of steps after it."""
@@ -38,6 +39,7 @@ def go_on(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
+    adapt(module, spec, backend)
     engine = backend.build(module, spec)
     fresh = not folder.exists()
     distributed.barrier()

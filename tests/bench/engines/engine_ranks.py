@@ -27,12 +27,11 @@ from bench.core.plugins import EngineBuilder
 from bench.core.spec import RunSpec
 from bench.measure import memory
 from bench.measure.collectives import CollectiveCounter
+from bench.models.modules.adapters import adapt
 
 STEPS = 4
 MEMORY = "memory: "
 CPU = torch.device("cpu")
-FROZEN = "frozen"
-"""Name of a model of which only the decoder and the head are trained."""
 
 
 def main() -> None:
@@ -63,8 +62,7 @@ def train(spec: RunSpec) -> dict[str, Any]:
     for name, parameter in sorted(module.named_parameters()):
         with backend.whole([parameter]):
             weights.update(name.encode() + parameter.detach().float().numpy().tobytes())
-    if spec.model.name == FROZEN:
-        module.encoder.requires_grad_(False)  # includes the embedding, which the decoder shares
+    adapt(module, spec, backend)
     before = copy_whole_weights(backend, module)
     engine = backend.build(module, spec)
     losses, norms = [], []
@@ -78,10 +76,13 @@ def train(spec: RunSpec) -> dict[str, Any]:
         "weights": weights.hexdigest(),
         "parameters": backend.parameter_count(module.parameters()),
         "trained": backend.parameter_count(engines.trained(module)),
-        "changed": [name for name, now in copy_whole_weights(backend, module).items() if not now.equal(before[name])],
+        "changed": [
+            name for name, now in copy_whole_weights(backend, module).items() if not is_equal(now, before[name])
+        ],
         "losses": [float(loss) for loss in losses],
         "loss_is_plain": all(loss.shape == () and not loss.requires_grad for loss in losses),
         "norms": norms,
+        "moments": count_moments(engine),
         "skipped": engine.skipped_steps(),
         "config": engine.config(),
         "collectives": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
@@ -90,6 +91,19 @@ def train(spec: RunSpec) -> dict[str, Any]:
         seen["measures"] = list_measuring(engine._engine)
         engine._engine.destroy()
     return seen
+
+
+def is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return True if all bytes are equal. Packed weights contain bytes that are not numbers in their dtype."""
+    return one.flatten().view(torch.uint8).equal(other.flatten().view(torch.uint8))
+
+
+def count_moments(engine: Any) -> int:
+    """Return the number of elements of AdamW's first moments on this rank."""
+    update = engine._engine.basic_optimizer if hasattr(engine, "_engine") else engine._update
+    optimizer = getattr(update, "optimizer", getattr(update, "_optimizer", update))
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    return sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in moments)
 
 
 def list_measuring(engine: Any) -> list[str]:
@@ -114,6 +128,7 @@ def take_memory(spec: RunSpec) -> dict[str, int]:
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
+    adapt(module, spec, backend)
     engine = backend.build(module, spec)
     built = memory.read_peak_bytes(CPU)
     for step in range(2):

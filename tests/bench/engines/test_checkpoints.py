@@ -8,6 +8,8 @@ from started_ranks import start_ranks
 from test_engines_agree import SHAPE, spec
 
 DROPOUT: dict[str, Any] = {"model": {**spec("fsdp")["model"], "dropout": 0.1}}
+LORA: dict[str, Any] = {"name": "lora", "rank": 4, "dropout": 0.1}
+NF4 = LORA | {"quantization": "nf4", "double_quantization": True}
 # matrices of which even half on a rank has 8-bit moments
 WIDE = {"model": {**DROPOUT["model"], "shape": SHAPE | {"vocab": 512}}, "optimizer": {"name": "adamw_8bit"}}
 SAVED = {
@@ -18,6 +20,10 @@ SAVED = {
     "zero0 bf16": spec("zero0", "bf16", **DROPOUT),
     "zero1 bf16": spec("zero1", "bf16", **DROPOUT),
     "zero3 fp32": spec("zero3", "fp32", **DROPOUT),
+    **{f"{name} lora": spec(name, "bf16", adapter=LORA) for name in ("ddp", "zero0", "zero2", "zero3", "fsdp")},
+    **{f"{name} nf4": spec(name, "bf16", adapter=NF4) for name in ("ddp", "zero2", "zero3", "fsdp")},
+    "zero1 int8": spec("zero1", "fp32", adapter=LORA | {"quantization": "int8"}),
+    "fsdp frozen": spec("fsdp", "fp32", adapter={"frozen": "^(shared|encoder)"}),
     **{f"{name} adamw_8bit": spec(name, **WIDE) for name in ("ddp", "zero0", "zero2", "zero3", "fsdp")},
     "ddp adafactor": spec("ddp", **DROPOUT, optimizer={"name": "adafactor"}),
 }

@@ -11,7 +11,7 @@ from started_ranks import Seen, start_ranks
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import RunSpec
 
-FROZEN = "frozen"  # of engine_ranks.py
+FROZEN = "frozen"
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]  # about forty trainings in turn, while other tests run
 
@@ -75,7 +75,7 @@ JOBS = {
     "fsdp offloaded": spec("fsdp", more={"offload": True}),
     "fsdp bf16 reduced in fp32": spec("fsdp", "bf16", {"reduce_dtype": "fp32"}),
     "zero3 bf16 chunked": spec("zero3", "bf16", **CHUNKED),
-    **{f"{name} {FROZEN}": spec(name, model={"name": FROZEN, "shape": SHAPE}) for name in LEFT_OUT},
+    **{f"{name} {FROZEN}": spec(name, adapter={"frozen": "^(shared|encoder)"}) for name in LEFT_OUT},
 }
 
 
