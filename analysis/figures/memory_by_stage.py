@@ -111,7 +111,7 @@ def _compute_bytes(row: Row, spec: RunSpec) -> ConfigurationBytes:
         peak = None
     facts, elements, states = engines.find_facts(spec), row["parameters"], None
     if elements is not None and facts is not None and facts.division is not None:
-        states = facts.division.state_bytes(elements, spec.precision)
+        states = facts.division.state_bytes(elements, spec.precision, spec.optimizer.name)
     return ConfigurationBytes(row["peak_allocated_bytes"], row["resident_bytes"], peak, states)
 
 

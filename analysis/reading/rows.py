@@ -31,6 +31,7 @@ _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
     "case_summed": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(),
+    "case_tolerance": pa.float64(),
 }  # fmt: skip
 """Arrow types of the verification columns. They are the fields of `analysis.verify.VerificationCase`."""
 _TYPES: Mapping[Kind, pa.DataType] = {
@@ -130,7 +131,7 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
         norm_tolerance=_list_tolerances(precision, verify.NORM_TOLERANCE),
         losses=losses,
         updates=core.column("case_updates").to_numpy(),
-        tolerance=_list_tolerances(precision, verify.TOLERANCE),
+        tolerance=core.column("case_tolerance").to_numpy(),
     )
 
 

@@ -97,7 +97,7 @@ _GROUPS = {
     "batch": "samples per forward pass and per optimizer step",
     "sequence": "tokens per sample by kind, such as sequence.encoder=512",
     "parallel": "how ranks share one copy of the model",
-    "optimizer": "AdamW and its settings",
+    "optimizer": "the optimizer and its settings: AdamW, AdamW in 8 bits or Adafactor",
     "learning": "training on a number of tokens with evaluation; without learning.tokens, only steps are measured",
 }
 """Descriptions of the groups of config keys, by group."""

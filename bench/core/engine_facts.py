@@ -5,12 +5,13 @@ an engine does not declare is unknown. If a cost is unknown, step time and memor
 not import torch.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bench.core.spec import FULL, WIDTH, Device, Precision, RunSpec
+from bench.core.spec import FULL, WIDTH, Device, OptimizerName, Precision, RunSpec
 
 if TYPE_CHECKING:
     from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts
@@ -34,6 +35,11 @@ SCRATCH = "ZEROSCALE_SCRATCH"
 """Environment variable of ranks with the name of their run's folder within each folder of `EngineFacts.scratch`."""
 
 
+MOMENTS: dict[OptimizerName, float] = {"adamw": 2 * FULL, "adamw_8bit": 2 + 2 * FULL / 256, "adafactor": 0}
+"""Bytes of an optimizer's moments per parameter. Blocks of 256 moments in 8 bits share an fp32 scale. Adafactor's sums
+by row and column are few enough to be left out."""
+
+
 class Division(NamedTuple):
     """Number of ranks among which each kind of model state is partitioned. 1 means that every rank has all of it."""
 
@@ -41,17 +47,21 @@ class Division(NamedTuple):
     gradients: int = 1
     optimizer: int = 1
 
-    def state_bytes(self, elements: int, precision: Precision) -> int:
-        """Return the bytes of weights, gradients and AdamW's state on one rank, by Table 1 of ZeRO (arXiv 1910.02054).
+    def state_bytes(self, elements: int, precision: Precision, optimizer: OptimizerName = "adamw") -> int:
+        """Return the bytes of weights, gradients and optimizer state on one rank, by Table 1 of ZeRO (arXiv
+        1910.02054).
 
-        In 16-bit precision a parameter has 2 bytes of weights, 2 of gradients and 12 of optimizer state. Each kind is
-        divided by the number of ranks among which it is partitioned.
+        In 16-bit precision a parameter has 2 bytes of weights, 2 of gradients, and with AdamW 12 of optimizer state.
+        Each kind is divided by the number of ranks among which it is partitioned.
         """
         width = WIDTH[precision]
-        together: Counter[int] = Counter()  # bytes per parameter by number of ranks, so that each sum is rounded once
-        for ranks, each in zip(self, (width, width, 2 * FULL + (FULL if width < FULL else 0)), strict=True):
+        together = defaultdict[int, float](
+            float
+        )  # bytes per parameter by number of ranks, so that each sum is rounded once
+        kinds = (float(width), float(width), MOMENTS[optimizer] + (FULL if width < FULL else 0))
+        for ranks, each in zip(self, kinds, strict=True):
             together[ranks] += each
-        return sum(each * elements // ranks for ranks, each in together.items())
+        return sum(int(Fraction(each) * elements // ranks) for ranks, each in together.items())
 
 
 class Rehearsal(NamedTuple):

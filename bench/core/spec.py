@@ -32,6 +32,7 @@ with this protocol is still read with the defaults of version 1, so that its con
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
+OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
 
@@ -143,10 +144,10 @@ class Parallel(Frozen):
 
 
 class OptimizerSpec(Frozen):
-    """The optimizer. A spec contains every hyperparameter, so that engines never use defaults of their own. Adafactor's
-    further settings are the constants of its paper (bench.engines.precision.update)."""
+    """The optimizer. A spec contains every hyperparameter except the constants of Adafactor's paper, so that engines
+    never use defaults of their own."""
 
-    name: Literal["adamw", "adamw_8bit", "adafactor"] = Field(
+    name: OptimizerName = Field(
         "adamw",
         description="adamw_8bit: AdamW with moments in 8 bits (bitsandbytes, arXiv 2110.02861); adafactor: sums of the "
         "second moment by row and column, no first moment (transformers, arXiv 1804.04235), with `lr` as step size",
@@ -322,8 +323,7 @@ class RunSpec(Extensible):
     learning: LearningSpec = LearningSpec()
     loss_mean: Literal["tokens", "micro_batches"] = Field(
         "tokens",
-        description="loss of a step: the mean over its target tokens, or over its micro-batches' own means. Both are "
-        "equal where every micro-batch has the same number of target tokens",
+        description="loss of a step: the mean over its target tokens, or over its micro-batches' own means",
     )
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
@@ -452,9 +452,8 @@ def canonical(spec: RunSpec) -> str:
     if not plain.get("measure", True):  # the older protocol with all of its defaults
         del plain["measure"]
     if spec.is_version_1:
-        plain |= {"loss_mean": spec.loss_mean}
-        if spec.loss_mean == _LOSS_MEAN_1:
-            del plain["loss_mean"]
+        plain.pop("loss_mean", None)
+        plain |= {} if spec.loss_mean == _LOSS_MEAN_1 else {"loss_mean": spec.loss_mean}
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 

@@ -8,7 +8,7 @@ import torch
 from records import LOSSES, failed, observed, run, run_table, spec, steps
 
 from analysis.table import list_rows
-from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE, UNSUMMED_NORM_TOLERANCE
+from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE, TOLERANCE_8BIT, UNSUMMED_NORM_TOLERANCE
 from bench.core import store
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.record import RunRecord
@@ -91,6 +91,14 @@ def test_a_gradient_of_another_scale_is_invalid_though_the_losses_agree() -> Non
 def test_norms_are_compared_before_losses() -> None:
     both = norms(8, loss=(99.0,) * 35)
     assert "gradient norm" in list_rows(run_table([run(**both), run(spec("ddp"))]))[0]["reason"]
+
+
+def test_8_bit_moments_have_a_tolerance_of_their_own_in_fp32() -> None:
+    eight = {"optimizer": {"name": "adamw_8bit"}}
+    reference = run(spec("ddp", **eight))
+    assert judged(run(spec(**eight), **losses(0.9 * TOLERANCE_8BIT)), reference) == ("ok", False)
+    assert judged(run(spec(**eight), **losses(1.1 * TOLERANCE_8BIT)), reference) == ("invalid", False)
+    assert judged(run(**losses(0.9 * TOLERANCE_8BIT)), run(spec("ddp"))) == ("invalid", False)
 
 
 @pytest.mark.parametrize("precision", NORM_TOLERANCE)

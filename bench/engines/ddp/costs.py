@@ -19,7 +19,7 @@ from bench.core.engine_costs import (
 )
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
 from bench.engines.ddp.options import decode_options
-from bench.engines.precision import count_adamw_bytes
+from bench.engines.precision import count_model_moment_bytes, count_update_bytes
 
 MIB = 2**20
 BROADCAST_BYTES = 250 * MIB
@@ -43,7 +43,7 @@ class DdpMemory(NamedTuple):
         return {
             "weights": narrow + self.model.count_frozen_bytes(self.width),
             "master weights": states if self.width < FULL else 0,
-            "optimizer moments": 2 * states,
+            "optimizer moments": count_model_moment_bytes(self.spec.optimizer, self.model),
             "gradients": narrow,
         }
 
@@ -76,7 +76,7 @@ class DdpMemory(NamedTuple):
 
     def update(self) -> Terms:
         copy = FULL * self.model.elements if self.width < FULL else 0  # gradients in fp32
-        working = copy + count_adamw_bytes(self.spec.optimizer, self.device, self.model.tensors)
+        working = copy + count_update_bytes(self.spec.optimizer, self.device, self.model.tensors)
         return self.resident() | {"working memory": working}
 
     def host(self) -> dict[str, ByteRange]:

@@ -35,7 +35,7 @@ from bench.core.errors import NoPrediction, UserError
 from bench.core.network import EqualTensors
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
 from bench.engines.fsdp.options import Options, decode_options, shard_ranks
-from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
+from bench.engines.precision import DRAWN_AT_ONCE, count_moment_bytes, count_update_bytes
 
 OUTSIDE = -1
 """Block index of a segment of the model that is in no block."""
@@ -132,9 +132,10 @@ class FsdpMemory(NamedTuple):
     run: FsdpRun
 
     def _count_states(self) -> Terms:
-        """Return the bytes of weights and optimizer state between steps, by kind. There are 12 bytes per trained
-        parameter of the partition, for fp32 weights and two moments, and 4 bytes per frozen parameter."""
-        return {"weights": FULL * self.run.partition, "optimizer moments": 2 * FULL * self.run.trained}
+        """Return the bytes of weights and optimizer state between steps, by kind. With AdamW there are 12 bytes per
+        trained parameter of the partition, for fp32 weights and two moments, and 4 bytes per frozen parameter."""
+        moments = count_moment_bytes(self.run.spec.optimizer, self.run.sizes.shards)
+        return {"weights": FULL * self.run.partition, "optimizer moments": moments}
 
     def resident(self) -> Terms:
         return {} if self.run.offloaded else self._count_states()
@@ -192,7 +193,7 @@ class FsdpMemory(NamedTuple):
     def update(self) -> Terms:
         if self.run.offloaded:
             return {}
-        working = count_adamw_bytes(self.run.spec.optimizer, self.run.device, self.run.sizes.shards)
+        working = count_update_bytes(self.run.spec.optimizer, self.run.device, self.run.sizes.shards)
         return self.resident() | {"gradients": FULL * self.run.trained, "working memory": working}
 
     def host(self) -> dict[str, ByteRange]:

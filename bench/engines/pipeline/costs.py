@@ -36,7 +36,7 @@ from bench.engines.distributed.schedule import (
 )
 from bench.engines.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, simulate_passes
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
+from bench.engines.precision import DRAWN_AT_ONCE, count_moment_bytes, count_update_bytes
 
 PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 NORM_BYTES = 4
@@ -126,7 +126,7 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
         "weights": kept,
         # low-precision weights have fp32 masters; fp32 weights that are kept whole are the masters themselves
         "master weights": FULL * (own if width < FULL else sum(flat.gathered) // flat.copies),
-        "optimizer moments": 2 * FULL * own,
+        "optimizer moments": count_moment_bytes(run.optimizer, [EqualTensors(part, 1) for part in flat.own]),
         "gradients": kept,
     }
     # weights are gathered from a partition in the run's precision; gradients are reduced to a partition in fp32
@@ -229,7 +229,7 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
     """
     width, alone = run.width, flat.copies == 1
     taken = FULL * sum(flat.gathered) // flat.copies
-    needed, working = 0, count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
+    needed, working = 0, count_update_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
     for size in flat.kept:
         own = size // flat.copies
         taken += 0 if alone and width == FULL else FULL * own  # one copy in fp32 uses the flat tensor itself

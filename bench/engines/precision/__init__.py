@@ -1,10 +1,11 @@
 """Optimizer code that engines share, without importing torch: loss scaling for fp16, checks of specs, and the memory of
-AdamW's temporaries.
+optimizer states and temporaries.
 
 A loss scale lifts small gradients into fp16's range. A step with an overflow is skipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,9 +13,16 @@ from bench.core.errors import UserError
 from bench.core.network import EqualTensors
 from bench.core.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
 
+if TYPE_CHECKING:
+    from bench.core.engine_costs import ModelSizes
+
 DRAWN_AT_ONCE = 2**24
 """Number of elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules). A large
 parameter then needs no second whole copy in fp32, which would raise the peak of memory."""
+BLOCK_8BIT, SMALLEST_8BIT = 256, 4096
+"""Elements of a block with its own scale, and of the smallest tensor whose moments have 8 bits, in bitsandbytes."""
+TABLES_8BIT = 2 * FULL * 256
+"""Bytes of the tables with the values of 8-bit moments, one for each moment."""
 SCARCE = 2
 """Largest number of equally large tensors that are not neighbours in the optimizer's list. Examples are embedding and
 head, or the position biases of two stacks."""
@@ -99,15 +107,47 @@ def check_unscaled(spec: RunSpec) -> None:
         raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
 
 
-def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
-    """Return the bytes of the temporaries of torch 2.13's AdamW for tensors of these sizes.
+def count_model_moment_bytes(optimizer: OptimizerSpec, model: "ModelSizes") -> int:
+    """Return the bytes of the optimizer's state on a rank that updates all parameters whole. Adafactor keeps one sum
+    per row and per column of a matrix, and all elements of a vector."""
+    if optimizer.name != "adafactor":
+        return count_moment_bytes(optimizer, model.tensors)
+    shapes = (member for unit in model.units for member in unit.matrices)
+    return FULL * sum((rows + columns if columns > 1 else rows) * number for (rows, columns), number in shapes)
 
-    On a GPU torch's AdamW computes all square roots at once. On a CPU it computes one tensor's root and quotient while
-    those of the previous tensor are still allocated. Other implementations have no temporaries.
+
+def count_moment_bytes(optimizer: OptimizerSpec, sizes: Iterable[EqualTensors]) -> int:
+    """Return the bytes of AdamW's two moments for tensors of these sizes.
+
+    Moments in 8 bits have an fp32 scale for each block of 256 elements. Moments of small tensors stay in fp32
+    (bitsandbytes 0.50, optim/optimizer.py).
     """
+
+    def count(elements: int) -> int:
+        if optimizer.name != "adamw_8bit" or elements < SMALLEST_8BIT:
+            return 2 * FULL * elements
+        return 2 * (elements + FULL * -(-elements // BLOCK_8BIT))
+
+    total = sum(count(size.elements) * size.number for size in sizes)
+    return total + TABLES_8BIT * (optimizer.name == "adamw_8bit")
+
+
+def count_update_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
+    """Return the bytes of the temporaries of an optimizer's step for tensors of these sizes.
+
+    On a GPU torch 2.13's AdamW computes all square roots at once. On a CPU it computes one tensor's root and quotient
+    while those of the previous tensor are still allocated. The same number of temporaries are live in Adafactor: the
+    squared gradient, its sum with a constant, and the previous tensor's update.
+
+    On a CPU bitsandbytes converts a tensor's moments to fp32, next to a copy of the gradient, a root and a quotient.
+    Kernels that update in place have no temporaries.
+    """
+    if optimizer.name == "adamw_8bit":
+        wide = [size.elements for size in sizes if size.elements >= SMALLEST_8BIT]
+        return 0 if device == "cuda" else 5 * FULL * max(wide, default=0)
     if optimizer.implementation != "torch":
         return 0
-    if device == "cuda":
+    if device == "cuda" and optimizer.name == "adamw":
         return FULL * sum(size.elements * size.number for size in sizes)
     # embedding and head have small neighbours in the optimizer's list; a layer's matrices have each other
     return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

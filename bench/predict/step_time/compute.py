@@ -82,6 +82,15 @@ A fused kernel reads gradient, weight and two moments, and writes three of them.
 decay, a lerp, a product, a square root, a quotient, a sum and the update one after the other. Each of these reads its
 operands from memory and writes its result.
 """
+OTHER_PASSES = {
+    ("adamw_8bit", "cuda"): 4,
+    ("adamw_8bit", "cpu"): 27,
+    ("adafactor", "cuda"): 23,
+    ("adafactor", "cpu"): 23,
+}
+"""The same for other optimizers, by device; not compared with measurements. bitsandbytes' kernel for GPUs reads and
+writes weight, gradient and a byte of each moment. Its code for CPUs runs operation by operation, and so does
+transformers' Adafactor."""
 UPDATE_PASSES = 4
 """fp32 values read and written per parameter by the rest of the update. The gradient is read for its norm, then read
 and written for its scaling, and the weights are copied."""
@@ -317,7 +326,7 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
-    updating = compute_update_s(spec, updated, context.rates)
+    updating = compute_update_s(spec, updated, context.load.device, context.rates)
     found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
     # a rehearsal runs one rank alone, so it contains no contention
     if context.rehearsed_s is not None:
@@ -358,10 +367,11 @@ def time_passes(
     return PassTimes(known.pass_s(forward), known.pass_s(again), known.pass_s(backward), kinds)
 
 
-def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
+def compute_update_s(spec: RunSpec, elements: int, device: Device, known: DeviceRates) -> float:
     """Return the seconds of an optimizer update of `elements` parameters. Every read and write of them goes through
     memory."""
     width = WIDTH[spec.precision]
     copies = (width + FULL) if width < FULL else 0  # the gradient converted to fp32, the weight converted back
-    moved = FULL * (ADAMW_PASSES[spec.optimizer.implementation] + UPDATE_PASSES) + 2 * copies
+    other = OTHER_PASSES.get((spec.optimizer.name, device), ADAMW_PASSES[spec.optimizer.implementation])
+    moved = FULL * (other + UPDATE_PASSES) + 2 * copies
     return moved * elements / known.memory

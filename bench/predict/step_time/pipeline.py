@@ -236,7 +236,7 @@ def _time_place(
     context: StepContext, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]]
 ) -> _PlaceTime:
     spec, steps = context.spec, context.spec.accumulation
-    updating = compute_update_s(spec, place.step.updated, context.rates)
+    updating = compute_update_s(spec, place.step.updated, context.load.device, context.rates)
     own = build_compute_time([passes[stage] for stage in place.stages], updating, steps)
     exchanged = [
         TransferTime(one.transfer._replace(passes=steps), steps * one.whole_s, steps * one.exposed_s)

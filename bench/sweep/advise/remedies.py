@@ -99,7 +99,8 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
 
     def count_bytes(one: RunSpec) -> int | None:
         division = engines.facts(one).division
-        return division.state_bytes(10**9, one.precision) if division else None  # for an arbitrary number of parameters
+        # for an arbitrary number of parameters
+        return division.state_bytes(10**9, one.precision, one.optimizer.name) if division else None
 
     own, found = count_bytes(spec), []
     for name in list_engine_presets():

@@ -117,6 +117,7 @@ RUN = {
     "t5 interleaved, slices": spec("t5", "interleaved", 2, 2, 1, 2, True, **LONG),
     "gpt layered": spec("gpt", "breadth_first", 1, 4, 2, sharding="zero3", **LONG),
     "t5 layered": spec("t5", "breadth_first", 1, 4, 2, sharding="zero3", precision="bf16"),
+    "t5 in 8 bits": spec("t5", "1f1b", 2, 1, 2, optimizer={"name": "adamw_8bit"}),
     "slices of copies": spec("gpt", "1f1b", 2, 1, 2, 2, **LONG),
 }  # fmt: skip
 
@@ -124,8 +125,8 @@ RUN = {
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_ranks_hold_what_is_predicted() -> None:
-    """Memory between steps equals the prediction, except for AdamW's step counts. While building, it is within 1 %; at
-    a step's peak, within 5 %."""
+    """Memory between steps equals the prediction, except for AdamW's step counts and 128 bytes that bitsandbytes keeps
+    per process. While building, it is within 1 %; at a step's peak, within 5 %."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in RUN.items()}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("rehearsed_memory.py")), json.dumps(plain)],
@@ -137,6 +138,6 @@ def test_ranks_hold_what_is_predicted() -> None:
         predicted = predict_memory_by_place(RUN[label], "cpu", rehearsed=True)
         for seen, place in zip(places, predicted, strict=True):
             built, peak, between = seen
-            assert between == pytest.approx(place.resident, abs=100), label
+            assert between == pytest.approx(place.resident, abs=200), label
             assert built == pytest.approx(place.init_peak, rel=0.01), label
             assert peak == pytest.approx(place.peak, rel=0.05), label

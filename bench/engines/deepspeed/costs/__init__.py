@@ -37,7 +37,12 @@ from bench.core.spec import FULL, Device, RunSpec
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, PassReplay, replay
 from bench.engines.deepspeed.costs.zero_run import STAGE_0_BUCKET, ZeroRun, build_zero_run, list_transfers
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
-from bench.engines.precision import DRAWN_AT_ONCE, count_adamw_bytes
+from bench.engines.precision import (
+    DRAWN_AT_ONCE,
+    count_model_moment_bytes,
+    count_moment_bytes,
+    count_update_bytes,
+)
 
 __all__ = ["ZeroMemory", "build_zero_run", "predict_step"]
 
@@ -70,7 +75,7 @@ class ZeroMemory(NamedTuple):
         terms = {
             "weights": _count_weight_bytes(run),
             "master weights": FULL * run.on_device * separate,
-            "optimizer moments": 2 * FULL * run.on_device,
+            "optimizer moments": _count_moment_bytes(run),
         }
         if run.stage == 3 and run.on_device:  # otherwise all gradients are in host memory
             terms["gradients"] = (FULL if run.optimizer_tier else run.summed_width) * run.on_device
@@ -101,7 +106,7 @@ class ZeroMemory(NamedTuple):
             return max(built, flattened, divided, key=sum_bytes)
         live = self.resident()
         if run.width < FULL:  # DeepSpeed makes a step with zero gradients to allocate the state
-            live |= {"gradients": gradients, "working memory": FULL * run.model.elements + _count_adamw_bytes(run)}
+            live |= {"gradients": gradients, "working memory": FULL * run.model.elements + _count_update_bytes(run)}
         else:
             live["optimizer moments"] = 0
         return max(built, live, key=sum_bytes)
@@ -169,17 +174,17 @@ class ZeroMemory(NamedTuple):
         fixed = {"gradients": live.get("gradients", 0) + averaged}
         if run.stage == 0:
             copy = FULL * run.model.elements if run.width < FULL else 0
-            return live | fixed | {"working memory": copy + _count_adamw_bytes(run)}
+            return live | fixed | {"working memory": copy + _count_update_bytes(run)}
         if run.stage == 3:
             infinite = 0 if run.optimizer_tier else (run.summed_width + 1) * run.partition  # fp16's overflow check
             norm = DOUBLE * run.padded(run.model.largest) // run.ranks
-            updating = FULL * _count_updated_at_once(run) + _count_adamw_bytes(run)
+            updating = FULL * _count_updated_at_once(run) + _count_update_bytes(run)
             return live | fixed | {"working memory": max(norm, infinite, updating)}
         norm = DOUBLE * min(run.model.largest, run.partition)
         flat = run.width * run.partition + (FULL * run.partition if run.width < FULL else 0)
         # two peaks: gradients are flattened to fp32; then their tensors are freed, and AdamW steps
         flattening = live | fixed | {"working memory": max(flat, norm)}
-        stepping = live | {"gradients": 0, "working memory": FULL * run.partition + _count_adamw_bytes(run)}
+        stepping = live | {"gradients": 0, "working memory": FULL * run.partition + _count_update_bytes(run)}
         return max(flattening, stepping, key=sum_bytes)
 
     def host(self) -> dict[str, ByteRange] | None:
@@ -222,11 +227,18 @@ def _count_bucket_bytes(run: ZeroRun) -> int:
     return run.width * run.bucket * run.options.contiguous_gradients
 
 
-def _count_adamw_bytes(run: ZeroRun) -> int:
-    """Return the bytes of AdamW's temporaries. Stage 0 updates each tensor separately; the other stages update flat
-    tensors."""
+def _count_moment_bytes(run: ZeroRun) -> int:
+    """Return the bytes of the optimizer's state on the device. Stages 1 to 3 count one flat tensor."""
+    if run.stage == 0:
+        return count_model_moment_bytes(run.spec.optimizer, run.model)
+    return count_moment_bytes(run.spec.optimizer, [EqualTensors(run.on_device, 1)])
+
+
+def _count_update_bytes(run: ZeroRun) -> int:
+    """Return the bytes of the optimizer's temporaries. Stage 0 updates each tensor separately; the other stages update
+    flat tensors."""
     flat = [EqualTensors(_count_updated_at_once(run), 1)]
-    return count_adamw_bytes(run.spec.optimizer, run.device, run.model.tensors if run.stage == 0 else flat)
+    return count_update_bytes(run.spec.optimizer, run.device, run.model.tensors if run.stage == 0 else flat)
 
 
 def _count_updated_at_once(run: ZeroRun) -> int:
@@ -352,12 +364,12 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
         buffers = _sum_ranges(_pin(run.width * run.partition, pin), _pin(single, pin), _pin(summed, pin, single))
     terms = {
         "master weights": master,
-        "optimizer moments": (2 * FULL * away,) * 2,
+        "optimizer moments": (count_moment_bytes(run.spec.optimizer, [EqualTensors(away, 1)]),) * 2,
         "gradients": _pin(FULL * away, pin, FULL * piece),
         "offload buffers": buffers,
     }
-    if run.spec.optimizer.implementation == "torch":  # torch's AdamW on a CPU: a square root and a quotient
-        terms["working memory"] = (2 * FULL * piece,) * 2
+    if working := count_update_bytes(run.spec.optimizer, "cpu", [EqualTensors(piece, 1)]):
+        terms["working memory"] = (working,) * 2
     return terms
 
 
