@@ -108,12 +108,12 @@ def check_unscaled(spec: RunSpec) -> None:
 
 
 def count_model_moment_bytes(optimizer: OptimizerSpec, model: "ModelSizes") -> int:
-    """Return the bytes of the optimizer's state on a rank that updates all parameters whole. Adafactor keeps one sum
+    """Return the bytes of the optimizer's state on a rank that updates all trained parameters whole. Adafactor keeps one sum
     per row and per column of a matrix, and all elements of a vector."""
     if optimizer.name != "adafactor":
         return count_moment_bytes(optimizer, model.tensors)
-    shapes = (member for unit in model.units for member in unit.matrices)
-    return FULL * sum((rows + columns if columns > 1 else rows) * number for (rows, columns), number in shapes)
+    shapes = [(one, number) for unit in model.units for one, number in unit.matrices if one.trained]
+    return FULL * sum((one.rows + one.columns if one.columns > 1 else one.rows) * number for one, number in shapes)
 
 
 def count_moment_bytes(optimizer: OptimizerSpec, sizes: Iterable[EqualTensors]) -> int:
