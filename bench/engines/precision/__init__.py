@@ -108,7 +108,7 @@ def check_unscaled(spec: RunSpec) -> None:
 
 
 def count_model_moment_bytes(optimizer: OptimizerSpec, model: "ModelSizes") -> int:
-    """Return the bytes of the optimizer's state on a rank that updates all trained parameters whole. Adafactor keeps one
+    """Return the bytes of the optimizer's state on a rank that updates whole parameters. Adafactor keeps one
     sum per row and per column of a matrix, and all elements of a vector."""
     if optimizer.name != "adafactor":
         return count_moment_bytes(optimizer, model.tensors)
