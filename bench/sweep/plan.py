@@ -127,8 +127,8 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
     try:
         options: Limits = decode_model(file.Options, plain | given, "launcher")
     except UserError as error:
-        key, _, value = error.value.removeprefix("launcher.").partition("=")
-        if key in given:  # name the option that the user wrote
+        key, is_value, value = error.value.removeprefix("launcher.").partition("=")
+        if is_value and key in given:  # name the option that the user wrote
             raise UserError(f"--{key.replace('_', '-')} {value}", error.rule, error.remedy) from error
         raise
     return options
