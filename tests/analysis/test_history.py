@@ -157,7 +157,7 @@ def test_order_is_that_of_the_checkout_around(
     [
         ([], [], "no record below"),
         ([run(torch=None)], [], "no run with a time has a known commit; choose another --by"),
-        ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "invalid choice: 'week'"),
+        ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "no such choice; choose from commit"),
         ([measured(0, 0.1)], ["--out", "/dev/null/x"], "cannot be written"),
     ],
 )
