@@ -179,6 +179,8 @@ def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
             yield f"{finding.model} is not mT5-XXL"
     elif (least := min((count or 0 for count in counts), default=0)) < LARGE:
         yield f"{finding.model} ({_format_parameters(least)}) has less than a billion"
+    if any(row.get("adapter", "none") != "none" for row in numbers):
+        yield f"{finding.model} trained a part of its parameters"
     on_gpus = all(row["peak_reserved_bytes"] is not None for row in numbers)  # recorded on every GPU, never on a CPU
     if not on_gpus or (not numbers and finding.claim.source != STUDY):
         yield "not on GPUs"

@@ -20,7 +20,7 @@ from bench.core.statistics import LEVEL
 PEAK = "peak_allocated_bytes"
 _MEMORY = ("resident_bytes", PEAK)
 _COUNTS = ("calls", "payload_bytes")
-FIXED = ("parameters", "model_flops", "hardware_flops", *_MEMORY)
+FIXED = ("parameters", "trainable_parameters", "model_flops", "hardware_flops", *_MEMORY)
 """Quantities of every run. The run's collectives add calls and bytes of each kind."""
 # Tolerance for memory on a CPU, where memory of the harness and of gloo counts as well. Resident bytes differed by up
 # to 4 KiB between repeats of 40 configurations. Their peaks differed by 3.7 %, so peaks are not exact on a CPU. Peaks
@@ -74,6 +74,8 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
     if observed is None:
         return {}
     found = {"parameters": observed.parameters}
+    if observed.trainable_parameters is not None:
+        found["trainable_parameters"] = observed.trainable_parameters
     flops = {
         "model_flops": compute_step_flops(record, "model"),
         "hardware_flops": compute_step_flops(record, "hardware"),

@@ -110,7 +110,8 @@ def _compute_bytes(row: Row, spec: RunSpec) -> ConfigurationBytes:
     except (UserError, ValueError):  # this version does not know the family, shape or option
         peak = None
     facts, elements, states = engines.find_facts(spec), row["parameters"], None
-    if elements is not None and facts is not None and facts.division is not None:
+    trains_all = row.get("adapter", "none") == "none"  # Table 1 of ZeRO has no frozen weights
+    if trains_all and elements is not None and facts is not None and facts.division is not None:
         states = facts.division.state_bytes(elements, spec.precision, spec.optimizer.name)
     return ConfigurationBytes(row["peak_allocated_bytes"], row["resident_bytes"], peak, states)
 

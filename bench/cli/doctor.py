@@ -70,6 +70,9 @@ def _check_tools() -> Iterator[Check]:
             yield Check(name, "ok", found)
         else:
             yield Check(name, "missing", "not installed", "pip install 'zeroscale[run]'")
+    for name in ("peft", "bitsandbytes"):
+        none = Check(name, "note", "none: no adapters", "pip install 'zeroscale[adapters]'")
+        yield Check(name, "ok", found) if (found := environment.read_version(name)) else none
     without = "none: CPU memory stays unknown, DeepSpeed builds no op"
     compiler = os.environ.get("CXX", "c++")
     yield _check_program("C++ compiler", compiler, without, "install g++ (Debian: apt-get install g++)")

@@ -108,7 +108,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
     lines = [f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []
-    lines += _describe_parts(record)
+    lines += [*_describe_trained(record), *_describe_parts(record)]
     for title, raised, known in (
         ("flags", flags.list_flags(record), flags.FLAGS),
         ("notes", flags.list_notes(record), flags.NOTES),
@@ -119,6 +119,15 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
         step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
         lines.append(f"  the longest step: number {step}, {seconds:.4g} s")
     return [*lines, str(folder), *_list_next_commands(record, folder.parents[1], overrides, given)]
+
+
+def _describe_trained(record: RunRecord) -> list[str]:
+    """Return a line with the numbers of trained and of all parameters. Empty if all of them are trained."""
+    observed = record.observations
+    if observed is None or observed.trainable_parameters in (None, observed.parameters):
+        return []
+    trained = observed.trainable_parameters
+    return [f"trained {trained:,} of {observed.parameters:,} parameters"]
 
 
 def _describe_parts(record: RunRecord) -> list[str]:

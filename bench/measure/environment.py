@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = (
     "zeroscale", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "hydra-core",
-    "triton",
+    "triton", "peft", "bitsandbytes",
 )  # fmt: skip
 _VARIABLES = re.compile(
     r"NCCL_(ALGO|PROTO|DEBUG|DEBUG_SUBSYS|DEBUG_FILE|SOCKET_(IFNAME|FAMILY)|OOB_NET_IFNAME|IB_(HCA|ADDR_FAMILY|ADDR_RANGE)|NET"

@@ -55,7 +55,7 @@ __all__ = ["FullyShardedEngine", "build", "construction", "parameter_count", "wh
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the mesh's dimensions: copies of the model, and the ranks that share one copy."""
 _SAVED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Options of a checkpoint: it has only trained weights. Frozen weights are rebuilt as at the start of the run."""
+"""Content of a checkpoint: trained weights. Frozen weights are rebuilt as at the start of the run."""
 _HERE = "_zeroscale_shard"
 """Name of the attribute of a parameter on the meta device that holds its `Shard`."""
 

@@ -6,6 +6,7 @@ stay those of a run without adapters. The second matrix of each adapter is zero 
 same.
 """
 
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,9 +30,11 @@ _FIRST, _SECOND = "lora_A", "lora_B"
 
 def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
     """Put the spec's adapters into an initialised model, and freeze the weights that are not trained. Return the model.
-    Raise UserError if a target is no matrix of a block, or if a pattern freezes all parameters or none. Collective."""
-    if spec.adapter.frozen:
-        _freeze(module, spec.adapter.frozen)
+    Raise the errors of `check_adapter`. Collective."""
+    check_adapter(module, spec.adapter)
+    for name, parameter in module.named_parameters():
+        if spec.adapter.frozen and re.search(spec.adapter.frozen, name):
+            parameter.requires_grad_(False)
     if spec.adapter.rank is not None:
         targets = _find_targets(module, spec.adapter)
         if spec.adapter.quantization != "none":
@@ -41,19 +44,30 @@ def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
     return module
 
 
-def _freeze(module: Module, pattern: str) -> None:
-    """Freeze the parameters whose names the regular expression `pattern` finds."""
-    parameters = dict(module.named_parameters())  # a shared parameter has one name
-    found = [name for name in parameters if re.search(pattern, name)]
-    if not found or len(found) == len(parameters):
-        rule = "finds every parameter, so nothing would be trained" if found else "finds no parameter"
-        examples = ", ".join([*parameters][:: max(1, len(parameters) // 3)][:3])
-        raise UserError(f"adapter.frozen={pattern}", rule, f"names are, for example, {examples}")
-    for name in found:
-        parameters[name].requires_grad_(False)
+def check_adapter(module: Module, adapter: AdapterSpec) -> None:
+    """Raise UserError if the model cannot have these adapters or frozen parts.
+
+    The reasons are a target that is no matrix of a block, a pattern that finds no parameter or all of them, and a
+    library that is not installed. The model may be on the meta device.
+    """
+    if adapter.frozen:
+        names = [name for name, _ in module.named_parameters()]  # a shared parameter has one name
+        found = [name for name in names if re.search(adapter.frozen, name)]
+        if not found or len(found) == len(names):
+            rule = "finds every parameter, so nothing would be trained" if found else "finds no parameter"
+            remedy = f"names are, for example, {', '.join(names[:: max(1, len(names) // 3)][:3])}"
+            raise UserError(f"adapter.frozen={adapter.frozen}", rule, remedy)
+    if adapter.rank is not None:
+        _find_targets(module, adapter)
+        for library in ("peft", *["bitsandbytes"] * (adapter.quantization != "none")):
+            try:
+                importlib.import_module(library)
+            except ImportError as error:
+                rule = f"{library} cannot be imported ({error})"
+                raise UserError(f"adapter={adapter.name}", rule, "pip install 'zeroscale[adapters]'") from error
 
 
-def list_matrices(module: Module) -> dict[str, Module]:
+def list_matrices(module: Module) -> dict[str, Any]:
     """Return the matrices of all blocks by name: the linear layers within the model's outermost ModuleLists."""
     conv = _load_conv1d()
     return {
@@ -83,6 +97,8 @@ def _list_blocks(module: Module, prefix: str = "") -> Iterator[tuple[str, Module
 def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
     """Return the full names of the adapted matrices."""
     names = {name: name.rpartition(".")[2] for name in list_matrices(module)}
+    if not names:
+        raise UserError(f"adapter={adapter.name}", "the model has no linear layers in blocks", "leave it out")
     for target in adapter.targets:
         if target not in names.values():
             value, rule = f"adapter.targets has {target}", "no matrix of the model's blocks has this name"
@@ -94,7 +110,7 @@ def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
     """Replace the matrices of all blocks by quantised ones, one at a time.
 
     Matrices that transformers keeps in fp32 are not quantised. T5 converts activations to the dtype of `wo` before it
-    multiplies them. With a quantised `wo`, of bytes, this would destroy them without any error.
+    multiplies them. If `wo` were packed into bytes, this would destroy the activations without any error.
     """
     hold = getattr(engine, "hold", None)  # an engine that partitions parameters before it is built
     kept = frozenset(getattr(module, "_keep_in_fp32_modules", None) or ())
@@ -111,7 +127,7 @@ def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
             setattr(module.get_submodule(owner), own, packed)
 
 
-def _pack(layer: Any, adapter: AdapterSpec) -> Module:
+def _pack(layer: Any, adapter: AdapterSpec) -> Any:
     """Return a matrix quantised by bitsandbytes. The layer's weight must be whole."""
     from bitsandbytes import nn as quantised
     from bitsandbytes.functional import int8_vectorwise_quant, quantize_4bit

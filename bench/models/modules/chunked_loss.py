@@ -46,7 +46,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         share = counted / counted.sum()
         targets = labels.clamp(min=0).unsqueeze(1)  # (n, 1); ignored labels get a valid index and weight 0
         loss = torch.zeros((), dtype=torch.float32, device=states.device)
-        of_states, of_weight = torch.empty_like(states), torch.empty_like(weight)
+        of_states = torch.empty_like(states)
+        of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # a frozen head has no gradient
         for begin in range(0, len(states), rows):
             part = slice(begin, begin + rows)
             # (rows, vocabulary), the largest tensor here: everything below reuses its memory
@@ -57,7 +58,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             gradient = probabilities.mul_(share[part].unsqueeze(1)).to(states.dtype)
             del logits, probabilities
             torch.mm(gradient, weight, out=of_states[part])
-            if begin == 0:
+            if of_weight is None:
+                pass
+            elif begin == 0:
                 torch.mm(gradient.t(), states[part], out=of_weight)
             else:
                 torch.addmm(of_weight, gradient.t(), states[part], out=of_weight)
@@ -68,9 +71,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         if ctx.scaled:
             raise RuntimeError("the gradients of a chunked loss were scaled in place: backward runs once")
         ctx.scaled = True
         of_states, of_weight = ctx.saved_tensors
-        return of_states.mul_(upstream), of_weight.mul_(upstream), None, None
+        weight_gradient = None if of_weight is None else of_weight.mul_(upstream)
+        return of_states.mul_(upstream), weight_gradient, None, None

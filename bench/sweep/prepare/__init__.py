@@ -135,7 +135,7 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
 def _keys(spec: RunSpec) -> dict[str, str]:
     """Return a key for a spec's data and a key for its model. Specs with equal keys need the same data or model."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
-    shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
+    shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing, spec.adapter.model_dump(mode="json")]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
 
 

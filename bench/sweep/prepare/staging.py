@@ -146,9 +146,12 @@ def _check_model(spec: RunSpec) -> Iterator[Check]:
     """Build a model on the meta device, which takes no memory for its weights, and check its number of parameters."""
     import torch
 
+    from bench.models.modules.adapters import check_adapter
+
     module = models.load_builder(spec.model.family).build(spec, torch.device("meta"))
     found = sum(parameter.numel() for parameter in module.parameters())
     expected = models.count_expected_parameters(spec.model)
+    check_adapter(module, spec.adapter)
     if expected in (found, None):
         yield Check(f"model {spec.model.name}", "ok", f"can be built: {found:,} parameters")
     else:
