@@ -102,7 +102,7 @@ def count_moments(engine: Any) -> int:
     """Return the number of elements of AdamW's first moments on this rank."""
     update = engine._engine.basic_optimizer if hasattr(engine, "_engine") else engine._update
     optimizer = getattr(update, "optimizer", getattr(update, "_optimizer", update))
-    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    moments = [state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state]  # AdamW's
     return sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in moments)
 
 
