@@ -145,7 +145,8 @@ def test_a_disk_that_is_full_already_is_said_before_anything_starts(zeroscale_ru
     _, errors = run.process.communicate(timeout=PATIENCE_S)
     assert run.process.returncode == 2
     assert "cannot reserve" in errors
-    assert len(errors.strip().splitlines()) == 1
+    # Tests that run in parallel may make this machine busy, which is also printed.
+    assert len([line for line in errors.splitlines() if "this machine is busy" not in line]) == 1
 
 
 @pytest.mark.parametrize(
