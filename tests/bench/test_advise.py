@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench import engines
 from bench.cli import main
 from bench.cli.advice_text import find_reference_batch
 from bench.config import compose
 from bench.core.files import read_regular
-from bench.core.spec import RunSpec
 from bench.core.store import find_records
 
 XL = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1", "batch.micro=8,16")
@@ -54,10 +52,6 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 # ---------------------------------------- advice
 
 
-def spec_with_ddp() -> RunSpec:
-    return compose.compose_request(compose.parse_single(["engine=ddp", "launcher=slurm", "devices_per_node=1"])).spec
-
-
 LLAMA = (
     "model=llama_2_7b", "objective=causal_lm", "sequence.tokens=1024", "devices_per_node=1", "nodes=1", "engine=ddp",
 )  # fmt: skip
@@ -75,8 +69,6 @@ def test_full_training_and_adapters_are_compared_on_a_device(
     ask: Ask, machine: str, fitting: list[str], excluded: list[str]
 ) -> None:
     """Weights of 6.7 billion parameters are 13.5 GB in 16 bits and 3.9 GB in 4 bits."""
-    if "nf4" not in engines.load("ddp").facts(spec_with_ddp()).frozen.forms:
-        pytest.skip("no engine trains beside quantised weights yet")
     found = ask(
         *LLAMA, "optimizer.implementation=fused", f"machine={machine}", "adapter=none,lora,qlora", "samples=50000"
     )

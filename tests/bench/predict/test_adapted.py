@@ -10,17 +10,18 @@ from saved_tensors import kept_by_autograd
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import models
+from bench import engines, models
 from bench.config import compose
 from bench.core.errors import NoPrediction, UserError
 from bench.core.network import count_parameters, count_trained_parameters
-from bench.core.spec import RunSpec
-from bench.engines.precision.update import on_device, torch_dtype
+from bench.core.spec import FULL, RunSpec
+from bench.engines.precision.update import on_device
+from bench.models.modules.adapters import adapt
 from bench.predict.memory import activations, predict_memory
 from bench.predict.work import compute_backward, compute_flops_per_step, compute_forward
 from bench.predict.workload import build_workload, get_model_sizes, get_network, predict_engine_memory
 
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
 T5 = {
     "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,
     "gated": True, "activation": "gelu_new", "separate_head": True,
@@ -53,19 +54,11 @@ def spec_of(shape: dict[str, Any], adapter: dict[str, Any], dropout: float = 0.0
 
 
 def adapted(spec: RunSpec) -> nn.Module:
-    """Return the model of a spec with adapters by peft, in the run's precision. Only adapters are trained."""
+    """Return the model of a spec with its adapters, in the run's precision, on the CPU."""
     builder = models.load_builder(spec.model.family)
     module = builder.build(spec, on_device(spec.precision))
     builder.initialise(module, spec)
-    stacks = get_network(spec).stacks
-    names = {name for stack in stacks for part in stack.block for name in part.names}
-    config = peft.LoraConfig(
-        r=spec.adapter.rank, lora_dropout=spec.adapter.dropout, target_modules=list(spec.adapter.targets or names)
-    )
-    peft.inject_adapter_in_model(config, module)
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-    return module.to(torch_dtype(spec.precision))
+    return adapt(module, spec, engines.load_builder("ddp"))
 
 
 def batch(spec: RunSpec) -> dict[str, Tensor]:
@@ -174,20 +167,21 @@ def test_ddp_has_states_for_adapters_and_weights_for_everything() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("precision", "form"), [("fp32", "none"), ("bf16", "none"), ("bf16", "nf4"), ("bf16", "int8")])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["t5", "llama"])
 def test_peaks_of_training_with_ddp_are_predicted_within_four_percent(
-    name: str, checkpointing: bool, precision: str, single_rank: None
+    name: str, checkpointing: bool, precision: str, form: str, single_rank: None
 ) -> None:
-    from bench import engines
     from bench.measure import memory
 
     wider: dict[str, Any] = {"d_model": 256, "d_kv": 32, "d_ff": 512} if name == "t5" else {"width": 240, "inner": 640}
-    spec = spec_of(SHAPES[name] | wider, {"rank": 8}, precision=precision, activation_checkpointing=checkpointing)
+    adapter = {"rank": 8, "quantization": form}
+    spec = spec_of(SHAPES[name] | wider, adapter, precision=precision, activation_checkpointing=checkpointing)
     device = torch.device("cpu")
     memory.install_counter(device)
     backend = engines.load_builder("ddp")
+    gc.collect()  # modules of earlier tests, which reference themselves
     with memory.trace_memory(device) as built:
         engine = backend.build(adapted(spec), spec)
     steps = [batch(spec) for _ in range(3)]
@@ -200,7 +194,11 @@ def test_peaks_of_training_with_ddp_are_predicted_within_four_percent(
     assert built.before_bytes is not None and step.peak_bytes and between
     foretold = predict_memory(spec, "cpu", rehearsed=True)
     assert foretold.resident == pytest.approx(between - built.before_bytes, rel=0.002)
-    assert foretold.peak == pytest.approx(step.peak_bytes - built.before_bytes, rel=0.04)
+    peak = step.peak_bytes - built.before_bytes
+    # bitsandbytes' kernels on a CPU dequantise through further copies, which those of a GPU have not
+    packed = [size.elements for size in get_model_sizes(get_network(spec)).frozen if size.packed]
+    copies = 3 * FULL * max(packed, default=0)
+    assert 0.96 * peak - copies <= foretold.peak <= 1.04 * peak
 
 
 @pytest.fixture
