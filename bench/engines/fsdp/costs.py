@@ -104,6 +104,11 @@ class FsdpRun(NamedTuple):
         return (self.sizes.trained_root + int(self.sizes.trained_blocks.sum())) // self.ranks
 
     @property
+    def held(self) -> int:
+        """Bytes of one rank's partition of the weights: trained ones in fp32, frozen ones in the run's precision."""
+        return FULL * self.trained + self.width * (self.partition - self.trained)
+
+    @property
     def offloaded(self) -> bool:
         """True if weights, gradients and optimizer state are offloaded to host memory. False on a CPU, where device
         and host share their memory."""
@@ -133,9 +138,10 @@ class FsdpMemory(NamedTuple):
 
     def _count_states(self) -> Terms:
         """Return the bytes of weights and optimizer state between steps, by kind. With AdamW there are 12 bytes per
-        trained parameter of the partition, for fp32 weights and two moments, and 4 bytes per frozen parameter."""
+        trained parameter of the partition, for fp32 weights and two moments. Frozen weights have the run's
+        precision."""
         moments = count_moment_bytes(self.run.spec.optimizer, self.run.sizes.shards)
-        return {"weights": FULL * self.run.partition, "optimizer moments": moments}
+        return {"weights": self.run.held, "optimizer moments": moments}
 
     def resident(self) -> Terms:
         return {} if self.run.offloaded else self._count_states()
@@ -150,7 +156,7 @@ class FsdpMemory(NamedTuple):
         run, largest = self.run, self.run.model.largest_of_all
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
-        ready = {"weights": FULL * run.partition, "working memory": run.width * largest // run.ranks}
+        ready = {"weights": run.held, "working memory": run.width * largest // run.ranks}
         return built if run.offloaded else max(built, ready, key=sum_bytes)
 
     def forward(self, segments: int) -> SegmentBytes:
@@ -159,11 +165,11 @@ class FsdpMemory(NamedTuple):
         whole, root = run.width * sizes.blocks, run.width * sizes.root
         flat, root_flat = (whole, root) if run.ranks > 1 else (0 * whole, 0)
         before = np.concatenate([[root_flat], flat[:-1]])  # (blocks,): bytes of the flat tensor of the previous unit
-        gathering = before + (1 + run.gloo) * flat + _cast(run, sizes.blocks)
+        gathering = before + (1 + run.gloo) * flat + _cast(run, sizes.trained_blocks)
         inside = np.where(sizes.enters, np.maximum(whole + flat, gathering)[of], (whole + flat)[of])
         outside = np.where(until == OUTSIDE, root_flat, flat[until])
         gathered = root + np.where(of == OUTSIDE, outside, inside) + _keep(run)
-        gathered[0] = max(gathered[0], (1 + run.gloo) * root_flat + int(_cast(run, np.array(sizes.root))))
+        gathered[0] = max(gathered[0], (1 + run.gloo) * root_flat + int(_cast(run, np.array(sizes.trained_root))))
         # gradients of this micro-step do not exist yet
         none = np.zeros_like(of)
         return SegmentBytes(none + _count_earlier_gradients(run), none, gathered)
@@ -214,7 +220,8 @@ def _keep(run: FsdpRun) -> Array:
 
 
 def _cast(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of a rank's partition after the cast below fp32. A unit is gathered from this cast copy."""
+    """Return the bytes of a rank's partition of trained weights after the cast below fp32. A unit is gathered from this
+    cast copy."""
     return run.width * elements // run.ranks * (run.width < FULL and run.ranks > 1)
 
 
