@@ -1,7 +1,7 @@
 """Text for points, results, counts and durations."""
 
-import json
 import statistics
+from typing import Any
 
 from bench.core.quantities import LEAST_RUNS
 from bench.core.record import MemoryShortage, RunRecord
@@ -86,12 +86,20 @@ def describe_layout(spec: RunSpec) -> str:
 
 
 def describe_adapter(spec: RunSpec) -> str:
-    """Return the adapters and frozen parts of a point, such as `lora rank=16 alpha=32.0`: all settings that differ from
+    """Return the adapters and frozen parts of a point, such as `lora rank=16 alpha=32`: all settings that differ from
     their defaults. Empty if all parameters are trained."""
     plain = spec.adapter.model_dump(mode="json", exclude_defaults=True)
     name = plain.pop("name", "")
-    values = (f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in plain.items())
-    return " ".join([name] * bool(name) + [value.replace("'", "") for value in values])
+    return " ".join([*([name] if name else []), *(f"{key}={_format_value(value)}" for key, value in plain.items())])
+
+
+def _format_value(value: Any) -> str:
+    """Return a plain value as it is written in YAML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_format_value, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def list_overrides(spec: RunSpec) -> list[str]:

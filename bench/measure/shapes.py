@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
-from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -49,7 +48,7 @@ class LeftOutOperations(TorchDispatchMode):
         # DTensor computes shapes with fake tensors.
         if FakeTensor in types:
             return func(*args, **kwargs)
-        if not all(kind in (Tensor, Parameter) for kind in types):
+        if not all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types):
             # The operations on a wrapper's inner tensors are dispatched afterwards.
             return NotImplemented
         given = _list_tensors((args, kwargs))

@@ -163,6 +163,19 @@ def test_questions_are_named_by_what_sets_them_apart() -> None:
     ]  # fmt: skip
 
 
+def test_runs_that_train_a_part_of_the_model_are_questions_of_their_own() -> None:
+    lora, frozen = {"name": "lora", "rank": 8, "targets": ["q", "v"]}, {"frozen": "^encoder"}
+    specs = [spec(), spec(adapter=lora), spec(adapter=lora | {"rank": 4}), spec(adapter=frozen)]
+    table = run_table([run(of, repeat=repeat) for of in specs for repeat in range(2)])
+    assert [row["runs"] for row in list_rows(summarise(table))] == [2, 2, 2, 2]
+    questions = [question for question, _ in group_by_question(summarise(table))]
+    assert [name_question(question, questions) for question in questions] == [
+        "tiny · 2 ranks · none", "tiny · 2 ranks · lora rank=8 targets=[q, v]",
+        "tiny · 2 ranks · lora rank=4 targets=[q, v]", "tiny · 2 ranks · frozen=^encoder",
+    ]  # fmt: skip
+    assert "adapter" not in summarise(run_table([run()])), "tables of full runs stay as they were"
+
+
 def test_an_environment_is_named_where_two_ran_the_same() -> None:
     records = [run(), run(torch="2.12.0"), run(spec(ranks=1))]
     questions = [question for question, _ in group_by_question(summarise(run_table(records)))]

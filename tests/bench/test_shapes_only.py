@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from bench.core.spec import AdapterSpec
 from bench.measure.failures import Refused
 from bench.measure.shapes import SMALL, LeftOutOperations
+from bench.models.modules.adapters import _pack
 
 pytestmark = pytest.mark.usefixtures("left_out")
 
@@ -46,6 +48,15 @@ def test_gradients_have_the_shapes_of_what_they_are_of() -> None:
     assert layer.weight.grad is not None
     assert layer.bias.grad is not None
     assert (layer.weight.grad.shape, layer.bias.grad.shape) == ((300, 200), (300,))
+
+
+@pytest.mark.parametrize("form", ["nf4", "int8"])
+def test_a_quantised_matrix_has_its_size_and_was_not_computed(form: str) -> None:
+    packed = _pack(torch.nn.Linear(256, 128), AdapterSpec(rank=4, quantization=form))
+    assert packed.weight.data.view(torch.uint8).numel() == 256 * 128 // (2 if form == "nf4" else 1)
+    inputs = torch.ones(64, 256, requires_grad=True)
+    packed(inputs).sum().backward()
+    assert inputs.grad is not None and inputs.grad.shape == (64, 256)
 
 
 def test_tensors_without_memory_stay_without() -> None:

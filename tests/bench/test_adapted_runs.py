@@ -1,0 +1,41 @@
+"""A run with adapters records trained and all parameters, and a model without the target is refused in one line."""
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from started_runs import QUICK, Command
+
+from bench import cli
+
+pytestmark = pytest.mark.processes
+
+RANK, LAYERS, WIDTH, INNER, PARAMETERS = 4, 4, 128, 512, 973_568  # of gpt2_tiny
+WORDS = (*QUICK, "engine=ddp", "adapter=qlora", f"adapter.rank={RANK}")
+
+
+def test_trained_and_all_parameters_are_two_numbers_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Command(tmp_path, WORDS)
+    observed = run.record().observations
+    matrices = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, INNER), (INNER, WIDTH))
+    trained = LAYERS * RANK * sum(map(sum, matrices))
+    assert observed
+    assert (observed.trainable_parameters, observed.parameters) == (trained, PARAMETERS + trained)
+    assert f"trained {trained:,} of {PARAMETERS + trained:,} parameters" in run.output
+    assert observed.collectives and observed.collectives["all_reduce"].payload_bytes == 4 * trained
+    assert cli.main(["table", str(tmp_path), "--format", "csv"]) == 0
+    row = pd.read_csv(io.StringIO(capsys.readouterr().out)).iloc[0]
+    assert (row.parameters, row.trainable_parameters) == (PARAMETERS + trained, trained)
+    assert row.adapter == "qlora rank=4 alpha=32 quantization=nf4 double_quantization=true"
+
+
+def test_a_target_that_the_model_lacks_ends_the_run_with_the_names_that_it_has(tmp_path: Path) -> None:
+    outcome = Command(tmp_path, (*WORDS, "adapter.targets=[query]")).record().outcome
+    assert outcome.kind == "error"
+    assert outcome.reason.endswith(
+        "adapter.targets has query: no matrix of the model's blocks has this name; "
+        "choose from down_proj, o_proj, qkv_proj, up_proj"
+    )
