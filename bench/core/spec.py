@@ -247,6 +247,8 @@ class AdapterSpec(Frozen):
         for name, value in ((name, value) for name, value in given.items() if value and self.rank is None):
             rule = f"adapter.{name}={value} without adapter.rank"
             raise ValueError(f"{rule}; set adapter.rank=16, or choose adapter=lora")
+        if self.quantization == "int8":  # it has no scales to quantise, and adapter=qlora sets the field for nf4
+            object.__setattr__(self, "double_quantization", False)
         if self.double_quantization and self.quantization != "nf4":
             rule = f"adapter.double_quantization=true with adapter.quantization={self.quantization}"
             raise ValueError(f"{rule}; only nf4 has scales to quantise, so set adapter.quantization=nf4")

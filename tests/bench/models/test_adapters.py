@@ -238,3 +238,9 @@ def test_a_missing_library_is_named_with_the_extra(
 def test_values_that_contradict_each_other_are_refused(adapter: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdapterSpec.model_validate(adapter)
+
+
+def test_int8_has_no_double_quantization() -> None:
+    assert AdapterSpec(**LORA, quantization="int8", double_quantization=True) == AdapterSpec(
+        **LORA, quantization="int8"
+    )
