@@ -48,7 +48,8 @@ class LeftOutOperations(TorchDispatchMode):
         # DTensor computes shapes with fake tensors.
         if FakeTensor in types:
             return func(*args, **kwargs)
-        if not all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types):
+        own = {getattr(kind, "__torch_dispatch__", None) for kind in types}
+        if own - {Tensor.__torch_dispatch__}:
             # The operations on a wrapper's inner tensors are dispatched afterwards.
             return NotImplemented
         given = _list_tensors((args, kwargs))
