@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.nn import Linear, Module, ModuleList, Parameter
 
-from bench.core.errors import UserError, suggest_nearest
+from bench.core.adapted import check_targets
+from bench.core.errors import UserError
 from bench.core.plugins import EngineBuilder
 from bench.core.spec import AdapterSpec, RunSpec
 from bench.models import derived_seed
@@ -99,10 +100,7 @@ def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
     names = {name: name.rpartition(".")[2] for name in list_matrices(module)}
     if not names:
         raise UserError(f"adapter={adapter.name}", "the model has no linear layers in blocks", "leave it out")
-    for target in adapter.targets:
-        if target not in names.values():
-            value, rule = f"adapter.targets has {target}", "no matrix of the model's blocks has this name"
-            raise UserError(value, rule, suggest_nearest(target, names.values()))
+    check_targets(adapter.targets, names.values())
     return [name for name, own in names.items() if not adapter.targets or own in adapter.targets]
 
 

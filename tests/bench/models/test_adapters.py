@@ -200,8 +200,8 @@ def test_a_pattern_freezes_the_parameters_that_it_finds() -> None:
 
 
 @pytest.mark.parametrize(("adapter", "message"), [
-    (LORA | {"targets": ["q", "query"]}, "adapter.targets has query: no matrix of the model's blocks has this name"),
-    (LORA | {"targets": ["lm_head"]}, "adapter.targets has lm_head: no matrix of the model's blocks has this name"),
+    (LORA | {"targets": ["q", "query"]}, "adapter.targets=query: no matrix of the model's blocks has this name"),
+    (LORA | {"targets": ["lm_head"]}, "adapter.targets=lm_head: no matrix of the model's blocks has this name"),
     ({"frozen": "^encode$"}, "finds no parameter; names are, for example, shared.weight"),
     ({"frozen": ""}, None),
     ({"frozen": "weight"}, "finds every parameter, so nothing would be trained"),
