@@ -25,7 +25,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_summary_says_how_every_point_ended_and_why_there_is_no_report(
+def test_summary_has_every_points_outcome_and_the_reason_for_a_missing_report(
     study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resume.finish_autopilot(study, None, "sbatch: no nodes")
@@ -36,30 +36,30 @@ def test_the_summary_says_how_every_point_ended_and_why_there_is_no_report(
         "- 1 × waiting: to run again; last attempt: it was hang" in summary and "- micro 4  repeat 0: ok: " in summary
     )
     assert "no report: no pandas; to write it: zeroscale report" in summary and "'" in summary, "quoted for a shell"
-    said = capsys.readouterr()
-    assert "no report: no pandas" in said.err and str(study / "report" / "summary.md") in said.out
-    assert "report" not in read_snapshot(study).tried, "it is no configuration"
+    output = capsys.readouterr()
+    assert "no report: no pandas" in output.err and str(study / "report" / "summary.md") in output.out
+    assert "report" not in read_snapshot(study).tried, "a report is no configuration"
 
 
-def test_the_command_gets_the_path_of_the_summary_as_its_last_argument(study: Path, tmp_path: Path) -> None:
+def test_notify_command_gets_the_path_of_the_summary_as_its_last_argument(study: Path, tmp_path: Path) -> None:
     resume.finish_autopilot(study, f"cp -t '{tmp_path}'")
     assert (tmp_path / "summary.md").read_text() == (study / "report" / "summary.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [("/no/such/program", "No such file"), ("false", "ended with exit code 1"), ("sh -c 'kill -9 $$'", "exit code -9")],
 )
-def test_a_command_that_fails_is_told_and_harms_nothing(
-    study: Path, capsys: pytest.CaptureFixture[str], command: str, told: str
+def test_failing_notify_command_is_reported_and_the_summary_is_kept(
+    study: Path, capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
     resume.finish_autopilot(study, command)
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"zeroscale: --notify {command}: ") and told in said
+    output = capsys.readouterr().err.splitlines()[-1]
+    assert output.startswith(f"zeroscale: --notify {command}: ") and message in output
     assert (study / "report" / "summary.md").exists()
 
 
-def test_a_command_that_does_not_return_is_given_up(
+def test_notify_command_ends_after_its_timeout(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resume, "_NOTIFY_S", 0.2)
@@ -67,7 +67,7 @@ def test_a_command_that_does_not_return_is_given_up(
     assert "timed out" in capsys.readouterr().err
 
 
-def test_a_folder_that_takes_no_summary_is_told(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_summary_is_reported(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / "report").write_text("in the way")
     resume.finish_autopilot(study, None)
     assert "the summary cannot be written (" in capsys.readouterr().err

@@ -24,24 +24,26 @@ DEFAULT = MeasureSpec()  # warm-up: 10 steps, on a GPU 30 s; window: 30 steps an
     (70.0, (10 + 5 + 3) * 70.0, (10 + 10 + 3) * 70.0 + 30),  # a window of 300 s, in whole blocks
     (400.0, (10 + 5 + 3) * 400.0, (10 + 10 + 3) * 400.0 + 30),  # a window has at least one block
 ])  # fmt: skip
-def test_the_protocol_tells_the_steps(step_s: float, shortest: float, longest: float) -> None:
+def test_shortest_and_longest_duration_follow_from_the_measurement_protocol(
+    step_s: float, shortest: float, longest: float
+) -> None:
     assert compute_shortest_s(DEFAULT, step_s) == pytest.approx(shortest)
     assert compute_longest_s(DEFAULT, step_s) == pytest.approx(longest)
 
 
-def test_a_window_of_no_seconds_has_its_fewest_steps() -> None:
+def test_window_of_zero_seconds_has_the_minimum_number_of_steps() -> None:
     few = MeasureSpec(warmup_steps=3, gpu_warmup_s=0, block_steps=2, min_steps=4, inspect=False, window_s=0)
     assert compute_shortest_s(few, 1.0) == 3 + 4
     assert compute_longest_s(few, 1.0) == 3 + 4 + 2
 
 
-def test_a_limit_holds_if_steps_take_three_times_as_long_as_predicted_at_most() -> None:
+def test_time_limit_suffices_for_steps_of_three_times_the_predicted_time() -> None:
     limit = compute_limit_min(DEFAULT, 0.01, setup_min=10, bound_min=20)
     assert limit == pytest.approx(10 + ((10 + 2000 + 3 + 5) * 0.03 + 30) / 60)  # 60 s are 2000 steps of 0.03 s
     assert 60 * (limit - 10) >= compute_longest_s(DEFAULT, MARGIN * 0.01) * 0.999
 
 
-def test_a_limit_is_never_longer_than_without_a_prediction_nor_shorter_than_a_start() -> None:
+def test_time_limit_lies_between_the_least_limit_and_the_limit_without_a_prediction() -> None:
     bound = compute_bound_min(DEFAULT, setup_min=10)
     assert bound == 10 + 2 * 300 / 60
     assert compute_limit_min(DEFAULT, 100.0, 10, bound) == bound
@@ -49,6 +51,6 @@ def test_a_limit_is_never_longer_than_without_a_prediction_nor_shorter_than_a_st
     assert compute_limit_min(DEFAULT, 1e-6, 0, 1.5) == 1.5
 
 
-def test_an_attempt_takes_from_its_quickest_to_its_slowest() -> None:
-    taken = compute_minutes(DEFAULT, 0.5, 1.0)
-    assert taken == pytest.approx(((2.5 + (10 + 120 + 3) * 0.5) / 60, (17 + (10 + 60 + 5 + 3) + 30) / 60))
+def test_predicted_minutes_range_from_the_shortest_to_the_longest_attempt() -> None:
+    minutes = compute_minutes(DEFAULT, 0.5, 1.0)
+    assert minutes == pytest.approx(((2.5 + (10 + 120 + 3) * 0.5) / 60, (17 + (10 + 60 + 5 + 3) + 30) / 60))

@@ -29,7 +29,7 @@ def small(memory_bytes: float | None) -> Machine:
     return Machine(name="cpu", device="cpu", memory_bytes=None if memory_bytes is None else int(memory_bytes))
 
 
-def told(made: RunSpec = FOUR) -> Forecast:
+def predict(made: RunSpec = FOUR) -> Forecast:
     return predict_forecast(made, small(None), "cpu")
 
 
@@ -37,105 +37,105 @@ def needed(made: RunSpec = FOUR) -> int:
     return predict_memory(made, "cpu").device[0]
 
 
-def test_far_out_is_a_fifth_above_the_device_and_the_edge_is_run() -> None:
-    assert is_far_out_of_memory(told(), small(0.99 * needed() / FAR_OUT_FACTOR))
-    assert not is_far_out_of_memory(told(), small(1.01 * needed() / FAR_OUT_FACTOR)), "near the edge"
-    assert not is_far_out_of_memory(told(), small(2 * needed()))
+def test_point_is_infeasible_from_a_fifth_above_the_devices_memory() -> None:
+    assert is_far_out_of_memory(predict(), small(0.99 * needed() / FAR_OUT_FACTOR))
+    assert not is_far_out_of_memory(predict(), small(1.01 * needed() / FAR_OUT_FACTOR)), "near the edge"
+    assert not is_far_out_of_memory(predict(), small(2 * needed()))
 
 
-def test_what_nobody_knows_makes_nothing_infeasible() -> None:
-    assert not is_far_out_of_memory(told(), small(None))
+def test_unknown_memory_device_or_model_is_never_infeasible() -> None:
+    assert not is_far_out_of_memory(predict(), small(None))
     assert not is_far_out_of_memory(predict_forecast(FOUR, small(1), None), small(1)), "device not known yet"
-    assert not is_far_out_of_memory(None, small(1)), "asked before anything was predicted"
-    unheard = FOUR.model_copy(update={"model": FOUR.model.model_copy(update={"family": "unheard"})})
-    assert predict_forecast(unheard, small(1), "cpu") == Forecast()
+    assert not is_far_out_of_memory(None, small(1)), "without a forecast"
+    unknown_model = FOUR.model_copy(update={"model": FOUR.model.model_copy(update={"family": "unknown_model"})})
+    assert predict_forecast(unknown_model, small(1), "cpu") == Forecast()
 
 
-def test_measured_neighbours_take_a_prediction_back_or_add_to_it() -> None:
+def test_corrections_by_measured_neighbours_revoke_or_extend_infeasibility() -> None:
     out, edge = small(needed() / 1.3), small(needed() / 1.1)
-    assert is_far_out_of_memory(told(), out) and not is_far_out_of_memory(told(), edge)
-    assert not is_far_out_of_memory(told(), out, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
-    assert is_far_out_of_memory(told(), edge, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
-    assert not is_far_out_of_memory(told(), small(needed()), Correction(memory=9.0, runs=2)), (
+    assert is_far_out_of_memory(predict(), out) and not is_far_out_of_memory(predict(), edge)
+    assert not is_far_out_of_memory(predict(), out, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
+    assert is_far_out_of_memory(predict(), edge, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
+    assert not is_far_out_of_memory(predict(), small(needed()), Correction(memory=9.0, runs=2)), (
         "the low estimate says that it fits"
     )
 
 
-def test_the_evidence_is_the_whole_prediction() -> None:
+def test_evidence_of_an_infeasible_outcome_is_the_whole_prediction() -> None:
     machine = small(needed() / 2)
-    found = find_infeasible_outcome(point(FOUR).spec, told(), machine, UNCORRECTED)
+    found = find_infeasible_outcome(point(FOUR).spec, predict(), machine, UNCORRECTED)
     assert found and found.kind == "infeasible" and found.final
     evidence = found.evidence
     phases = evidence["predicted"]["phases"]
     assert max(sum(terms.values()) for terms in phases.values()) == needed() == evidence["predicted"]["low_bytes"]
     assert evidence["machine"] == {"name": "cpu", "memory_bytes": machine.memory_bytes}
     assert set(evidence["formulas"]) == {"zeroscale", "bench.predict", "bench.engines"}
-    assert find_infeasible_outcome(point(FOUR).spec, told(), small(needed()), UNCORRECTED) is None
+    assert find_infeasible_outcome(point(FOUR).spec, predict(), small(needed()), UNCORRECTED) is None
 
 
-def asked(machine: Machine, micros: tuple[int, ...], **rules: Any) -> SweepDefinition:
+def infeasible_sweep(machine: Machine, micros: tuple[int, ...], **rules: Any) -> SweepDefinition:
     made = [spec(batch__micro=micro) for micro in micros]
-    points: list[SweepPoint] = [point(one).model_copy(update={"forecast": told(one)}) for one in made]
+    points: list[SweepPoint] = [point(one).model_copy(update={"forecast": predict(one)}) for one in made]
     return sweep(points, **rules).model_copy(update={"machines": {"cpu": machine}})
 
 
-def here(folder: Path, made: SweepDefinition) -> LocalSweep:
+def local_sweep(folder: Path, made: SweepDefinition) -> LocalSweep:
     wanted = list(made.wanted())
     return LocalSweep(folder, wanted, retry=True, tell=[].append, follow=[].append)
 
 
-def left(one: LocalSweep) -> list[PlannedRun]:
+def unanswered(one: LocalSweep) -> list[PlannedRun]:
     return [run for run in one.runs if not find_skip(run, SweepPlan(one.runs), one.snapshot())]
 
 
-def test_a_point_far_out_gets_its_record_without_a_run_and_that_is_no_measurement(tmp_path: Path) -> None:
-    made = asked(small(needed() / 2), (4,))
-    first = here(tmp_path, made)
+def test_infeasible_point_gets_a_predicted_record_without_a_run(tmp_path: Path) -> None:
+    made = infeasible_sweep(small(needed() / 2), (4,))
+    first = local_sweep(tmp_path, made)
     ended = first.run()
     assert (ended.good, ended.outcomes) == (False, {"infeasible": 1})
     record = store.read_record(tmp_path / config_id(FOUR) / "0.0" / store.RECORD)
     assert (record.outcome.kind, record.evidence, record.observations) == ("infeasible", "predicted", None)
-    again = here(tmp_path, made)
-    assert again.run().skipped == 1, "resumed, it has its answer"
+    again = local_sweep(tmp_path, made)
+    assert again.run().skipped == 1, "the resumed sweep finds the answer"
 
 
-def test_a_measured_answer_wins_over_the_prediction(tmp_path: Path) -> None:
-    made = asked(small(needed() / 2), (4,))
-    here(tmp_path, made).run()
+def test_measured_outcome_replaces_the_predicted_one(tmp_path: Path) -> None:
+    made = infeasible_sweep(small(needed() / 2), (4,))
+    local_sweep(tmp_path, made).run()
     attempt(tmp_path, FOUR, "ok")
-    again = here(tmp_path, made)
+    again = local_sweep(tmp_path, made)
     assert again.run().outcomes == {"ok": 1}
 
 
-def test_where_nothing_may_be_pruned_a_prediction_is_no_answer(tmp_path: Path) -> None:
-    here(tmp_path, asked(small(needed() / 2), (4,))).run()
-    one = here(tmp_path, asked(small(needed() / 2), (4,), prune=False))
-    assert left(one) == one.runs
+def test_without_pruning_a_predicted_record_does_not_answer_its_point(tmp_path: Path) -> None:
+    local_sweep(tmp_path, infeasible_sweep(small(needed() / 2), (4,))).run()
+    one = local_sweep(tmp_path, infeasible_sweep(small(needed() / 2), (4,), prune=False))
+    assert unanswered(one) == one.runs
 
 
-def test_an_answer_that_measured_neighbours_take_back_is_none(tmp_path: Path) -> None:
-    made = asked(small(needed() / 1.3), (4,))
-    here(tmp_path, made).run()
-    one = here(tmp_path, made)
-    assert left(one) == []
+def test_predicted_record_revoked_by_measured_neighbours_does_not_answer_its_point(tmp_path: Path) -> None:
+    made = infeasible_sweep(small(needed() / 1.3), (4,))
+    local_sweep(tmp_path, made).run()
+    one = local_sweep(tmp_path, made)
+    assert unanswered(one) == []
     for repeat in range(2):
         one._corrections_by_neighbours.add(_ran(0.9, repeat))
-    assert left(one) == one.runs
+    assert unanswered(one) == one.runs
 
 
-def view_of(folder: Path, made: SweepDefinition) -> StudyState:
+def read_view(folder: Path, made: SweepDefinition) -> StudyState:
     seen = read_snapshot(folder)
     return StudyState(folder, [made], seen, {}, list_statuses(merge_sweeps([made]), seen, {}))
 
 
-def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if_neighbours_take_it_back(
+def test_submission_records_infeasible_points_and_reopens_them_once_neighbours_revoke_it(
     tmp_path: Path,
 ) -> None:
-    made = asked(small(needed() / 1.3), (4, 1))
+    made = infeasible_sweep(small(needed() / 1.3), (4, 1))
     corrections, one = MeasuredCorrections(made.points), spec(batch__micro=1)
-    assert write_outcomes_without_run(view_of(tmp_path, made), corrections) == {"infeasible": 1}
-    assert write_outcomes_without_run(view_of(tmp_path, made), corrections) == {}, "once"
-    view = view_of(tmp_path, made)
+    assert write_outcomes_without_run(read_view(tmp_path, made), corrections) == {"infeasible": 1}
+    assert write_outcomes_without_run(read_view(tmp_path, made), corrections) == {}, "once"
+    view = read_view(tmp_path, made)
     assert {point_status.key.config_id: point_status.outcome for point_status in view.statuses} == {
         config_id(FOUR): "infeasible",
         config_id(one): "",
@@ -143,7 +143,7 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
     assert [point_status.key.config_id for point_status in find_pending(view, corrections).statuses] == [config_id(one)]
     for _ in range(2):
         corrections.add(_ran(0.9, repeat=0))
-    assert corrections.correction(made.points[0]) == (1.0, 1.0, 1), "one run, taken in twice"
+    assert corrections.correction(made.points[0]) == (1.0, 1.0, 1), "the same run, added twice, counts once"
     corrections.add(_ran(0.9, repeat=1))
     assert {point_status.key.config_id for point_status in find_pending(view, corrections).statuses} == {
         config_id(FOUR),
@@ -151,8 +151,8 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
     }
     for _ in range(2):
         attempt(tmp_path, FOUR, "error")
-    tried = find_pending(view_of(tmp_path, made), corrections).statuses
-    assert [point_status.key.config_id for point_status in tried] == [config_id(one)], "as often as the study allows"
+    tried = find_pending(read_view(tmp_path, made), corrections).statuses
+    assert [point_status.key.config_id for point_status in tried] == [config_id(one)], "all allowed attempts are used"
 
 
 def _ran(ratio: float, repeat: int) -> Any:
@@ -170,7 +170,7 @@ def _ran(ratio: float, repeat: int) -> Any:
 
 
 @pytest.mark.parametrize("folder", ["smoke", "testbed", "memory"])
-def test_no_recorded_run_would_have_been_lost_on_the_smallest_device_that_held_it(folder: str) -> None:
+def test_recorded_runs_are_feasible_on_a_device_of_their_used_memory_but_not_of_half(folder: str) -> None:
     """Each recorded run fits a device with exactly the bytes that it used, so it must not be skipped there.
 
     On a device with half of these bytes, the prediction must exceed the memory by a wide margin.

@@ -28,14 +28,14 @@ def keys(jobs: Sequence[Any]) -> list[RunKey]:
 MIXED = sweep([point(spec(nodes=nodes, batch__micro=micro)) for nodes in (1, 2, 4) for micro in (1, 2)])
 
 
-def test_one_job_per_point_asks_for_what_that_point_needs() -> None:
+def test_job_of_one_point_requests_the_resources_of_that_point() -> None:
     made = JobBatcher(options("point"), None, None).jobs(waiting(MIXED))
     assert [job.nodes for job in made] == [1, 1, 2, 2, 4, 4]
     assert all(len(job.points) == 1 and job.time_limit_min == 13 for job in made)
     assert len({job.name for job in made}) == 6
 
 
-def test_an_array_holds_points_of_equal_resources_and_no_more_than_the_cluster_takes() -> None:
+def test_array_holds_points_of_equal_resources_up_to_the_clusters_array_size() -> None:
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 24)])
     made = JobBatcher(options("array"), 10, None).jobs(waiting(many))
     assert [len(job.points) for job in made] == [10, 10, 3]
@@ -44,7 +44,7 @@ def test_an_array_holds_points_of_equal_resources_and_no_more_than_the_cluster_t
     assert [job.time_limit_min for job in JobBatcher(options("array"), 10, None).jobs(waiting(limits))] == [13, 33]
 
 
-def test_a_packed_job_takes_points_of_one_shape_in_their_order_and_only_as_many_as_can_finish() -> None:
+def test_packed_job_holds_points_of_equal_resources_in_order_within_its_time_limit() -> None:
     made = JobBatcher(options("packed"), None, None).jobs(waiting(MIXED))
     assert [(job.nodes, len(job.points), job.time_limit_min) for job in made] == [(1, 2, 23), (2, 2, 23), (4, 2, 23)]
     long = sweep([point(spec(batch__micro=micro)) for micro in range(1, 10)])
@@ -54,12 +54,12 @@ def test_a_packed_job_takes_points_of_one_shape_in_their_order_and_only_as_many_
     assert [len(job.points) for job in made] == [3, 3, 3], "the partition's longest time counts too"
 
 
-def test_a_point_that_can_never_finish_on_the_partition_is_refused_at_once() -> None:
+def test_point_longer_than_the_partitions_time_limit_is_refused() -> None:
     with pytest.raises(UserError, match="may need a job of 13 min, and the partition allows 12"):
         JobBatcher(options("packed"), None, 12).jobs(waiting(MIXED))
 
 
-def test_the_control_point_is_run_twice_in_every_packed_job() -> None:
+def test_control_point_runs_twice_in_every_packed_job() -> None:
     control = point(spec(batch__micro=3), 7)
     made = sweep([point(spec(batch__micro=1))], control=control)
     [job] = JobBatcher(options("packed"), None, None).jobs(waiting(made))

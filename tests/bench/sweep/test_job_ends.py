@@ -40,39 +40,41 @@ def ended(place: JobTask, state: str = "FAILED", outcome: OutcomeKind | None = "
     return job._replace(started_at=NOW, ended_at=NOW + 1, exit=f"exit code {exit_code}", exit_code=exit_code)
 
 
-def look(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState], *, asked: bool = True) -> StudyState:
+def read_view(
+    folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState], *, asked: bool = True
+) -> StudyState:
     seen, wanted = read_snapshot(folder), definition.merge_sweeps([made])
     return StudyState(folder, [made], seen, queue, list_statuses(wanted, seen, queue, is_reached=asked), asked)
 
 
-def told_later(folder: Path, made: SweepDefinition) -> list[PointStatus]:
+def list_later_statuses(folder: Path, made: SweepDefinition) -> list[PointStatus]:
     """Return the states of points at a time when the scheduler has forgotten all jobs."""
-    return look(folder, made, {}).statuses
+    return read_view(folder, made, {}).statuses
 
 
-def test_a_job_that_dies_before_its_first_attempt_is_told_and_remembered(tmp_path: Path) -> None:
+def test_job_that_died_before_its_first_attempt_is_shown_with_its_last_log_line(tmp_path: Path) -> None:
     made = sweep([point(FOUR), point(EIGHT)])
     place = submitted(
         tmp_path, made, 12, "loading\n/var/spool/job12/slurm_script: line 22: module: command not found\n"
     )
-    assert keep_ends(look(tmp_path, made, {place: ended(place)}))
-    assert not keep_ends(look(tmp_path, made, {place: ended(place)})), "it is known"
-    said = "job 12 FAILED after 1 s (exit code 1), no attempt begun; see jobs/s-012/slurm-12.log: "
-    for found in told_later(tmp_path, made):
+    assert keep_ends(read_view(tmp_path, made, {place: ended(place)}))
+    assert not keep_ends(read_view(tmp_path, made, {place: ended(place)})), "its end is already on file"
+    reason = "job 12 FAILED after 1 s (exit code 1), no attempt begun; see jobs/s-012/slurm-12.log: "
+    for found in list_later_statuses(tmp_path, made):
         assert found.state == "waiting"
-        assert found.why == said + "/var/spool/job12/slurm_script: line 22: module: command not found"
+        assert found.why == reason + "/var/spool/job12/slurm_script: line 22: module: command not found"
 
 
-def test_as_many_such_jobs_as_a_point_has_attempts_end_it_until_it_is_asked_for_again(tmp_path: Path) -> None:
+def test_point_is_given_up_once_its_jobs_that_died_reach_the_allowed_attempts(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])  # two attempts are allowed
     for number in (12, 13):
-        assert told_later(tmp_path, made)[0].state == "waiting"
+        assert list_later_statuses(tmp_path, made)[0].state == "waiting"
         place = submitted(tmp_path, made, number)
-        keep_ends(look(tmp_path, made, {place: ended(place)}))
-    [found] = told_later(tmp_path, made)
+        keep_ends(read_view(tmp_path, made, {place: ended(place)}))
+    [found] = list_later_statuses(tmp_path, made)
     assert found.state == "given up" and "2 jobs before any attempt; the last: job 13 FAILED" in found.why
     asked_again = made.model_copy(update={"asked_at": datetime.fromtimestamp(NOW + 60, UTC).isoformat()})
-    assert told_later(tmp_path, asked_again)[0].state == "waiting"
+    assert list_later_statuses(tmp_path, asked_again)[0].state == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -80,42 +82,42 @@ def test_as_many_such_jobs_as_a_point_has_attempts_end_it_until_it_is_asked_for_
     [("CANCELLED", "cancelled", 0), ("PREEMPTED", "preempted", 0), ("NODE_FAIL", "node_failure", 0),
      ("COMPLETED", None, 0), ("FAILED", "error", jobs.EXIT_LATER)],
 )  # fmt: skip
-def test_what_is_not_the_jobs_fault_is_told_and_costs_nothing(
+def test_jobs_that_ended_for_external_causes_cost_no_attempt(
     tmp_path: Path, state: str, outcome: OutcomeKind | None, exit_code: int
 ) -> None:
     made = sweep([point(FOUR)])
     for number in (12, 13, 14):
         place = submitted(tmp_path, made, number)
-        keep_ends(look(tmp_path, made, {place: ended(place, state, outcome, exit_code)}))
-    [found] = told_later(tmp_path, made)
+        keep_ends(read_view(tmp_path, made, {place: ended(place, state, outcome, exit_code)}))
+    [found] = list_later_statuses(tmp_path, made)
     assert found.state == "waiting" and f"job 14 {state}" in found.why
 
 
-def test_a_job_that_died_between_its_points_is_told_to_those_it_did_not_come_to(tmp_path: Path) -> None:
+def test_job_that_died_between_points_is_shown_for_the_points_without_an_attempt(tmp_path: Path) -> None:
     made = sweep([point(FOUR), point(EIGHT)])
     for number in (12, 13, 14):
         place = submitted(tmp_path, made, number)
         attempt(tmp_path, FOUR, "preempted", job=place[0])
-        keep_ends(look(tmp_path, made, {place: ended(place)}))
-    four, eight = told_later(tmp_path, made)
+        keep_ends(read_view(tmp_path, made, {place: ended(place)}))
+    four, eight = list_later_statuses(tmp_path, made)
     assert four.why == "to run again; last attempt: it was preempted"
     assert eight.state == "waiting" and "job 14 FAILED" in eight.why and "before it came to this point" in eight.why
 
 
-def test_a_job_that_nobody_knows_any_more_is_named(tmp_path: Path) -> None:
+def test_job_forgotten_by_the_scheduler_is_named(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     submitted(tmp_path, made, 12)
-    [found] = told_later(tmp_path, made)
+    [found] = list_later_statuses(tmp_path, made)
     assert found.why == "job 12 began no attempt, and the scheduler no longer knows it; see jobs/s-012"
 
 
-def test_while_the_scheduler_is_not_asked_a_submitted_point_is_not_called_waiting(tmp_path: Path) -> None:
+def test_submitted_point_is_unknown_without_a_query_of_the_scheduler(tmp_path: Path) -> None:
     made = sweep([point(FOUR), point(EIGHT)])
     place = submitted(tmp_path, made, 12)
-    for found in look(tmp_path, made, {}, asked=False).statuses:
+    for found in read_view(tmp_path, made, {}, asked=False).statuses:
         assert (found.state, found.why) == ("unknown", "in job 12 when the scheduler was last asked")
-    keep_ends(look(tmp_path, made, {place: ended(place)}))
-    assert {found.state for found in look(tmp_path, made, {}, asked=False).statuses} == {"waiting"}
+    keep_ends(read_view(tmp_path, made, {place: ended(place)}))
+    assert {found.state for found in read_view(tmp_path, made, {}, asked=False).statuses} == {"waiting"}
 
 
 @pytest.mark.parametrize(
@@ -131,13 +133,13 @@ def test_while_the_scheduler_is_not_asked_a_submitted_point_is_not_called_waitin
         (("x" * 70 + "\n") * 1000, "x" * 70),
     ],
 )  # fmt: skip
-def test_the_last_line_that_tells_more_than_an_end(tmp_path: Path, log: str, line: str) -> None:
+def test_last_line_of_a_log_skips_sruns_messages_of_the_end(tmp_path: Path, log: str, line: str) -> None:
     path = tmp_path / "slurm-1.log"
     path.write_text(log)
     assert jobs.find_last_line(path) == line
     assert jobs.find_last_line(tmp_path / "none.log") == jobs.find_last_line(None) == ""
 
 
-def test_a_log_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_log_that_is_a_pipe_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "slurm-1.log")
     assert jobs.find_last_line(tmp_path / "slurm-1.log") == ""

@@ -31,7 +31,7 @@ of 0.675 s, it has 90 steps.
 LIMIT_MIN = 10 + (153 * 3 * 0.15 + 30) / 60
 
 
-def made() -> SweepDefinition:
+def predicted_sweep() -> SweepDefinition:
     update = {"forecast": Forecast(step=STEP), "bound_min": 20.0, "time_limit_min": LIMIT_MIN}
     predicted: SweepPoint = point(FOUR).model_copy(update=update)
     return sweep([predicted]).model_copy(update={"launcher": {"name": "slurm", "setup_min": 10}})
@@ -48,7 +48,7 @@ class Slower(MeasuredCorrections):
 
 
 def limit_of(folder: Path, corrections: MeasuredCorrections) -> float | None:
-    one, seen = made(), read_snapshot(folder)
+    one, seen = predicted_sweep(), read_snapshot(folder)
     view = StudyState(folder, [one], seen, {}, list_statuses(definition.merge_sweeps([one]), seen, {}))
     [point_status] = extend_time_limits(view.statuses, view, corrections)
     return point_status.point.time_limit_min
@@ -57,20 +57,22 @@ def limit_of(folder: Path, corrections: MeasuredCorrections) -> float | None:
 @pytest.mark.parametrize(
     ("factor", "limit"), [(1.0, LIMIT_MIN), (1.5, 10 + (108 * 3 * 0.225 + 30) / 60), (0.5, LIMIT_MIN)]
 )
-def test_neighbours_lengthen_a_limit_and_never_shorten_it(factor: float, limit: float, tmp_path: Path) -> None:
+def test_measured_neighbours_lengthen_a_time_limit_and_never_shorten_it(
+    factor: float, limit: float, tmp_path: Path
+) -> None:
     assert limit_of(tmp_path, Slower(factor)) == pytest.approx(limit)
     assert limit_of(tmp_path, Slower(100)) == 20
 
 
-def test_a_point_whose_time_ran_out_gets_the_longest_limit(tmp_path: Path) -> None:
+def test_point_gets_the_longest_limit_after_a_timeout(tmp_path: Path) -> None:
     attempt(tmp_path, FOUR, "node_failure")
     assert limit_of(tmp_path, Slower(1)) == pytest.approx(LIMIT_MIN)
     attempt(tmp_path, FOUR, "timeout")
     assert limit_of(tmp_path, Slower(1)) == 20
 
 
-def test_a_limit_that_was_asked_for_stays(tmp_path: Path) -> None:
-    one = made()
+def test_time_limit_set_by_the_user_is_not_changed(tmp_path: Path) -> None:
+    one = predicted_sweep()
     plain = one.points[0].model_copy(update={"bound_min": None, "time_limit_min": 7.0})
     one, seen = one.model_copy(update={"points": (plain,)}), read_snapshot(tmp_path)
     view = StudyState(tmp_path, [one], seen, {}, list_statuses(definition.merge_sweeps([one]), seen, {}))
@@ -82,7 +84,7 @@ def recorded() -> list[RunRecord]:
     return [record for record in found if record.outcome.kind == "ok"]
 
 
-def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> None:
+def test_limits_from_half_the_measured_step_time_suffice_for_all_recorded_runs() -> None:
     """The prediction is half of each run's median step time. The runs include those with fifteen other processes on
     their cores. The time of the start is allowed for by `setup_min`."""
     for record in recorded():
@@ -94,7 +96,7 @@ def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> N
         assert duration_s <= 60 * compute_limit_min(protocol, median / 2, setup_min=3, bound_min=20), record.config_id
 
 
-def test_recorded_runs_started_in_the_seconds_that_are_counted_on() -> None:
+def test_start_of_recorded_runs_took_at_most_the_predicted_seconds() -> None:
     for record in recorded():
         assert record.observations
         assert sum(record.observations.phases_s.values()) <= 1.01 * START_S[1]

@@ -77,7 +77,7 @@ def predicted(run: PlannedRun, needs_gib: float, has_gib: float = 10) -> Planned
     return run._replace(point=point, machine=Machine(name="here", device="cpu", memory_bytes=int(has_gib * GIB)))
 
 
-def told(decision: Decision) -> str:
+def describe(decision: Decision) -> str:
     run = decision.run
     name = run.key.config_id + (f"#{run.key.repeat}" if run.key.repeat else "")
     match decision:
@@ -108,7 +108,7 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
         else:
             continue
         before.append(RunAttempt(Path(name) / f"{repeat}.{len(before)}", repeat, len(before), ended, "", "here"))
-    return [told(decision) for decision in passed]
+    return [describe(decision) for decision in passed]
 
 
 class Row(NamedTuple):
@@ -135,62 +135,84 @@ TABLE = {
     # order of points, and the control point
     "points run in the order asked": Row("m4 m1 m2", "", "run m4, run m1, run m2", "run m4, run m1, run m2"),
     "the control point comes first and last": Row("m1 m2", "", "run c, run m1, run m2, run c", sweep=CONTROL),
-    "submission leaves it to the jobs": Row("m1 m2", "", at_once="run m1, run m2", sweep=CONTROL),
-    "it is run around points that need not run": Row("m4", "m4 ok", "run c, left m4, run c", sweep=CONTROL),
-    "but not around nothing": Row("", "", "", "", sweep=CONTROL),
-    "its failure ends nothing": Row("m1", "", "run c, run m1, run c", ends="c error, m1 error, c oom", sweep=CONTROL),
+    "a submission leaves the control point to its jobs": Row("m1 m2", "", at_once="run m1, run m2", sweep=CONTROL),
+    "the control point runs around points that need not run": Row(
+        "m4", "m4 ok", "run c, left m4, run c", sweep=CONTROL
+    ),
+    "without points the control point does not run": Row("", "", "", "", sweep=CONTROL),
+    "a failed control point does not end the pass": Row(
+        "m1", "", "run c, run m1, run c", ends="c error, m1 error, c oom", sweep=CONTROL
+    ),
     # attempts that are an answer
-    "a final answer is left": Row("m1 m2", "m1 ok, m2 oom", "left m1, left m2", "left m1, left m2"),
-    "a run whose numbers are invalid is one": Row("m1", "m1 invalid", "left m1", "left m1"),
-    "a failure that may pass is none": Row("m1", "m1 error, m1 hang, m1 cancelled", "run m1", "run m1"),
-    "of another repeat": Row("m1 m1#1", "m1#1 ok", "run m1, left m1#1", "run m1, left m1#1"),
-    "of another machine": Row("m1", "m1@fast ok", "run m1", "run m1"),
-    "of another environment": Row("m1", "m1~old ok", "run m1", "run m1", run={"environment_id": "new"}),
-    "of any environment where that is not known": Row("m1", "m1~old ok", "left m1", "left m1"),
-    "a record without a run holds in all": Row("m1", "m1 pruned", "left m1", run={"environment_id": "new"}),
-    "unless everything is to be measured": Row("m1", "m1 pruned", "run m1", "run m1", run={"prune": False}),
-    "it was reopened when it was submitted": Row("m1", "m1 infeasible", "run m1", run={"reopened": True}),
+    "points with a final answer are skipped": Row("m1 m2", "m1 ok, m2 oom", "left m1, left m2", "left m1, left m2"),
+    "a run with invalid numbers is an answer": Row("m1", "m1 invalid", "left m1", "left m1"),
+    "a temporary failure is no answer": Row("m1", "m1 error, m1 hang, m1 cancelled", "run m1", "run m1"),
+    "answer of another repeat": Row("m1 m1#1", "m1#1 ok", "run m1, left m1#1", "run m1, left m1#1"),
+    "answer of another machine": Row("m1", "m1@fast ok", "run m1", "run m1"),
+    "answer of another environment": Row("m1", "m1~old ok", "run m1", "run m1", run={"environment_id": "new"}),
+    "answer of any environment if the plan has none": Row("m1", "m1~old ok", "left m1", "left m1"),
+    "a record without a run holds in every environment": Row(
+        "m1", "m1 pruned", "left m1", run={"environment_id": "new"}
+    ),
+    "a record without a run does not hold if pruning is off": Row(
+        "m1", "m1 pruned", "run m1", "run m1", run={"prune": False}
+    ),
+    "a record without a run does not hold for a reopened point": Row(
+        "m1", "m1 infeasible", "run m1", run={"reopened": True}
+    ),
     # number of attempts
     "attempts are used up": Row("m1", "m1 error, m1 hang", "left m1", "left m1", run={"attempts": 2}),
-    "not by preemption": Row("m1", "m1 error, m1 preempted", "run m1", "run m1", run={"attempts": 2}),
-    "not on another machine": Row("m1", "m1 error, m1@fast error", "run m1", run={"attempts": 2}),
-    "a pass tries once": Row("m1 m2", "", "run m1, run m2", ends="m1 error", run={"attempts": 2}),
-    "jobs come to nothing": Row("m1", "", at_once="left m1", run={"attempts": 2}, seen={"submitted": {key("m1"): 10}}),
+    "attempts are not used up by preemption": Row(
+        "m1", "m1 error, m1 preempted", "run m1", "run m1", run={"attempts": 2}
+    ),
+    "attempts are not used up on another machine": Row("m1", "m1 error, m1@fast error", "run m1", run={"attempts": 2}),
+    "a pass tries each point once": Row("m1 m2", "", "run m1, run m2", ends="m1 error", run={"attempts": 2}),
+    "jobs that led to no answer use up attempts": Row(
+        "m1", "", at_once="left m1", run={"attempts": 2}, seen={"submitted": {key("m1"): 10}}
+    ),
     # points that another job runs
-    "another job has it": Row("m1 m2", "", "left m1, run m2", "left m1, run m2", seen={"busy": _busy("m1")}),
+    "a point in another job is skipped": Row(
+        "m1 m2", "", "left m1, run m2", "left m1, run m2", seen={"busy": _busy("m1")}
+    ),
     # points that run out of memory
     "an out-of-memory is confirmed, then larger ones are pruned": Row(
         "m2 m4 m8", "", "run m2, confirm m2, pruned m4, pruned m8", ends="m2 oom, m2 oom"
     ),
-    "it is contradicted": Row("m2 m4", "", "run m2, confirm m2, run m4", ends="m2 oom, m2 ok"),
-    "a smaller one may still fit": Row("m4 m1", "m4 oom, m4 oom", "left m4, run m1", "left m4, run m1"),
-    "it is confirmed once": Row("m2 m4", "", "run m2, confirm m2, run m4", ends="m2 oom, m2 error"),
-    "there is nothing larger to be saved": Row("m4 m2", "", "run m4, run m2", ends="m4 oom"),
-    "what is larger has answers": Row("m2 m4", "m4 ok", "run m2, left m4", ends="m2 oom"),
+    "an out-of-memory is contradicted": Row("m2 m4", "", "run m2, confirm m2, run m4", ends="m2 oom, m2 ok"),
+    "a smaller micro-batch may still fit": Row("m4 m1", "m4 oom, m4 oom", "left m4, run m1", "left m4, run m1"),
+    "an out-of-memory is confirmed once": Row("m2 m4", "", "run m2, confirm m2, run m4", ends="m2 oom, m2 error"),
+    "no confirmation without larger points": Row("m4 m2", "", "run m4, run m2", ends="m4 oom"),
+    "no confirmation if larger points have answers": Row("m2 m4", "m4 ok", "run m2, left m4", ends="m2 oom"),
     "repeats confirm each other": Row(
         "m2 m4 m2#1 m4#1", "", "run m2, run m4, run m2#1, pruned m4#1", ends="m2 oom, m2 oom"
     ),
-    "nothing may be pruned": Row("m2 m4", "", "run m2, run m4", "run m2, run m4", ends="m2 oom", run={"prune": False}),
+    "no confirmation if pruning is off": Row(
+        "m2 m4", "", "run m2, run m4", "run m2, run m4", ends="m2 oom", run={"prune": False}
+    ),
     "an earlier out-of-memory is confirmed by submission": Row(
         "m2 m4", "m2 oom", at_once="run m2, run m4", sweep=AGAIN, run={"attempts": 1}
     ),
-    "and not by who goes through points": Row("m2 m4", "m2 oom", "left m2, run m4"),
-    "nor twice": Row("m2 m4", "m2 oom, m2 oom", at_once="left m2, pruned m4", sweep=AGAIN),
-    "nor while a job has it": Row(
+    "an earlier out-of-memory is not confirmed by a pass": Row("m2 m4", "m2 oom", "left m2, run m4"),
+    "a confirmed out-of-memory is not confirmed again by submission": Row(
+        "m2 m4", "m2 oom, m2 oom", at_once="left m2, pruned m4", sweep=AGAIN
+    ),
+    "an out-of-memory is not confirmed while a job has its point": Row(
         "m2 m4", "m2 oom", at_once="left m2, run m4", sweep=AGAIN, seen={"busy": _busy("m2")}
     ),
     # time left and node-hours
     "the last control point keeps its time": Row(
         "m1", "", "run c, waits m1, run c", sweep=CONTROL, run={"limit_min": 10}, seen={"left_s": 900.0}
     ),
-    "all that fits": Row("m1 m2", "", "run m1, run m2", run={"limit_min": 10}, seen={"left_s": 600.0}),
-    "no time for anything": Row("m1", "", "waits c, waits m1, waits c", sweep=CONTROL, seen={"left_s": 599.0}),
-    "what takes longer waits": Row("m1", "", "waits m1", run={"limit_min": 11}, seen={"left_s": 600.0}),
+    "both points fit the time left": Row("m1 m2", "", "run m1, run m2", run={"limit_min": 10}, seen={"left_s": 600.0}),
+    "no point fits the time left": Row("m1", "", "waits c, waits m1, waits c", sweep=CONTROL, seen={"left_s": 599.0}),
+    "a point longer than the time left waits": Row("m1", "", "waits m1", run={"limit_min": 11}, seen={"left_s": 600.0}),
     "the budget is spent": Row(
         "m1 m2", "m1 ok", at_once="left m1, waits m2", sweep={"node_hours": 2.0}, seen={"spent_node_hours": 2.0}
     ),
-    "it is not": Row("m1", "", at_once="run m1", sweep={"node_hours": 2.0}, seen={"spent_node_hours": 1.9}),
-    "what need not run costs nothing": Row(
+    "the budget is not spent": Row(
+        "m1", "", at_once="run m1", sweep={"node_hours": 2.0}, seen={"spent_node_hours": 1.9}
+    ),
+    "points that need not run cost no node-hours": Row(
         "m2 m4",
         "m2 oom, m2 oom",
         at_once="left m2, pruned m4",
@@ -201,18 +223,18 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_what_runs_next(name: str) -> None:
+def test_decisions_of_a_pass_and_of_a_submission(name: str) -> None:
     row = TABLE[name]
     tried = attempts(row.tried)
     plan = SweepPlan(runs(row.plan, **row.run), **row.sweep)
     snapshot = Snapshot(lambda config_id: tried.get(config_id, []), **row.seen)
     if row.at_once is not None:
-        assert ", ".join(map(told, list_decisions(plan, snapshot))) == row.at_once
+        assert ", ".join(map(describe, list_decisions(plan, snapshot))) == row.at_once
     if row.passes is not None:
         assert ", ".join(walk(plan, snapshot, tried, row.ends)) == row.passes
 
 
-def test_a_second_look_that_does_not_fit_waits_and_the_points_after_it_do_not() -> None:
+def test_confirmation_run_and_later_points_are_postponed_without_time_left() -> None:
     plan, tried = SweepPlan(runs("m2 m4", limit_min=10)), attempts("")
     first = next_run(plan, Snapshot(lambda name: tried.get(name, []), left_s=900))
     assert isinstance(first, StartRun)
@@ -222,7 +244,7 @@ def test_a_second_look_that_does_not_fit_waits_and_the_points_after_it_do_not() 
         decision = next_run(plan, Snapshot(lambda name: tried.get(name, []), left_s=left_s, passed=passed))
         assert decision
         passed.append(decision)
-    assert [(told(decision), decision.run.role) for decision in passed] == [
+    assert [(describe(decision), decision.run.role) for decision in passed] == [
         ("run m2", "point"), ("waits m2", "confirm"), ("waits m4", "point"),
     ]  # fmt: skip
     assert next_run(plan, Snapshot(lambda name: tried.get(name, []), passed=passed)) is None
@@ -240,28 +262,30 @@ def test_a_second_look_that_does_not_fit_waits_and_the_points_after_it_do_not() 
         (13, 0.9, "m1 infeasible, m1 oom", "left m1"),
     ],
 )
-def test_a_prediction_answers_a_point_until_measured_neighbours_take_it_back(
+def test_prediction_answers_a_point_unless_measured_neighbours_revoke_it(
     needs_gib: float, memory: float, tried: str, expected: str
 ) -> None:
     [run] = runs("m1", attempts=2)
     found = attempts(tried)
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=memory, runs=2))
-    assert [told(found) for found in list_decisions(SweepPlan([predicted(run, needs_gib)]), snapshot)] == [expected]
+    assert [describe(found) for found in list_decisions(SweepPlan([predicted(run, needs_gib)]), snapshot)] == [expected]
 
 
-def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
+def test_predicted_records_are_kept_if_a_plan_has_no_predictions() -> None:
     """An allocation does not use predictions, since they were checked when its points were submitted."""
     found = attempts("m1 infeasible")
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
-    assert [told(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
+    assert [describe(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
 
 
-def test_who_is_given_up_says_why() -> None:
+def test_given_up_point_has_a_reason() -> None:
     tried = attempts("m1 error, m1 hang")["m1"]
     assert explain_given_up(tried, 2) == "after 2 attempts; the last: hang"
     assert explain_given_up([], 2, submitted=10) == "10 jobs had this point, and none led to an answer"
     assert explain_given_up(tried, 3) == "" and explain_given_up([], 2) == ""
-    assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
+    assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), (
+        "preemptions end a point, too, after 10 attempts"
+    )
 
 
 # -- attempts that failed for external causes
@@ -271,14 +295,14 @@ def failed(number: int, kind: OutcomeKind = "error", **more: Any) -> RunAttempt:
     return RunAttempt(Path(f"m4/0.{number}"), 0, number, kind, kind, "here", **more)
 
 
-def test_a_run_with_an_injected_fault_is_no_answer_and_no_attempt() -> None:
+def test_run_with_an_injected_fault_is_no_answer_and_no_attempt() -> None:
     drilled = [failed(number, "ok", drill=True) for number in range(4)]
     assert find_answer(drilled, prune=True) is None and explain_given_up(drilled, 3) == ""
     real = failed(4, "ok")
     assert find_answer([*drilled, real], prune=True) is real
 
 
-def test_a_run_that_was_paused_is_no_answer_and_no_fault_and_its_last_attempt_stays() -> None:
+def test_paused_run_is_no_answer_and_costs_no_attempt() -> None:
     paused = [failed(number, "ok", paused_s=15.0) for number in range(14)]
     assert find_answer(paused, prune=True) is None and explain_given_up(paused, 3) == ""
     given_up = explain_given_up([*paused, failed(14, "ok", paused_s=8.0)], 3)
@@ -288,13 +312,13 @@ def test_a_run_that_was_paused_is_no_answer_and_no_fault_and_its_last_attempt_st
     assert find_answer([*paused, full], prune=True) is full, "memory does not depend on time"
 
 
-def test_a_full_disk_costs_no_attempt_but_has_an_end() -> None:
+def test_full_disk_costs_no_attempt_but_ends_after_15_tries() -> None:
     full = [failed(number, disk_full=True) for number in range(14)]
     assert explain_given_up([*full[:4], failed(4), failed(5)], 3) == ""
     assert explain_given_up([*full, failed(14)], 3)
 
 
-def test_a_node_that_failed_costs_no_attempt_but_has_an_end() -> None:
+def test_node_failure_costs_no_attempt_but_ends_after_15_tries() -> None:
     lost = [failed(number, "node_failure") for number in range(14)]
     assert explain_given_up([*lost[:4], failed(4), failed(5)], 3) == ""
     assert explain_given_up([*lost[:4], failed(4), failed(5), failed(6)], 3)

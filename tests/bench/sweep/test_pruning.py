@@ -20,7 +20,7 @@ class Rules:
         wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))
         self._kin = find_siblings(wanted)
 
-    def by(self, made: RunKey, folder: Path) -> Outcome | None:
+    def find_outcome(self, made: RunKey, folder: Path) -> Outcome | None:
         return find_pruned_outcome(
             self._kin[made.config_id, made.machine], lambda config_id: store.list_attempts(folder / config_id)
         )
@@ -35,40 +35,40 @@ def key(made: RunSpec, repeat: int = 0) -> RunKey:
     return RunKey(config_id(made), "cpu", repeat)
 
 
-def test_a_larger_micro_batch_is_pruned_once_two_runs_have_shown_it(tmp_path: Path) -> None:
+def test_larger_micro_batch_is_pruned_after_two_runs_out_of_memory(tmp_path: Path) -> None:
     one, two, four, eight = (spec(batch__micro=micro) for micro in MICROS)
     rules = Rules([one, two, four, eight])
     attempt(tmp_path, four, "oom")
-    assert rules.by(key(eight), tmp_path) is None, "one out-of-memory may be a mishap"
+    assert rules.find_outcome(key(eight), tmp_path) is None, "one out-of-memory may be a mishap"
     assert rules.to_confirm(key(four), tmp_path)
     attempt(tmp_path, four, "oom")
-    outcome = rules.by(key(eight), tmp_path)
+    outcome = rules.find_outcome(key(eight), tmp_path)
     assert outcome and outcome.kind == "pruned"
     assert outcome.evidence == {"run": f"{config_id(four)}/0.1", "micro": 4}
     assert not rules.to_confirm(key(four), tmp_path), "it is confirmed"
-    assert rules.by(key(two), tmp_path) is None, "a smaller one may fit"
-    assert rules.by(key(one), tmp_path) is None
+    assert rules.find_outcome(key(two), tmp_path) is None, "a smaller one may fit"
+    assert rules.find_outcome(key(one), tmp_path) is None
 
 
-def test_where_repeats_are_asked_every_one_of_them_has_to_run_out_of_memory(tmp_path: Path) -> None:
+def test_larger_micro_batch_is_pruned_after_all_repeats_ran_out_of_memory(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     rules = Rules([four, eight], repeats=3)
     for repeat in range(2):
         attempt(tmp_path, four, "oom", repeat)
-    assert rules.by(key(eight), tmp_path) is None
-    assert not rules.to_confirm(key(four), tmp_path), "the third repeat will tell"
+    assert rules.find_outcome(key(eight), tmp_path) is None
+    assert not rules.to_confirm(key(four), tmp_path), "the third repeat serves as confirmation"
     attempt(tmp_path, four, "oom", 2)
-    assert rules.by(key(eight), tmp_path)
+    assert rules.find_outcome(key(eight), tmp_path)
 
 
-def test_one_run_that_fitted_contradicts_all_others(tmp_path: Path) -> None:
+def test_one_successful_run_prevents_pruning(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     for repeat, kind in enumerate(("oom", "oom", "ok")):
         attempt(tmp_path, four, kind, repeat)
-    assert Rules([four, eight]).by(key(eight), tmp_path) is None
+    assert Rules([four, eight]).find_outcome(key(eight), tmp_path) is None
 
 
-def test_nothing_is_said_about_points_that_differ_in_more_than_the_micro_batch(tmp_path: Path) -> None:
+def test_points_that_differ_in_more_than_the_micro_batch_are_not_pruned(tmp_path: Path) -> None:
     four = spec(batch__micro=4)
     others = [
         spec(batch__micro=8, engine="zero3"),
@@ -80,17 +80,17 @@ def test_nothing_is_said_about_points_that_differ_in_more_than_the_micro_batch(t
     rules = Rules([four, *others])
     for _ in range(2):
         attempt(tmp_path, four, "oom")
-    assert [rules.by(key(other), tmp_path) for other in others] == [None] * len(others)
+    assert [rules.find_outcome(key(other), tmp_path) for other in others] == [None] * len(others)
 
 
-def test_another_machine_is_another_question(tmp_path: Path) -> None:
+def test_out_of_memory_on_another_machine_prunes_nothing(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     for _ in range(2):
         attempt(tmp_path, four, "oom", machine="small")
-    assert Rules([four, eight]).by(key(eight), tmp_path) is None
+    assert Rules([four, eight]).find_outcome(key(eight), tmp_path) is None
 
 
-def test_nothing_is_confirmed_that_prunes_nothing(tmp_path: Path) -> None:
+def test_out_of_memory_is_not_confirmed_without_larger_points_to_prune(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     attempt(tmp_path, eight, "oom")
     assert not Rules([four, eight]).to_confirm(key(eight), tmp_path)

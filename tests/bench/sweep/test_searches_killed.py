@@ -103,7 +103,7 @@ def kill_at_random(generator: random.Random, step: Callable[..., Any]) -> Callab
 
 
 @pytest.mark.parametrize("sampler", ("random", "tpe"))
-def test_a_search_killed_anywhere_ends_with_the_same_trials(
+def test_search_killed_at_random_moments_ends_with_the_same_trials(
     sampler: str, base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sampler == "tpe":
@@ -150,7 +150,7 @@ def test_workers_on_one_folder_never_run_a_trial_twice(
         assert count_attempts(folder) == [1] * TRIALS
 
 
-def test_a_trial_without_a_run_is_found_by_who_goes_on(
+def test_trial_without_a_run_is_run_by_the_next_worker(
     base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker was killed after it wrote a trial and before it ran it. The next worker runs this trial first, and it

@@ -24,7 +24,7 @@ from bench.sweep.status import JobTask, PointStatus, list_statuses, read_state
 FOUR = spec(batch__micro=4)
 
 
-def stand(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, Any] | None = None) -> list[PointStatus]:
+def list_states(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, Any] | None = None) -> list[PointStatus]:
     folder.mkdir(exist_ok=True)
     return list_statuses(definition.merge_sweeps([made]), read_snapshot(folder), queue or {})
 
@@ -42,80 +42,80 @@ def submit(folder: Path, made: SweepDefinition, mode: str = "packed") -> str:
     return job.name
 
 
-def test_a_point_nobody_has_touched_waits(tmp_path: Path) -> None:
-    [found] = stand(tmp_path, sweep([point(FOUR)]))
+def test_point_without_attempts_is_waiting(tmp_path: Path) -> None:
+    [found] = list_states(tmp_path, sweep([point(FOUR)]))
     assert (found.state, found.outcome, found.attempts) == ("waiting", "", 0)
 
 
-def test_a_final_outcome_answers_it_and_a_failure_is_tried_again_as_often_as_the_study_allows(tmp_path: Path) -> None:
+def test_final_outcome_answers_a_point_and_a_failure_is_retried_up_to_the_allowed_attempts(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     attempt(tmp_path, FOUR, "error")
-    [found] = stand(tmp_path, made)
+    [found] = list_states(tmp_path, made)
     assert found.state == "waiting" and "it was error" in found.why
     attempt(tmp_path, FOUR, "hang")
-    [found] = stand(tmp_path, made)
+    [found] = list_states(tmp_path, made)
     assert found.state == "given up" and found.attempts == 2
     attempt(tmp_path, FOUR, "ok")
-    [found] = stand(tmp_path, made)
+    [found] = list_states(tmp_path, made)
     assert (found.state, found.outcome) == ("answered", "ok")
 
 
-def test_preemption_is_not_the_points_fault(tmp_path: Path) -> None:
+def test_preemption_does_not_count_as_an_attempt(tmp_path: Path) -> None:
     for _ in range(5):
         attempt(tmp_path, FOUR, "preempted")
-    [found] = stand(tmp_path, sweep([point(FOUR)]))
+    [found] = list_states(tmp_path, sweep([point(FOUR)]))
     assert found.state == "waiting"
 
 
-def test_every_repeat_and_every_machine_needs_its_own_answer(tmp_path: Path) -> None:
+def test_every_repeat_on_every_machine_has_its_own_state(tmp_path: Path) -> None:
     attempt(tmp_path, FOUR, "ok", repeat=1, machine="fast")
     made = sweep([point(FOUR, machine="fast"), point(FOUR, machine="slow")], repeats=2)
-    found = {(s.key.machine, s.key.repeat): s.state for s in stand(tmp_path, made)}
+    found = {(s.key.machine, s.key.repeat): s.state for s in list_states(tmp_path, made)}
     assert found == {("fast", 0): "waiting", ("fast", 1): "answered", ("slow", 0): "waiting", ("slow", 1): "waiting"}
 
 
-def test_what_was_pruned_is_measured_after_all_if_nothing_may_be_pruned(tmp_path: Path) -> None:
+def test_pruned_point_is_waiting_in_a_sweep_without_pruning(tmp_path: Path) -> None:
     attempt(tmp_path, FOUR, "pruned")
-    assert stand(tmp_path, sweep([point(FOUR)]))[0].state == "answered"
-    assert stand(tmp_path, sweep([point(FOUR)], prune=False))[0].state == "waiting"
+    assert list_states(tmp_path, sweep([point(FOUR)]))[0].state == "answered"
+    assert list_states(tmp_path, sweep([point(FOUR)], prune=False))[0].state == "waiting"
 
 
-def test_a_point_of_a_queued_job_is_pending_with_the_schedulers_reason(tmp_path: Path) -> None:
+def test_point_of_a_queued_job_is_pending_with_the_schedulers_reason(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     name = submit(tmp_path, made)
-    [found] = stand(tmp_path, made, {(name, None): queued("PENDING", "Priority")})
+    [found] = list_states(tmp_path, made, {(name, None): queued("PENDING", "Priority")})
     assert found.state == "pending" and "Priority" in found.why
-    assert stand(tmp_path, made, {(name, None): queued("FAILED")})[0].state == "waiting"
-    assert stand(tmp_path, made)[0].state == "waiting", "a job that was never submitted keeps nobody waiting"
+    assert list_states(tmp_path, made, {(name, None): queued("FAILED")})[0].state == "waiting"
+    assert list_states(tmp_path, made)[0].state == "waiting", "a job that was never submitted does not count"
 
 
-def test_each_task_of_an_array_has_a_state_of_its_own(tmp_path: Path) -> None:
+def test_each_task_of_an_array_has_its_own_state(tmp_path: Path) -> None:
     made = sweep([point(FOUR), point(spec(batch__micro=8))])
     name = submit(tmp_path, made, "array")
     queue = {(name, 0): queued("COMPLETED"), (name, 1): queued("PENDING", "JobArrayTaskLimit")}
-    assert [s.state for s in stand(tmp_path, made, queue)] == ["waiting", "pending"]
+    assert [s.state for s in list_states(tmp_path, made, queue)] == ["waiting", "pending"]
 
 
-def test_an_attempt_under_way_shows_its_last_heartbeat_and_step(tmp_path: Path) -> None:
+def test_running_attempt_shows_its_last_heartbeat_and_step(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     name = submit(tmp_path, made)
     heartbeat(attempt(tmp_path, FOUR, None, job=name, restart=0))
-    [found] = stand(tmp_path, made, {(name, None): queued()})
+    [found] = list_states(tmp_path, made, {(name, None): queued()})
     assert found.state == "running" and "steps step 7" in found.why
     requeued = queued("PENDING", "BeginTime", restarts=1)
-    assert stand(tmp_path, made, {(name, None): requeued})[0].state == "pending"
+    assert list_states(tmp_path, made, {(name, None): requeued})[0].state == "pending"
 
 
-def test_an_attempt_whose_supervisor_died_here_is_not_running(tmp_path: Path) -> None:
+def test_local_attempt_of_a_dead_supervisor_is_not_running(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     folder = attempt(tmp_path, FOUR, None)
     heartbeat(folder, host=os.uname().nodename)
-    assert stand(tmp_path, made)[0].state == "running"
+    assert list_states(tmp_path, made)[0].state == "running"
     heartbeat(folder, host=os.uname().nodename, pid=2**22 + 1)  # above the largest process id: no such process
-    assert stand(tmp_path, made)[0].state == "waiting"
+    assert list_states(tmp_path, made)[0].state == "waiting"
 
 
-def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothing_can_come_of_it(
+def test_local_attempt_without_a_supervisor_gets_a_record_after_a_while(
     tmp_path: Path,
 ) -> None:
     """The command was killed after it created the attempt's folder and before the supervisor wrote a heartbeat.
@@ -124,15 +124,15 @@ def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothi
     """
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)
-    assert finalize_lost(read_state(tmp_path)) == 0, "it may still begin"
+    assert finalize_lost(read_state(tmp_path)) == 0, "its supervisor may still start"
     os.utime(folder / store.CIRCUMSTANCE, (0, 0))
     assert finalize_lost(read_state(tmp_path)) == 1
     outcome = store.read_record(folder / store.RECORD).outcome
     assert outcome.kind == "cancelled" and "supervisor never began" in outcome.reason
-    assert not list(folder.glob(".*")), "reserved room"
+    assert not list(folder.glob(".*")), "reserved disk space"
 
 
-def test_an_attempt_here_whose_supervisor_died_says_what_is_known_and_names_no_scheduler(tmp_path: Path) -> None:
+def test_record_of_a_local_attempt_names_the_dead_supervisor_and_no_scheduler(tmp_path: Path) -> None:
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)
     gone = 2**22 + 1  # above the largest process id: no such process
@@ -143,17 +143,17 @@ def test_an_attempt_here_whose_supervisor_died_says_what_is_known_and_names_no_s
     assert "scheduler" not in outcome.reason and outcome.evidence["last_heartbeat"]["ranks"][0]["step"] == 7
 
 
-def test_an_attempt_here_that_was_interrupted_and_left_no_record_is_cancelled() -> None:
+def test_interrupted_local_attempt_without_a_record_is_cancelled() -> None:
     outcome = reconcile_local_outcome(LeftBehind({"signal": "SIGTERM"}, None))
     assert (outcome.kind, outcome.reason) == ("cancelled", "interrupted by SIGTERM, and left no record")
 
 
-def test_a_folder_that_was_claimed_by_a_command_that_was_killed_then_is_removed(tmp_path: Path) -> None:
+def test_attempt_folder_of_a_killed_command_is_removed_unless_other_files_are_in_it(tmp_path: Path) -> None:
     definition.write(tmp_path, sweep([point(FOUR)]))
     claims = [store.create_attempt(tmp_path / config_id(FOUR), 0).folder for _ in range(3)]
     for folder in claims:
         store.reserve(folder / store.RECORD, 4096)
-    (claims[1] / "notes.txt").write_text("somebody else's")
+    (claims[1] / "notes.txt").write_text("a user's own file")
     for folder in claims[:2]:
         os.utime(folder, (0, 0))
     finalize_lost(read_state(tmp_path))
@@ -163,7 +163,7 @@ def test_a_folder_that_was_claimed_by_a_command_that_was_killed_then_is_removed(
 # -- files that cannot be read
 
 
-WRONG = (
+UNREADABLE = (
     b"", b"garbage", b"\xff\xfe", b"[]", b"{}", b"5", b"null", b'"x"', b"[" * 100_000, b'{"ranks": [{}]}',
     b'{"host": "HERE"}', b'{"signal": []}', b'{"left_s": "x", "warning_s": []}', b'{"at": 5}', b'{"at": "never"}',
     b'{"launcher": 5}', b'{"launcher": {"job": []}}', b'{"points": [[]], "mode": "array"}', b'{"nodes": "x"}',
@@ -173,13 +173,13 @@ WRONG = (
 @pytest.mark.parametrize(
     "name", [store.RECORD, store.HEARTBEAT, store.CIRCUMSTANCE, store.SPEC, store.INTERRUPTED, store.ENVIRONMENT]
 )
-def test_a_bad_file_of_one_attempt_is_named_and_the_rest_of_the_study_is_shown(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_of_an_attempt_is_named_and_other_points_keep_their_state(tmp_path: Path, name: str) -> None:
     other = spec(batch__micro=8)
     attempt(tmp_path, other, "ok")
     folder = attempt(tmp_path, FOUR, None)
     made = sweep([point(FOUR), point(other)])
     definition.write(tmp_path, made)
-    for content in WRONG:
+    for content in UNREADABLE:
         (folder / name).write_bytes(content.replace(b"HERE", os.uname().nodename.encode()))
         view = read_state(tmp_path)
         assert view.statuses[1].state == "answered" and view.statuses[0].outcome == "", content
@@ -190,11 +190,11 @@ def test_a_bad_file_of_one_attempt_is_named_and_the_rest_of_the_study_is_shown(t
 
 
 @pytest.mark.parametrize("name", ["job.json", "handle", "allocation.0.json"])
-def test_a_bad_file_of_a_job_keeps_nobody_from_the_others(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_of_a_job_is_named_and_other_jobs_are_read(tmp_path: Path, name: str) -> None:
     made = sweep([point(FOUR)])
     definition.write(tmp_path, made)
     submit(tmp_path, made)
-    for content in WRONG:
+    for content in UNREADABLE:
         folder = tmp_path / jobs.FOLDER / "s-0"
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -206,15 +206,15 @@ def test_a_bad_file_of_a_job_keeps_nobody_from_the_others(tmp_path: Path, name: 
             assert [error.path.name for error in view.seen.unreadable] == ["job.json"], content
 
 
-def test_a_configuration_that_may_not_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(tmp_path, FOUR, "ok")
     (tmp_path / "closed").mkdir()
-    look_into = os.scandir
+    scandir = os.scandir
 
     def refused(path: Path) -> Any:
         if Path(path).name == "closed":
             raise PermissionError(13, "Permission denied")
-        return look_into(path)
+        return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)  # simulated: as root, a test could read any folder
     seen = read_snapshot(tmp_path)
@@ -222,9 +222,9 @@ def test_a_configuration_that_may_not_be_looked_into_is_named(tmp_path: Path, mo
     assert list(seen.tried) == [config_id(FOUR)]
 
 
-def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_of_an_attempt_do_not_prevent_its_outcome(tmp_path: Path) -> None:
     folder = attempt(tmp_path, FOUR, None)
-    for content in WRONG:
+    for content in UNREADABLE:
         (folder / store.INTERRUPTED).write_bytes(content)
         (folder / store.HEARTBEAT).write_bytes(content)
         found = reconcile_outcome(LeftBehind.read(folder), None, restarted=False)
@@ -232,7 +232,7 @@ def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(t
         store.to_json(found)
 
 
-def test_who_has_claimed_a_point_a_moment_earlier_is_waited_for_until_it_says_so(
+def test_attempt_folder_claimed_a_moment_ago_is_waited_for_until_its_description_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt's folder exists a moment before its description is written.

@@ -38,7 +38,7 @@ def points(count: int) -> list[SweepPoint]:
     return [point(spec(batch__micro=micro)).model_copy(update={"forecast": ROOM}) for micro in range(1, count + 1)]
 
 
-def searched(trials: int = 50) -> SweepDefinition:
+def search_sweep(trials: int = 50) -> SweepDefinition:
     section = SearchSection.model_validate(
         {"objective": "step_s", "space": {"batch.micro": {"from": 1, "to": 20}}, "trials": trials}
     )
@@ -51,15 +51,15 @@ def searched(trials: int = 50) -> SweepDefinition:
 
 
 def worker(folder: Path, made: SweepDefinition, listed: list[SweepPoint]) -> LocalSweep:
-    begun = definition.find_search(definition.read(folder))
-    assert begun
-    wanted = list(begun.wanted())
+    requested = definition.find_search(definition.read(folder))
+    assert requested
+    wanted = list(requested.wanted())
     search = LocalSearch(made, _InOrder(listed))
     return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
 
 
-def test_two_workers_never_ask_for_one_point_twice(tmp_path: Path) -> None:
-    made, listed = searched(), points(12)
+def test_concurrent_workers_never_run_a_point_twice(tmp_path: Path) -> None:
+    made, listed = search_sweep(), points(12)
     write_search(tmp_path, made)
     workers = [threading.Thread(target=worker(tmp_path, made, listed).run) for _ in range(3)]
     for one in workers:
@@ -73,24 +73,26 @@ def test_two_workers_never_ask_for_one_point_twice(tmp_path: Path) -> None:
     assert [[attempt.outcome for attempt in tried] for tried in attempts] == [["infeasible"]] * 12
 
 
-def test_a_trial_that_nobody_came_to_is_run_by_who_goes_on(tmp_path: Path) -> None:
-    made, listed = searched(), points(3)
+def test_trial_without_an_attempt_is_run_by_a_resumed_search(tmp_path: Path) -> None:
+    made, listed = search_sweep(), points(3)
     write_search(tmp_path, made)
     assert definition.write_trial(tmp_path, Trial(number=0, point=listed[2], values={}))
-    assert not definition.write_trial(tmp_path, Trial(number=0, point=listed[1], values={})), "the first has it"
+    assert not definition.write_trial(tmp_path, Trial(number=0, point=listed[1], values={})), (
+        "trial 0 is already written"
+    )
     assert worker(tmp_path, made, listed).run().outcomes == {"infeasible": 3}
     assert [one.point.config_id for one in definition.read_trials(tmp_path)] == [
         listed[index].config_id for index in (2, 0, 1)
     ]
 
 
-def test_a_folder_holds_one_search_which_may_go_further(tmp_path: Path) -> None:
-    write_search(tmp_path, searched())
+def test_folder_holds_one_search_whose_number_of_trials_can_be_raised(tmp_path: Path) -> None:
+    write_search(tmp_path, search_sweep())
     definition.write_trial(tmp_path, Trial(number=0, point=points(1)[0], values={}))
-    write_search(tmp_path, searched())
-    write_search(tmp_path, searched(trials=60))
-    assert len(definition.read(tmp_path)) == 2, "what was asked again is written once"
-    other = searched()
+    write_search(tmp_path, search_sweep())
+    write_search(tmp_path, search_sweep(trials=60))
+    assert len(definition.read(tmp_path)) == 2, "an identical request is written once"
+    other = search_sweep()
     assert other.search and other.search.study.search
     section = other.search.study.search.model_copy(update={"objective": "peak_bytes"})
     study = other.search.study.model_copy(update={"search": section})
