@@ -130,7 +130,7 @@ def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any)
 
 def failed(kind: OutcomeKind, of: RunSpec | None = None, reason: str = "why", **more: Any) -> RunRecord:
     """Return a failed run, which has no observations."""
-    evidence = more.pop("told", {"ranks": [{"rank": 0}]})
+    evidence = more.pop("outcome_evidence", {"ranks": [{"rank": 0}]})
     outcome = Outcome(kind=kind, reason=reason, evidence=evidence)
     return run(of, **more).model_copy(update={"outcome": outcome, "observations": None})
 

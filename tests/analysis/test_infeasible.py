@@ -14,17 +14,24 @@ TOO_LARGE = spec("zero0")
 
 
 def infeasible() -> RunRecord:
-    told = {"predicted": {"low_bytes": 99}}
-    return failed("infeasible", TOO_LARGE, "predicted to need 99 GB", evidence="predicted", told=told, torch=None)
+    prediction = {"predicted": {"low_bytes": 99}}
+    return failed(
+        "infeasible",
+        TOO_LARGE,
+        "predicted to need 99 GB",
+        evidence="predicted",
+        outcome_evidence=prediction,
+        torch=None,
+    )
 
 
-def test_a_point_that_never_ran_has_a_row_of_its_own_evidence_and_no_number() -> None:
+def test_infeasible_point_has_a_row_with_evidence_predicted_and_no_numbers() -> None:
     (row,) = list_rows(results(infeasible()).table)
     assert (row["outcome"], row["evidence"], row["reason"]) == ("infeasible", "predicted", "predicted to need 99 GB")
     assert (row["step_s"], row["peak_allocated_bytes"], row["environment_id"]) == (None, None, None)
 
 
-def test_it_stands_with_the_runs_that_answer_the_same_question() -> None:
+def test_infeasible_point_is_listed_under_the_question_of_its_runs() -> None:
     found = results(infeasible(), run())
     [(question, rows)] = group_by_question(found.summary)
     assert question["evidence"] == "measured" and {row["outcome"] for row in rows} == {"ok", "infeasible"}
@@ -32,19 +39,19 @@ def test_it_stands_with_the_runs_that_answer_the_same_question() -> None:
     assert answer.fastest and [row["outcome"] for row in answer.failed] == ["infeasible"]
 
 
-def test_once_it_was_measured_after_all_the_prediction_is_left_to_the_run_table() -> None:
+def test_measured_run_replaces_the_infeasible_point_except_in_the_run_table() -> None:
     found = results(infeasible(), run(TOO_LARGE), run())
     [(_, rows)] = group_by_question(found.summary)
     assert [row["outcome"] for row in rows] == ["ok", "ok"]
     assert len(found.table) == 3
 
 
-def test_a_rehearsal_is_still_a_question_of_its_own() -> None:
+def test_rehearsals_are_a_separate_question() -> None:
     found = results(infeasible(), run(), run(spec("zero3"), evidence="rehearsed"))
     assert [question["evidence"] for question, _ in group_by_question(found.summary)] == ["measured", "rehearsed"]
 
 
-def test_figures_say_it_in_its_place_and_call_no_number_predicted() -> None:
+def test_figures_label_infeasible_points_and_call_no_number_predicted() -> None:
     found = results(infeasible(), run())
     drawn = draw(memory_by_stage, found)
     texts = [text.get_text() for axes in drawn.axes for text in axes.texts]

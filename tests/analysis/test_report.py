@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(spec("ddp"), **quiet),
         run(spec("zero1"), machine=machine(fp32=1.0), **quiet),
         run(spec("zero2"), torch="2.12.0", **quiet),
-        failed("oom", spec("zero3"), reason=f"rank 0: {EVIL}", told=evidence),
+        failed("oom", spec("zero3"), reason=f"rank 0: {EVIL}", outcome_evidence=evidence),
     )
     (folder / "record.json").write_text(EVIL)
     return folder
@@ -71,13 +71,13 @@ def page(out: Path) -> Page:
     return Page((out / "report.html").read_text())
 
 
-def test_tables_are_files_beside_the_page(out: Path) -> None:
+def test_tables_are_files_next_to_the_page(out: Path) -> None:
     files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     tables = {f"{name}.{form}" for name in ("runs", "configurations", "best") for form in ("csv", "md", "tex")}
     assert files == {"report.html", *tables}
 
 
-def test_the_page_asks_nothing_of_a_network(page: Page) -> None:
+def test_page_loads_nothing_from_the_network(page: Page) -> None:
     for _, attributes in page.tags:
         for name in ("src", "href", "action", "srcset", "data", "poster"):
             assert not re.match(r"\s*(\w+:|//)", attributes.get(name) or ""), attributes
@@ -89,7 +89,7 @@ def test_the_page_asks_nothing_of_a_network(page: Page) -> None:
     assert policies == [f"default-src 'none'; img-src data:; {inline}"], "nothing may be fetched, connected to or sent"
 
 
-def test_its_links_lead_to_its_files_and_to_its_parts(page: Page, out: Path) -> None:
+def test_links_of_the_page_lead_to_existing_files_and_sections(page: Page, out: Path) -> None:
     linked = {str(link["href"]) for link in page.all("a")}
     parts = {attributes["id"] for _, attributes in page.tags if attributes.get("id")}
     assert {link[1:] for link in linked if link.startswith("#")} <= parts
@@ -97,7 +97,7 @@ def test_its_links_lead_to_its_files_and_to_its_parts(page: Page, out: Path) -> 
     assert {link for link in linked if not link.startswith("#")} == files - {"report.html"}
 
 
-def test_text_from_records_is_text(page: Page) -> None:
+def test_text_from_records_is_escaped_on_the_page(page: Page) -> None:
     data, ours = page.scripts
     assert "<" not in data, "no text can end the script that it stands in"
     assert "alert(" not in ours
@@ -105,43 +105,43 @@ def test_text_from_records_is_text(page: Page) -> None:
     assert page.words.count('<script>alert("x")</script>') == 2, "in the reason and in the traceback"
 
 
-def test_every_configuration_is_a_row(page: Page) -> None:
+def test_table_has_a_row_per_configuration(page: Page) -> None:
     table = page.html[page.html.index('data-table="configurations"') :]
     assert len(Page(table[: table.index("</table>")]).all("tr")) == 1 + 4
 
 
-def test_units_of_memory_are_said_beside_the_tables(page: Page) -> None:
+def test_page_explains_the_units_of_memory(page: Page) -> None:
     assert "a GB, the unit of predictions, is 10 9 bytes or 0.931 GiB" in page.words
     assert f"{1e9 / 2**30:.3f}" == "0.931"
 
 
-def test_failures_show_their_evidence_and_what_was_skipped_is_named(page: Page) -> None:
+def test_page_shows_evidence_of_failures_and_lists_skipped_files(page: Page) -> None:
     assert "tiny: zero3, micro 2, 2 ranks: oom rank 0:" in page.words
     assert "traceback Traceback" in page.words
     assert "1 of 5 files were skipped" in page.words
     assert "not a zeroscale record" in page.words
 
 
-def test_environments_say_what_differs(page: Page) -> None:
+def test_page_highlights_differences_between_environments(page: Page) -> None:
     assert "2 environment classes, never pooled; they differ in torch." in page.words
     decides = re.findall(r'<tr class="decides"><th scope="row">([^<]+)', page.html)
     assert decides == ["torch"] * 2, "among what differs, and in the whole provenance"
     assert "dense peak fp32 1 TFLOP/s" in page.words
 
 
-def test_the_page_is_below_a_megabyte(tmp_path: Path) -> None:
+def test_page_is_smaller_than_a_megabyte(tmp_path: Path) -> None:
     page = report.write_report(results.read(["results/measured/two_cores.zip/smoke"]), tmp_path)
     assert page.stat().st_size < 1_000_000
 
 
-def test_the_summary_comes_first(page: Page) -> None:
+def test_page_begins_with_the_answer(page: Page) -> None:
     headings = re.findall(r'<h2 id="(\w+)"', page.html)
     assert headings == [
         "answer", "sure", "asked", "figures", "tables", "failures", "environments", "flags", "columns",
     ]  # fmt: skip
 
 
-def test_several_nodes_show_what_becomes_of_the_studys_claims(tmp_path: Path) -> None:
+def test_report_of_several_nodes_contains_claims_and_scaling(tmp_path: Path) -> None:
     seconds = {("zero2", 1): 0.25, ("zero3", 1): 0.5, ("zero2", 2): 0.75}
     records = [run(spec(engine, nodes=nodes), steps=steps((s,) * 30)) for (engine, nodes), s in seconds.items()]
     out = tmp_path / "out"
@@ -153,7 +153,7 @@ def test_several_nodes_show_what_becomes_of_the_studys_claims(tmp_path: Path) ->
     assert "Weak scaling" in page.words
 
 
-def test_a_second_report_replaces_the_first_and_nothing_else(runs: Path, out: Path, tmp_path: Path) -> None:
+def test_second_report_replaces_only_files_of_the_first(runs: Path, out: Path, tmp_path: Path) -> None:
     first = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     again = tmp_path / "again"
     (again / "figures").mkdir(parents=True)
@@ -165,9 +165,7 @@ def test_a_second_report_replaces_the_first_and_nothing_else(runs: Path, out: Pa
     assert not list(again.glob(".new-*"))
 
 
-def test_a_disk_that_fills_up_leaves_the_older_report(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_keeps_the_older_report(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "runs.csv").write_text("old")
@@ -185,7 +183,7 @@ def test_a_disk_that_fills_up_leaves_the_older_report(
     assert not list(out.glob(".new-*"))
 
 
-def test_a_file_in_the_way_is_said(runs: Path, tmp_path: Path) -> None:
+def test_file_at_the_path_of_the_output_folder_is_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match="choose another --out"):
         report.write_report(results.read([runs]), tmp_path / "out")
@@ -193,7 +191,7 @@ def test_a_file_in_the_way_is_said(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.thorough
-def test_a_terminal_shows_what_is_under_way_and_a_log_only_where_the_page_is(tmp_path: Path) -> None:
+def test_progress_is_shown_on_a_terminal_and_absent_from_a_log(tmp_path: Path) -> None:
     report = "import sys; from bench.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", report, "report", "tests/data/runs.zip/smoke", "--out", str(tmp_path)]
     ours, theirs = pty.openpty()
@@ -207,8 +205,8 @@ def test_a_terminal_shows_what_is_under_way_and_a_log_only_where_the_page_is(tmp
     os.close(ours)
     assert running.returncode == 0
     # Records are read in less time than lies between two refreshes of the bar, so their line may never be drawn.
-    for said in (r"figures, \d+ of \d+", r"0:00:\d\d"):
-        assert re.search(said, shown.decode())
+    for pattern in (r"figures, \d+ of \d+", r"0:00:\d\d"):
+        assert re.search(pattern, shown.decode())
     quiet = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert (quiet.stdout, quiet.stderr) == (f"{tmp_path}/report.html\n", "")
 

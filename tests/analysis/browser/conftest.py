@@ -83,10 +83,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     log = "</script><script>document.title = 'hacked'</script>\n\x1b[31mred"
     engine = EngineSpec(name="zero1", backend="deepspeed", options={"note": EVIL})
-    evil = {"study": "<b>evil", "environment": {"hosts": (EVIL,)}, "torch": EVIL}
-    good = run(spec().model_copy(update={"engine": engine}), **evil, steps=steps(scattered(0.09, 0.1, 0.11)))
-    bad = failed("error", spec("zero3"), reason=EVIL, told={EVIL: EVIL}, **evil)
-    runs = save(folder / "runs", run(spec("zero1"), **evil), good, bad)
+    hostile_fields = {"study": "<b>evil", "environment": {"hosts": (EVIL,)}, "torch": EVIL}
+    good = run(spec().model_copy(update={"engine": engine}), **hostile_fields, steps=steps(scattered(0.09, 0.1, 0.11)))
+    bad = failed("error", spec("zero3"), reason=EVIL, outcome_evidence={EVIL: EVIL}, **hostile_fields)
+    runs = save(folder / "runs", run(spec("zero1"), **hostile_fields), good, bad)
     (runs / "<b>evil" / good.config_id / "0.0" / "run.log").write_text(log)
     return reported(runs, folder / "out")
 
@@ -106,8 +106,8 @@ def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
         contexts.append(context)
         found = Opened(context.new_page(), [], [])
         found.page.on("request", lambda request: found.requests.append(request.url))
-        found.page.on("console", lambda message: found.complaints.append(message.text))
-        found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+        found.page.on("console", lambda message: found.errors.append(message.text))
+        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         found.page.goto(path.as_uri() + fragment)
         return found
 

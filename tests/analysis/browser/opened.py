@@ -10,4 +10,4 @@ class Opened(NamedTuple):
 
     page: Page
     requests: list[str]
-    complaints: list[str]
+    errors: list[str]

@@ -26,13 +26,13 @@ def answer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("width", [1400, 400])
-def test_the_page_fits_the_screen_without_a_request_or_a_complaint(opened: Open, answer: Path, width: int) -> None:
-    page, requests, complaints = opened(answer, width)
+def test_page_fits_the_screen_without_network_requests_or_errors(opened: Open, answer: Path, width: int) -> None:
+    page, requests, errors = opened(answer, width)
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert (requests, complaints) == ([answer.as_uri()], [])
+    assert (requests, errors) == ([answer.as_uri()], [])
 
 
-def test_letters_of_figures_can_be_read_on_a_narrow_screen(opened: Open, answer: Path) -> None:
+def test_text_of_figures_is_legible_on_a_narrow_screen(opened: Open, answer: Path) -> None:
     page = opened(answer, 400).page
     text = "e => parseFloat(getComputedStyle(e).fontSize) * e.ownerSVGElement.getScreenCTM().a"
     heights = [one.evaluate(text) for one in page.locator("figure svg text:visible").all()]
@@ -40,7 +40,7 @@ def test_letters_of_figures_can_be_read_on_a_narrow_screen(opened: Open, answer:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_figures_take_the_colours_of_the_page(opened: Open, answer: Path, scheme: str) -> None:
+def test_figures_have_the_colours_of_the_page(opened: Open, answer: Path, scheme: str) -> None:
     page = opened(answer, color_scheme=scheme).page
     ink = page.evaluate("getComputedStyle(document.body).color")
     fills = {one.evaluate("e => getComputedStyle(e).fill") for one in page.locator("figure svg text:visible").all()}

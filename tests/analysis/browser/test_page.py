@@ -33,20 +33,20 @@ def rows(page: Page, table: str) -> list[str]:
     return page.locator(f"[data-table={table}] tbody tr:visible td:nth-child({column + 1})").all_inner_texts()
 
 
-def test_it_opens_without_a_request_or_a_complaint(opened: Open, sweep: Path) -> None:
-    page, requests, complaints = opened(sweep)
+def test_report_opens_without_network_requests_or_errors(opened: Open, sweep: Path) -> None:
+    page, requests, errors = opened(sweep)
     points(page).first.hover()
     assert requests == [sweep.as_uri()]
-    assert complaints == []
+    assert errors == []
 
 
-def test_every_number_is_a_point_and_what_has_none_is_said(opened: Open, sweep: Path) -> None:
+def test_each_number_has_a_point_and_each_failure_a_label(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     assert points(page).count() == 7
     assert figure(page, "Throughput").locator("text:visible", has_text="OOM").count() == 1
 
 
-def test_hover_shows_configuration_n_and_interval(opened: Open, sweep: Path) -> None:
+def test_hover_shows_configuration_repeats_and_interval(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     points(page).first.hover(force=True)
     shown = page.locator("#tip")
@@ -57,7 +57,7 @@ def test_hover_shows_configuration_n_and_interval(opened: Open, sweep: Path) -> 
     expect(shown).to_be_hidden()
 
 
-def test_a_legends_entry_hides_its_series_by_mouse_and_keyboard(opened: Open, sweep: Path) -> None:
+def test_legend_entry_hides_its_series_by_mouse_and_keyboard(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     entry = figure(page, "Throughput").get_by_role("button", name="zero2")
     entry.click()
@@ -69,19 +69,19 @@ def test_a_legends_entry_hides_its_series_by_mouse_and_keyboard(opened: Open, sw
     assert points(page).count() == 7
 
 
-def test_the_arrow_keys_reach_every_point_and_enter_opens_its_runs(opened: Open, sweep: Path) -> None:
+def test_arrow_keys_reach_every_point_and_enter_opens_its_runs(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     figure(page, "Throughput").locator("svg:has([data-t]):visible").first.focus()
-    told = set()
+    tips = set()
     for _ in range(4):
         page.keyboard.press("ArrowRight")
-        told.add(page.locator("#tip").inner_text().splitlines()[0])
-    assert told == {f"tiny: {engine}, micro {micro}" for engine in ("zero2", "zero3") for micro in (2, 4)}
+        tips.add(page.locator("#tip").inner_text().splitlines()[0])
+    assert tips == {f"tiny: {engine}, micro {micro}" for engine in ("zero2", "zero3") for micro in (2, 4)}
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text("tiny: zero3, micro 4, 2 ranks")
 
 
-def test_a_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, sweep: Path) -> None:
+def test_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     points(page).first.click(force=True)
     dialog = page.get_by_role("dialog")
@@ -95,7 +95,7 @@ def test_a_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, swe
     expect(dialog).to_be_hidden()
 
 
-def test_filters_narrow_tables_and_failures_at_once(opened: Open, sweep: Path) -> None:
+def test_filters_apply_to_tables_and_failures(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     page.get_by_role("checkbox", name="zero3").check()
     assert set(rows(page, "configurations")) == {"zero3"}
@@ -107,23 +107,23 @@ def test_filters_narrow_tables_and_failures_at_once(opened: Open, sweep: Path) -
     expect(page.locator("#count")).to_have_text("8 of 8 configurations")
 
 
-def test_the_count_is_told_to_who_cannot_see_it(opened: Open, sweep: Path) -> None:
+def test_count_of_configurations_is_announced_to_screen_readers(opened: Open, sweep: Path) -> None:
     assert opened(sweep).page.locator("#count").get_attribute("aria-live") == "polite"
 
 
-def test_the_address_keeps_what_was_chosen(opened: Open, sweep: Path) -> None:
+def test_address_preserves_the_chosen_filters(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     page.get_by_role("checkbox", name="zero3").check()
     fragment = page.evaluate("location.hash")
-    again = opened(sweep, fragment=fragment).page
-    assert again.get_by_role("checkbox", name="zero3").is_checked()
-    assert set(rows(again, "configurations")) == {"zero3"}
+    restored = opened(sweep, fragment=fragment).page
+    assert restored.get_by_role("checkbox", name="zero3").is_checked()
+    assert set(rows(restored, "configurations")) == {"zero3"}
 
 
-def test_the_tab_key_reaches_every_control(opened: Open, sweep: Path) -> None:
+def test_tab_key_reaches_every_control(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
-    asked = "main a, main input, main button, main summary, main [tabindex='0']"
-    visible = [one for one in page.locator(asked).all() if one.is_visible()]
+    selector = "main a, main input, main button, main summary, main [tabindex='0']"
+    visible = [one for one in page.locator(selector).all() if one.is_visible()]
     reached = page.evaluate("reached = new Set(), 0")
     for _ in range(len(visible) + 20):
         page.keyboard.press("Tab")
@@ -131,27 +131,27 @@ def test_the_tab_key_reaches_every_control(opened: Open, sweep: Path) -> None:
     missed = page.evaluate(
         """(asked) => [...document.querySelectorAll(asked)].filter((one) => one.checkVisibility() && !reached.has(one))
            .map((one) => one.outerHTML.slice(0, 80))""",
-        asked,
+        selector,
     )
     assert reached >= len(visible)
     assert missed == []
 
 
-def test_a_table_is_sorted_within_the_rows_of_each_model(opened: Open, models: Path) -> None:
+def test_table_is_sorted_within_the_rows_of_each_model(opened: Open, models: Path) -> None:
     page = opened(models).page
     table = page.locator("[data-table=configurations]")
-    told = lambda: [text.split()[1 if "\t" in text else 0] for text in table.locator("tbody tr").all_inner_texts()]  # noqa: E731
-    assert told() == ["big", "zero2", "zero3", "small", "zero2", "zero3"]
+    read_rows = lambda: [text.split()[1 if "\t" in text else 0] for text in table.locator("tbody tr").all_inner_texts()]  # noqa: E731
+    assert read_rows() == ["big", "zero2", "zero3", "small", "zero2", "zero3"]
     heading = table.locator("th").filter(has_text="engine").locator("button")
     heading.click()
     heading.click()
-    assert told() == ["big", "zero3", "zero2", "small", "zero3", "zero2"]
+    assert read_rows() == ["big", "zero3", "zero2", "small", "zero3", "zero2"]
     page.get_by_role("group", name="Model").get_by_role("checkbox", name="big").check()
     assert table.locator("tr.group:visible").all_inner_texts() == ["big"]
 
 
 @pytest.mark.parametrize(("width", "stacked"), [(1400, False), (400, True)])
-def test_tables_fit_the_screen_and_are_stacked_on_a_narrow_one(
+def test_tables_fit_the_screen_and_are_stacked_on_narrow_screens(
     opened: Open, models: Path, width: int, *, stacked: bool
 ) -> None:
     page = opened(models, width).page
@@ -163,7 +163,7 @@ def test_tables_fit_the_screen_and_are_stacked_on_a_narrow_one(
     assert (page.evaluate(label) == '"configuration"') is stacked
 
 
-def test_a_number_never_touches_the_text_of_the_next_column(opened: Open, models: Path) -> None:
+def test_numbers_are_separated_from_the_text_of_the_next_column(opened: Open, models: Path) -> None:
     page = opened(models).page
     gaps = page.evaluate(
         """[...document.querySelectorAll('td.number + td:not(.number)')].map((cell) => {
@@ -179,7 +179,7 @@ def test_a_number_never_touches_the_text_of_the_next_column(opened: Open, models
 
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_the_keyboard_sorts_a_table_and_missing_stays_last(opened: Open, sweep: Path, key: str) -> None:
+def test_keyboard_sorts_a_table_with_missing_values_last(opened: Open, sweep: Path, key: str) -> None:
     page = opened(sweep).page
     heading = page.locator("[data-table=configurations] th").filter(has_text="step time")
     column = heading.evaluate("head => head.cellIndex + 1")
@@ -193,7 +193,7 @@ def test_the_keyboard_sorts_a_table_and_missing_stays_last(opened: Open, sweep: 
     assert [text.split()[0] for text in cells.all_inner_texts()] == ["0.200"] * 4 + ["0.100"] * 3 + ["–"]
 
 
-def test_the_keyboard_filters_and_opens_a_run(opened: Open, sweep: Path) -> None:
+def test_keyboard_filters_tables_and_opens_a_run(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     page.get_by_role("checkbox", name="zero3").focus()
     page.keyboard.press("Space")
@@ -203,8 +203,8 @@ def test_the_keyboard_filters_and_opens_a_run(opened: Open, sweep: Path) -> None
     expect(page.get_by_role("dialog")).to_contain_text("tiny: zero3, micro 2, 2 ranks, fp32, repeat 0, attempt 0")
 
 
-def test_text_from_records_is_inert_wherever_it_stands(opened: Open, hostile: Path) -> None:
-    page, requests, complaints = opened(hostile)
+def test_text_from_records_is_inert_on_the_whole_page(opened: Open, hostile: Path) -> None:
+    page, requests, errors = opened(hostile)
     points(page).first.hover(force=True)
     expect(page.locator("#tip")).to_contain_text('(note=</script><!--"><img src=x')
     page.locator("[data-table=configurations] .open").last.click()
@@ -214,10 +214,10 @@ def test_text_from_records_is_inert_wherever_it_stands(opened: Open, hostile: Pa
     assert page.title() == "zeroscale: <b>evil (2026-11-24)"
     assert page.locator("img").count() == 0 and page.locator("dialog script").count() == 0
     assert requests == [hostile.as_uri()]
-    assert complaints == []
+    assert errors == []
 
 
-def test_a_log_is_shown_without_what_steers_a_terminal(opened: Open, hostile: Path) -> None:
+def test_log_is_shown_without_control_characters(opened: Open, hostile: Path) -> None:
     page = opened(hostile).page
     page.locator("[data-table=configurations] tr", has_text="note=<").locator(".open").click()
     page.get_by_text("End of run.log").click()
@@ -225,7 +225,7 @@ def test_a_log_is_shown_without_what_steers_a_terminal(opened: Open, hostile: Pa
 
 
 @pytest.mark.parametrize("width", [1400, 400])
-def test_the_page_fits_the_screen_and_letters_of_figures_can_be_read(opened: Open, sweep: Path, width: int) -> None:
+def test_report_fits_the_screen_with_legible_text_in_figures(opened: Open, sweep: Path, width: int) -> None:
     page = opened(sweep, width).page
     assert page.evaluate("document.documentElement.scrollWidth") == width
     heights = page.evaluate(
@@ -235,7 +235,7 @@ def test_the_page_fits_the_screen_and_letters_of_figures_can_be_read(opened: Ope
     assert heights and LEAST_PX <= min(heights) <= max(heights) <= MOST_PX
 
 
-def test_figures_side_by_side_are_as_wide_as_the_page(opened: Open, sweep: Path) -> None:
+def test_panels_side_by_side_are_as_wide_as_the_page(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
     boxes = [one.bounding_box() for one in figure(page, "Throughput").locator("svg[role=img]:visible").all()]
     whole = page.locator("main").bounding_box()
@@ -245,7 +245,7 @@ def test_figures_side_by_side_are_as_wide_as_the_page(opened: Open, sweep: Path)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_figures_take_the_colours_of_the_page(opened: Open, sweep: Path, scheme: str) -> None:
+def test_figures_have_the_colours_of_the_page(opened: Open, sweep: Path, scheme: str) -> None:
     page = opened(sweep, color_scheme=scheme).page
     ink = page.evaluate("getComputedStyle(document.body).color")
     text = figure(page, "Throughput").locator("text:visible").first
@@ -257,7 +257,7 @@ def test_figures_take_the_colours_of_the_page(opened: Open, sweep: Path, scheme:
     assert line == mark == {"light": "rgb(0, 158, 115)", "dark": "rgb(37, 191, 146)"}[scheme]
 
 
-def test_in_print_figures_are_on_white_and_what_needs_a_screen_is_gone(opened: Open, sweep: Path) -> None:
+def test_printed_report_has_a_white_background_and_no_controls(opened: Open, sweep: Path) -> None:
     page = opened(sweep, color_scheme="dark").page
     page.emulate_media(media="print")
     ink, paper = page.evaluate(
@@ -268,7 +268,7 @@ def test_in_print_figures_are_on_white_and_what_needs_a_screen_is_gone(opened: O
     assert points(page).count() == 7
 
 
-def test_without_scripts_all_numbers_can_be_read(opened: Open, sweep: Path) -> None:
+def test_all_numbers_are_visible_without_scripts(opened: Open, sweep: Path) -> None:
     page = opened(sweep, java_script_enabled=False).page
     assert len(rows(page, "configurations")) == 8
     assert page.locator("#filters").is_hidden()

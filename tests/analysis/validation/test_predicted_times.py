@@ -14,16 +14,16 @@ def at(engine: str, measured: tuple[float, float, float], predicted: float) -> P
 
 
 @pytest.mark.parametrize(("predicted", "outside"), [(1.05, 0), (1.1, 0), (1.375, 25), (0.9, -10)])
-def test_what_lies_beyond_an_interval_is_told_in_percent_of_its_nearer_end(predicted: float, outside: float) -> None:
+def test_distance_from_an_interval_is_in_percent_of_its_nearer_end(predicted: float, outside: float) -> None:
     assert step_times.compute_distance_percent(predicted, 1.0, 1.1) == pytest.approx(outside)
 
 
 @pytest.mark.parametrize(("predicted", "inside"), [(1.0, True), (0.92, True), (0.9, False), (1.12, False)])
-def test_a_step_is_inside_if_it_took_what_was_foretold_with_its_doubt(predicted: float, inside: bool) -> None:
+def test_step_is_inside_if_its_measured_time_lies_in_the_predicted_interval(predicted: float, inside: bool) -> None:
     assert at("zero1", (1.0, 0.5, 2.0), predicted).inside == inside
 
 
-def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
+def test_predicted_order_of_two_stages_is_right_wrong_or_not_testable() -> None:
     first, second = at("zero1", (1.0, 0.9, 1.1), 1.0), at("zero2", (2.0, 1.9, 2.1), 0.9)
     close = at("zero3", (2.1, 2.0, 2.2), 3.0)
     points = {point.what.split(", ")[-1]: point for point in step_times.list_order_points([first, second, close])}
@@ -38,7 +38,7 @@ def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
     assert not list(step_times.list_order_points(elsewhere))
 
 
-def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two() -> None:
+def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_node() -> None:
     """By hand: one node has 20 micro-steps and an update in 9.98 s. Two nodes have 10 micro-steps and one update."""
     assert [published_times.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
     one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
@@ -47,7 +47,7 @@ def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two(
     assert published_times.predict_step_s(2, one, machine) == pytest.approx(5.11, abs=0.05)
 
 
-def test_what_follows_the_micro_steps_is_what_is_moved_between_nodes() -> None:
+def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:
     """By hand: each device has half of 2.78e9 parameters, and the ring crosses 79 of 80 links of 100 GB/s.
 
     Gradients are 4 bytes each in buckets of 200 MiB, which reach 54.5 % of the bandwidth. Weights are 2 bytes each in

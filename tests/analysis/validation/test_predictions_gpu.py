@@ -28,7 +28,7 @@ def points(*records: RunRecord) -> dict[str, tuple[PredictionPoint, ...]]:
     return {one.name: one.points for one in compare_gpu_runs(records)}
 
 
-def test_memory_is_the_allocators_peak_and_time_the_median_step() -> None:
+def test_memory_is_compared_with_the_peak_and_time_with_the_median_step() -> None:
     peak = foretold.predict_memory(DDP, "cuda").peak
     taken = predict_step_time(DDP, on_gpu().circumstance.machine, "cuda").step_s
     record = on_gpu(memory=memory(1, peak=round(peak / 0.96)), steps=steps((taken / 1.2,) * 30))
@@ -38,14 +38,14 @@ def test_memory_is_the_allocators_peak_and_time_the_median_step() -> None:
     assert (seconds.error, seconds.verdict) == (pytest.approx(20), "exception")
 
 
-def test_a_run_out_of_memory_was_right_unless_it_was_foretold_to_fit() -> None:
+def test_run_out_of_memory_is_an_exception_only_if_predicted_to_fit() -> None:
     small = failed("oom", DDP, machine=H200 | {"memory_bytes": 10**6})
     (right,), (wrong,) = (points(record)["gpu_memory"] for record in (small, failed("oom", DDP, machine=H200)))
     assert (right.verdict, wrong.verdict) == ("ok", "exception")
     assert wrong.reason == "predicted to fit"
 
 
-def test_a_machine_without_numbers_is_not_testable_and_a_cpu_takes_no_part() -> None:
+def test_machine_without_bandwidth_is_not_testable_and_cpu_runs_are_excluded() -> None:
     unknown = on_gpu().model_copy(deep=True)
     bare = unknown.circumstance.machine.model_copy(update={"memory_bytes_per_s": None})
     unknown = unknown.model_copy(update={"circumstance": unknown.circumstance.model_copy(update={"machine": bare})})

@@ -36,50 +36,50 @@ def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison
 # -- points and bounds
 
 
-def test_errors_are_signed_and_what_misses_the_bound_is_an_exception_with_a_reason() -> None:
+def test_errors_are_signed_and_points_beyond_the_bound_are_exceptions() -> None:
     below, above = build_point("a", 95, 100, each=5, reason="why"), build_point("b", 106, 100, each=5, reason="why")
     assert below.error == pytest.approx(-5)
     assert above.error == pytest.approx(6)
     assert [(point.verdict, point.reason) for point in (below, above)] == [("ok", ""), ("exception", "why")]
 
 
-def test_a_bound_of_the_mean_is_of_absolute_errors() -> None:
+def test_bound_of_the_mean_applies_to_absolute_errors() -> None:
     points = build_point("a", 97, 100, each=5), build_point("b", 103, 100, each=5)
-    told = summarise_comparison(comparison(*points, each=5.0, mean=2.0))
-    assert told.mean == pytest.approx(3)
-    assert (told.low, told.high) == (pytest.approx(-3), pytest.approx(3))
-    assert told.verdict == "missed"
+    summary = summarise_comparison(comparison(*points, each=5.0, mean=2.0))
+    assert summary.mean == pytest.approx(3)
+    assert (summary.low, summary.high) == (pytest.approx(-3), pytest.approx(3))
+    assert summary.verdict == "missed"
     assert summarise_comparison(comparison(*points, each=5.0, mean=3.1)).verdict == "holds"
 
 
-def test_an_exception_misses_the_bound_unless_explained_ones_are_allowed() -> None:
+def test_exception_misses_the_bound_unless_explained_and_excused() -> None:
     explained, bare = build_point("a", 200, 100, each=5, reason="why"), build_point("a", 200, 100, each=5)
     assert summarise_comparison(comparison(explained)).verdict == "missed"
     assert summarise_comparison(comparison(explained, excused=True)).verdict == "holds"
     assert summarise_comparison(comparison(bare, excused=True)).verdict == "missed"
 
 
-def test_what_cannot_be_tested_is_counted_and_holds_nothing() -> None:
+def test_points_that_are_not_testable_are_counted_without_effect_on_the_verdict() -> None:
     unknown = PredictionPoint("a", 1.0, None, verdict="not testable", reason="not recorded")
     assert summarise_comparison(comparison(unknown)).verdict == "nothing to compare"
-    told = summarise_comparison(comparison(unknown, build_point("b", 100, 100, each=5)))
-    assert (told.points, told.not_testable, told.verdict) == (2, 1, "holds")
+    summary = summarise_comparison(comparison(unknown, build_point("b", 100, 100, each=5)))
+    assert (summary.points, summary.not_testable, summary.verdict) == (2, 1, "holds")
 
 
-def test_the_rival_is_held_to_the_same_truth() -> None:
-    told = summarise_comparison(
+def test_rival_predictions_are_compared_with_the_same_measurements() -> None:
+    summary = summarise_comparison(
         comparison(build_point("a", 100, 100, each=5, rival=150), build_point("b", 100, 100, each=5))
     )
-    assert told.rival_mean == pytest.approx(50)
+    assert summary.rival_mean == pytest.approx(50)
 
 
-def test_nothing_recorded_is_said_and_breaks_no_page() -> None:
+def test_comparison_without_points_is_listed_on_the_page() -> None:
     nothing = comparison()
     assert summarise_comparison(nothing).verdict == "nothing to compare"
     assert "| [Title](name.csv) | 0 | 0 | 0 | – |" in ledger.to_markdown([nothing])
 
 
-def test_an_error_that_rounds_to_nothing_has_no_sign() -> None:
+def test_error_that_rounds_to_zero_has_no_sign() -> None:
     text = ledger.to_markdown([comparison(build_point("a", 1e9 - 1, 1e9, each=5), build_point("b", 96e7, 1e9, each=5))])
     assert "| -4.00 to 0.00 % |" in text
 
@@ -91,7 +91,7 @@ def test_an_error_that_rounds_to_nothing_has_no_sign() -> None:
     ("printed", "exact", "right"),
     [("41.3", "41.25", True), ("4187", "4187.5", True), ("1.88", "1.875", True), ("41.3", "41.2", False)],
 )
-def test_a_printed_cell_may_be_rounded_or_cut_off(printed: str, exact: str, right: bool) -> None:
+def test_printed_cell_may_be_rounded_or_truncated(printed: str, exact: str, right: bool) -> None:
     assert published_memory.is_printed_form(printed, Decimal(exact)) is right
 
 
@@ -103,29 +103,29 @@ def found() -> list[PredictionComparison]:
     return ledger.compare_all(RECORDED)
 
 
-def test_what_is_committed_is_what_the_command_writes(found: list[PredictionComparison]) -> None:
+def test_committed_files_equal_the_output_of_the_command(found: list[PredictionComparison]) -> None:
     """After a failure, write the files again with `make predictions`, and review the changes before the commit."""
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
     assert committed == ledger.render_files(found)
 
 
-def test_every_bound_that_holds_today_holds(found: list[PredictionComparison]) -> None:
+def test_bounds_that_hold_today_still_hold(found: list[PredictionComparison]) -> None:
     assert {one.name for one in found if summarise_comparison(one).verdict == "holds"} >= HOLDS
 
 
-def test_what_was_foretold_before_the_runs_is_of_those_runs() -> None:
+def test_predictions_made_before_the_runs_have_the_ids_of_the_runs() -> None:
     foretold = {row["config_id"] for row in RECORDED.table("predicted_blind")}
     assert foretold == {path.parts[-3] for path in find_records([RECORDED.runs / "peaks"])}
 
 
-def test_every_recorded_run_is_a_point(found: list[PredictionComparison]) -> None:
+def test_each_recorded_run_is_a_point(found: list[PredictionComparison]) -> None:
     runs = list(find_records([RECORDED.runs / "peaks", RECORDED.runs / "smoke"]))
     of = {one.name: one for one in found}
     for name in ("peak_memory", "peak_memory_building"):
         assert len(of[name].points) == len(runs) + len(RECORDED.table("peaks"))
 
 
-def test_points_have_names_of_their_own_and_what_is_wrong_says_why(found: list[PredictionComparison]) -> None:
+def test_names_of_points_are_unique_and_exceptions_have_a_reason(found: list[PredictionComparison]) -> None:
     for one in found:
         names = [point.what for point in one.points]
         assert len(set(names)) == len(names), one.name
@@ -133,7 +133,7 @@ def test_points_have_names_of_their_own_and_what_is_wrong_says_why(found: list[P
         assert one.why or summarise_comparison(one).verdict != "missed", one.name
 
 
-def test_a_table_holds_every_point_and_the_page_links_every_table(found: list[PredictionComparison]) -> None:
+def test_each_point_is_in_a_table_and_each_table_is_linked(found: list[PredictionComparison]) -> None:
     text = ledger.to_markdown(found)
     for one in found:
         rows = list(csv.DictReader(io.StringIO(ledger.to_csv(one))))
@@ -146,7 +146,7 @@ def test_a_table_holds_every_point_and_the_page_links_every_table(found: list[Pr
 # -- the command
 
 
-def test_the_command_writes_the_page_and_says_what_came_of_it(
+def test_command_writes_the_page_and_prints_every_comparison(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     found: list[PredictionComparison],
@@ -154,12 +154,12 @@ def test_the_command_writes_the_page_and_says_what_came_of_it(
 ) -> None:
     monkeypatch.setattr(ledger, "compare_all", lambda _: found)
     assert ledger.main(["--out", str(tmp_path / "new")]) == 0
-    told = capsys.readouterr().out
-    assert [line.split(":")[0] for line in told.splitlines()] == [*(one.name for one in found), "written"]
+    printed = capsys.readouterr().out
+    assert [line.split(":")[0] for line in printed.splitlines()] == [*(one.name for one in found), "written"]
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(ledger.render_files(found))
 
 
-def test_a_folder_without_recorded_runs_is_refused_in_a_line(
+def test_folder_without_recorded_runs_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "measured" / "two_cores.zip").mkdir(parents=True)

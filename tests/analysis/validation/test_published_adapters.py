@@ -9,15 +9,15 @@ ROWS = read_published("adapters").rows
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["trainable"]], ids=lambda row: row["what"])
-def test_trained_parameters_are_those_that_the_source_prints(row: dict[str, str]) -> None:
+def test_trained_parameters_equal_the_published_number(row: dict[str, str]) -> None:
     assert published_adapters.count_trained(row) == int(row["trainable"])
 
 
-def test_every_row_is_a_point_and_has_its_address() -> None:
+def test_each_published_row_is_a_point_with_an_address() -> None:
     assert sum(len(one.points) for one in published_adapters.compare()) == len(ROWS)
     assert all(row["address"] and row["date"] and (row["overrides"] or row["not_testable"]) for row in ROWS)
 
 
-def test_sources_are_set_aside_as_a_whole() -> None:
+def test_held_out_sources_are_held_out_completely() -> None:
     aside, kept = ({row["source"] for row in ROWS if row["aside"] == flag} for flag in ("true", "false"))
     assert (aside, kept) == ({"torchtune", "Unsloth"}, {"PEFT", "litgpt"})

@@ -21,24 +21,27 @@ def predictions() -> tuple[PublishedStep, ...]:
     return tuple(run.predict_step() for run in published_steps.read_runs())
 
 
-def test_two_of_five_sources_are_set_aside_by_the_same_draw_every_time() -> None:
+def test_two_of_five_sources_are_held_out_reproducibly() -> None:
     assert draw_sources_aside() == {"MosaicML llm-foundry", "IBM fms-fsdp"}
 
 
-def test_every_source_that_was_set_aside_is_within_the_bound_and_its_interval_holds_nine_in_ten() -> None:
-    told = summarise_sources([one for one in predictions() if one.run.source in draw_sources_aside()])
-    assert {source: errors.steps for source, errors in told.items()} == {"MosaicML llm-foundry": 209, "IBM fms-fsdp": 8}
-    assert all(errors.mean <= MEAN and errors.inside >= 90 for errors in told.values())
+def test_held_out_sources_are_within_the_bound_and_intervals_cover_90_percent() -> None:
+    errors_by_source = summarise_sources([one for one in predictions() if one.run.source in draw_sources_aside()])
+    assert {source: errors.steps for source, errors in errors_by_source.items()} == {
+        "MosaicML llm-foundry": 209,
+        "IBM fms-fsdp": 8,
+    }
+    assert all(errors.mean <= MEAN and errors.inside >= 90 for errors in errors_by_source.values())
 
 
-def test_each_source_of_a_class_is_predicted_within_the_bound_by_the_pace_of_the_others() -> None:
+def test_each_source_of_a_class_is_predicted_within_the_bound_from_the_other_sources() -> None:
     rows = [one.run for one in predictions() if one.run.software.name != USUAL.name]
-    told = summarise_sources(published_steps.predict_left_out(rows))
-    assert len(told) == 5
-    assert all(errors.mean <= MEAN and errors.inside >= 80 for errors in told.values())
+    errors_by_source = summarise_sources(published_steps.predict_left_out(rows))
+    assert len(errors_by_source) == 5
+    assert all(errors.mean <= MEAN and errors.inside >= 80 for errors in errors_by_source.values())
 
 
-def test_named_classes_are_closer_than_unnamed_ones_and_the_usual_interval_is_the_widest() -> None:
+def test_named_classes_have_smaller_errors_and_the_usual_interval_is_the_widest() -> None:
     named = summarise_sources([one for one in predictions() if one.run.software.name != USUAL.name])
     unnamed = summarise_sources(
         [one.run.predict_step(USUAL) for one in predictions() if one.run.software.name != USUAL.name]
@@ -53,12 +56,12 @@ def test_named_classes_are_closer_than_unnamed_ones_and_the_usual_interval_is_th
     "source", ["MosaicML llm-foundry", "BigScience BLOOM", "torchtitan", "IBM fms-fsdp", "Databricks MI250",
                "DeepSpeed on A800", "Megatron by NVIDIA"]
 )  # fmt: skip
-def test_a_row_is_the_question_that_the_command_makes_of_its_overrides(source: str) -> None:
+def test_published_row_has_the_prediction_of_the_command_with_its_overrides(source: str) -> None:
     overrides = [
         row["overrides"] for row in published_steps.read_published("published_steps").rows if row["source"] == source
     ][-1]
-    asked = compose.compose_request(compose.parse_single([*overrides.split(), "launcher=slurm"]), None)
+    composed = compose.compose_request(compose.parse_single([*overrides.split(), "launcher=slurm"]), None)
     spec, machine = published_steps.build_question(overrides)
-    ours, theirs = (predict_step_time(*one) for one in ((spec, machine), (asked.spec, asked.machine)))
+    ours, theirs = (predict_step_time(*one) for one in ((spec, machine), (composed.spec, composed.machine)))
     assert ours.parts == theirs.parts
-    assert machine.model_dump() == asked.machine.model_dump()
+    assert machine.model_dump() == composed.machine.model_dump()

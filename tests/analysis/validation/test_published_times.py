@@ -17,7 +17,7 @@ def comparisons() -> dict[str, PredictionComparison]:
     return {found.name: found for found in published_times.compare_steps()}
 
 
-def test_a_third_is_set_aside_by_the_same_draw_every_time() -> None:
+def test_a_third_of_the_traces_is_held_out_reproducibly() -> None:
     assert len(draw_set_aside(720)) == 240
     assert draw_set_aside(720) == draw_set_aside(720)
 
@@ -25,18 +25,16 @@ def test_a_third_is_set_aside_by_the_same_draw_every_time() -> None:
 @pytest.mark.parametrize(
     ("name", "points", "mean"), [("gpt_times", 480, 9.1), ("gpt_times_aside", 240, 10), ("t5_times", 6, 15)]
 )
-def test_errors_are_small_and_most_steps_lie_in_an_interval_that_is_not_wide(
-    name: str, points: int, mean: float
-) -> None:
+def test_errors_are_within_the_bound_and_most_steps_lie_in_the_interval(name: str, points: int, mean: float) -> None:
     found = comparisons()[name]
-    told = summarise_comparison(found)
-    assert told.points == points
-    assert told.mean is not None and told.mean <= mean
-    assert told.exceptions <= 0.15 * points
+    summary = summarise_comparison(found)
+    assert summary.points == points
+    assert summary.mean is not None and summary.mean <= mean
+    assert summary.exceptions <= 0.15 * points
     assert f"a factor of {INTERVAL - 0.01:.2f} apart" in found.text
 
 
-def test_with_the_source_left_out_the_same_steps_are_predicted_of_a_quicker_host_and_less_closely() -> None:
+def test_predictions_without_the_source_are_shorter_and_less_accurate() -> None:
     with_it, without = (comparisons()[name] for name in ("gpt_times_aside", "gpt_times_left_out"))
     assert [point.what for point in without.points] == [point.what for point in with_it.points]
     shorter = [(one.predicted, other.predicted) for one, other in zip(without.points, with_it.points, strict=True)]
@@ -45,13 +43,13 @@ def test_with_the_source_left_out_the_same_steps_are_predicted_of_a_quicker_host
     assert means[0] and means[1] and means[0] < means[1]
 
 
-def test_the_predicted_time_is_the_median() -> None:
+def test_predicted_time_is_the_median_of_measured_times() -> None:
     points = comparisons()["gpt_times_aside"].points
     above = sum((point.error or 0.0) > 0 for point in points) / len(points)
     assert 0.35 < above < 0.65
 
 
-def test_an_interval_scores_its_width_and_20_times_what_lies_beyond_it() -> None:
+def test_interval_score_is_the_width_plus_20_times_the_distance_beyond_it() -> None:
     run = read_nemo_runs("t5_3b")[0]
     inside, beyond = (PublishedStep(run._replace(step_s=step_s), 1.0, 0.8, 1.2) for step_s in (1.0, 1.3))
     assert inside.score == pytest.approx(0.4)
