@@ -37,11 +37,11 @@ TRAINING = [
     "engine=ddp,zero1,zero3,lga", "tokens=1e11", "deadline=20d",
 ]  # fmt: skip
 
-Ask = Callable[..., Answer]
+Advise = Callable[..., Answer]
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+def advise(tmp_path_factory: pytest.TempPathFactory) -> Advise:
     """Function that returns advice computed without recorded runs. Equal questions are computed once."""
     nothing = tmp_path_factory.mktemp("runs")
     return functools.cache(lambda *words: api.advise(words, results=nothing))
@@ -52,7 +52,7 @@ def parts(axes: Axes) -> list[tuple[float, float, str]]:
     return [(one.get_x(), one.get_x() + one.get_width(), to_hex(one.get_facecolor())) for one in axes.patches]
 
 
-def test_a_bar_is_its_parts_one_after_the_other_with_its_range_and_its_limit() -> None:
+def test_stacked_bar_draws_its_parts_in_order_with_range_and_limit() -> None:
     bar, keys = StackedBar("a", {"x": 2.0, "y": 3.0}, 5.0, 7.0, 6.0, "may fit"), choose_keys(["y", "x", "z"])
     axes = Canvas().subplots()
     draw_bars(axes, [bar], keys, "GB")
@@ -63,12 +63,12 @@ def test_a_bar_is_its_parts_one_after_the_other_with_its_range_and_its_limit() -
     assert {text.get_text() for text in axes.texts} == {"a", "5–7 GB, may fit"}
 
 
-def test_parts_are_told_apart_beyond_the_number_of_colours() -> None:
+def test_parts_have_distinct_colours_and_hatches_beyond_the_number_of_colours() -> None:
     keys = choose_keys(map(str, range(14)))
     assert len({(str(key.style["facecolor"]), str(key.style["hatch"])) for key in keys}) == 14
 
 
-def test_memory_of_one_point_is_drawn_by_phase_and_then_for_the_device() -> None:
+def test_memory_of_one_point_has_a_bar_per_phase_and_one_for_the_device() -> None:
     (one,) = found = api.predict(overrides=ONE)
     assert one.memory
     *phases, device = build_memory_bars(found, [""])
@@ -79,7 +79,7 @@ def test_memory_of_one_point_is_drawn_by_phase_and_then_for_the_device() -> None
     assert device.limit == (one.point.composed.machine.memory_bytes or 0) / 1e9
 
 
-def test_time_is_drawn_by_part_and_what_is_hidden_beside_it() -> None:
+def test_step_time_has_a_bar_of_its_parts_and_a_bar_of_hidden_time() -> None:
     (one,) = found = api.predict(overrides=ONE)
     step, hidden = build_time_bars(found, [""])
     assert one.time
@@ -88,7 +88,7 @@ def test_time_is_drawn_by_part_and_what_is_hidden_beside_it() -> None:
     assert hidden.parts == {"hidden": one.time.hidden_s}
 
 
-def test_of_several_points_each_has_a_bar_and_a_row(tmp_path: Path) -> None:
+def test_each_of_several_points_has_a_bar_and_a_row(tmp_path: Path) -> None:
     found = api.predict(overrides=SEVERAL)
     bars = build_memory_bars(found, ["ddp", "zero3"])
     assert [(bar.label, bar.words) for bar in bars] == [("ddp", "does not fit"), ("zero3", "fits")]
@@ -97,7 +97,7 @@ def test_of_several_points_each_has_a_bar_and_a_row(tmp_path: Path) -> None:
     assert re.findall(r">([0-9a-f]{10})</td>", page) == [one.point.config_id for one in found]
 
 
-def test_the_page_holds_the_answer_the_exact_values_and_nothing_that_is_fetched(tmp_path: Path) -> None:
+def test_page_contains_answer_and_exact_values_and_loads_nothing_external(tmp_path: Path) -> None:
     page = write(tmp_path, ONE)
     (one,) = api.predict(overrides=ONE)
     assert one.memory and one.time
@@ -113,13 +113,15 @@ def test_the_page_holds_the_answer_the_exact_values_and_nothing_that_is_fetched(
     assert "zeroscale predict model=mt5_xl" in page
 
 
-def test_what_cannot_be_predicted_is_said_where_its_bar_would_be(tmp_path: Path) -> None:
+def test_unavailable_step_time_is_stated_in_place_of_its_figure(tmp_path: Path) -> None:
     page = write(tmp_path, f"{ONE} machine.memory_bytes_per_s=null machine.memory_bytes=null")
     assert page.count("<figure") == 1
     assert "No step time is predicted" in page
 
 
-def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_overwrites_only_html_pages_and_creates_no_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert write(tmp_path, ONE) == write(tmp_path, ONE)
     other = tmp_path / "config.yaml"
     other.write_text("kept")
@@ -159,8 +161,8 @@ def write(folder: Path, words: str) -> str:
         (["price=3"], "cost of a million tokens"),
     ],
 )
-def test_cost_is_in_the_units_of_the_question(ask: Ask, words: list[str], cost: str) -> None:
-    answer = ask("model=mt5_base", "machine=h100", "devices_per_node=8", "nodes=1,2", "batch.micro=8", *words)
+def test_cost_and_time_have_the_units_of_the_question(advise: Advise, words: list[str], cost: str) -> None:
+    answer = advise("model=mt5_base", "machine=h100", "devices_per_node=8", "nodes=1,2", "batch.micro=8", *words)
     (point, *_), units = list_points(answer)
     assert units[1] == cost
     spec, tokens = point.choice.spec, answer.query.question.tokens or 1e6
@@ -170,8 +172,8 @@ def test_cost_is_in_the_units_of_the_question(ask: Ask, words: list[str], cost: 
     assert point.at[0] == pytest.approx(hours * {"hours": 1, "days": 1 / 24, "s per million tokens": 3600}[units[0]])
 
 
-def test_nothing_beats_what_is_on_the_front_and_something_beats_the_rest(ask: Ask) -> None:
-    points, _ = list_points(ask(*TRAINING))
+def test_front_contains_exactly_the_points_not_dominated_by_another(advise: Advise) -> None:
+    points, _ = list_points(advise(*TRAINING))
     front = [point.at for point in find_front(points, attrgetter("at"))]
     for point in points:
         better = [o for o in points if o.at != point.at and o.at[0] <= point.at[0] and o.at[1] <= point.at[1]]
@@ -179,8 +181,8 @@ def test_nothing_beats_what_is_on_the_front_and_something_beats_the_rest(ask: As
     assert front == sorted(front) and len(front) > 1
 
 
-def test_of_each_engine_and_number_of_nodes_the_fastest_are_drawn_with_front_and_answer(ask: Ask) -> None:
-    answer = ask(*TRAINING)
+def test_drawn_points_are_the_fastest_per_engine_and_node_count_with_front_and_winner(advise: Advise) -> None:
+    answer = advise(*TRAINING)
     points, units = list_points(answer)
     winner = next(point for point in points if point.choice is answer.advice.winner)
     shown = select_drawn(points, [winner])
@@ -200,8 +202,8 @@ def test_of_each_engine_and_number_of_nodes_the_fastest_are_drawn_with_front_and
     assert sorted(marked) == sorted(point.at for point in shown)
 
 
-def test_the_page_of_advice_holds_answer_front_rivals_and_what_was_left_out(ask: Ask) -> None:
-    answer = ask(*TRAINING)
+def test_advice_page_contains_answer_front_rivals_and_rejected_choices(advise: Advise) -> None:
+    answer = advise(*TRAINING)
     page = render_advice_page(answer, build_text(answer), "zeroscale advise")
     assert page.count("<figure") == 1
     engines = page[page.index("Each engine at its best") : page.index("Each number of nodes")]
@@ -211,7 +213,7 @@ def test_the_page_of_advice_holds_answer_front_rivals_and_what_was_left_out(ask:
     assert page.count('class="decides"') >= 2
 
 
-def test_the_verb_writes_the_page_and_says_the_same_without_it(
+def test_page_option_changes_neither_the_printed_text_nor_the_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

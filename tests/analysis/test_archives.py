@@ -38,7 +38,7 @@ def answers(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [f"{main(words)} {capsys.readouterr().out}".replace(str(path), "SET") for words in asked]
 
 
-def test_a_folder_and_its_archive_give_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_and_archive_give_equal_output_of_every_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.unpack(RECORDED, tmp_path / "unpacked")
     archive = packed(tmp_path / "unpacked", tmp_path / "elsewhere" / "runs.zip")
     assert archive.read_bytes() == RECORDED.read_bytes(), "equal files make equal archives"
@@ -49,7 +49,7 @@ def test_a_folder_and_its_archive_give_the_same_answers(tmp_path: Path, capsys: 
     assert len(analysis.open_study(archive / "smoke").table) == 20
 
 
-def test_records_of_an_archive_are_read_whole_with_every_ranks_steps(tmp_path: Path) -> None:
+def test_records_read_from_an_archive_equal_those_from_its_folder(tmp_path: Path) -> None:
     files.unpack(RECORDED, tmp_path)
     ways = [path.relative_to(tmp_path) for path in store.find_records([tmp_path])]
     assert len(ways) == 60
@@ -59,7 +59,9 @@ def test_records_of_an_archive_are_read_whole_with_every_ranks_steps(tmp_path: P
     assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
 
 
-def test_pack_whole_keeps_every_file_of_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pack_whole_archives_every_file_and_accepts_one_folder_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files.unpack(RECORDED, tmp_path / "runs")
     assert main(["pack", str(tmp_path / "runs"), "--whole", "--out", str(tmp_path / "out" / "kept.zip")]) == 0
     assert (tmp_path / "out" / "kept.zip").read_bytes() == RECORDED.read_bytes()
@@ -67,7 +69,7 @@ def test_pack_whole_keeps_every_file_of_one_folder(tmp_path: Path, capsys: pytes
     assert "give one results folder" in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
 
 
-def test_a_folder_of_archives_and_folders_reads_as_all_of_them(tmp_path: Path) -> None:
+def test_folder_with_archives_and_subfolders_is_read_completely(tmp_path: Path) -> None:
     folder = save(tmp_path / "one", run(), run(spec("ddp")))
     packed(save(tmp_path / "other", failed("oom", spec("zero3"))), folder / "deep" / "other.zip")
     found = results.read([folder])
@@ -76,7 +78,7 @@ def test_a_folder_of_archives_and_folders_reads_as_all_of_them(tmp_path: Path) -
     assert [found.record(place).spec.engine.name for place in range(3)] == list(found.table["engine"])
 
 
-def test_what_lies_unpacked_beside_its_archive_is_one_run(tmp_path: Path) -> None:
+def test_run_in_a_folder_and_in_the_archive_next_to_it_counts_once(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs", run(), run(repeat=1))
     packed(folder, tmp_path / "runs.zip")
     next(folder.rglob(store.RECORD)).unlink()
@@ -85,7 +87,7 @@ def test_what_lies_unpacked_beside_its_archive_is_one_run(tmp_path: Path) -> Non
     assert len(results.read([tmp_path / "runs.zip", tmp_path]).table) == 3, "one that is named is read whole"
 
 
-def test_an_attempt_without_a_record_is_named_and_one_file_can_be_read(tmp_path: Path) -> None:
+def test_archive_reports_unfinished_attempts_and_gives_access_to_single_records(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs", run())
     begun = folder / "smoke" / "0123456789" / "0.0"
     begun.mkdir(parents=True)
@@ -97,7 +99,7 @@ def test_an_attempt_without_a_record_is_named_and_one_file_can_be_read(tmp_path:
     assert len(results.read([archive, archive / "smoke", found.get_file(0)]).table) == 1, "each once"
 
 
-def test_a_later_read_opens_nothing_until_the_archive_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_archive_is_not_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = packed(save(tmp_path / "runs", run()), tmp_path / "archives" / "runs.zip")
     for path in (archive, archive.parent, archive / "smoke"):
         first = results.read([path]).table
@@ -137,7 +139,7 @@ def named(name: str) -> Callable[[bytes], bytes]:
     ],
     ids=["empty", "text", "torn", "flipped", "encrypted", "leads out", "absolute"],
 )
-def test_a_foreign_archive_is_named_and_left_out(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_invalid_archive_is_reported_and_skipped(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None:
     archive = packed(save(tmp_path / "bad", run(spec("zero3"))), tmp_path / "runs" / "bad.zip")
     content = spoil(archive.read_bytes())
     assert content != archive.read_bytes()
@@ -151,13 +153,13 @@ def test_a_foreign_archive_is_named_and_left_out(spoil: Callable[[bytes], bytes]
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_unpacks_to_more_than_a_record_can_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_member_above_the_size_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = packed(save(tmp_path / "runs", run()), tmp_path / "runs.zip")
     monkeypatch.setattr(files, "_MEMBER_LIMIT_BYTES", 2**10)
     (skipped,) = results.read([archive]).skipped
     assert "more than" in skipped.why
 
 
-def test_a_path_that_no_archive_holds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_path_inside_an_archive_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(RECORDED / "nowhere")]) == 2
     assert "no such file or folder" in capsys.readouterr().err

@@ -73,18 +73,18 @@ def entries(*records: RunRecord) -> dict[str, Entry]:
 # -- what tests a claim
 
 
-def test_the_studys_own_model_on_gpus_and_several_node_counts_tests_its_claims() -> None:
+def test_the_studys_model_on_gpus_and_several_node_counts_tests_its_claims() -> None:
     of = entries(*stages(1.0, 2.0))
     assert [of[claim].verdict for claim in ("C1", "C2", "C3")] == ["contradicted", "reproduced", "reproduced"]
     assert "3 slower" in of["C3"].why
 
 
-def test_one_node_count_at_which_stage_three_is_faster_contradicts_the_third_claim() -> None:
+def test_stage_3_faster_at_one_node_count_contradicts_the_third_claim() -> None:
     records = [*stages(1.0, 2.0), *at("zero2", 8, 1.0), *at("zero3", 8, 0.5)]
     assert entries(*records)["C3"].verdict == "contradicted"
 
 
-def test_the_first_claim_is_of_steps_that_do_the_same_work() -> None:
+def test_first_claim_requires_equal_work_per_step() -> None:
     slower = [*at("zero2", 1, 1.0), *at("zero2", 2, 2.0)]
     assert entries(*slower)["C1"].verdict == "reproduced"
     assert entries(*slower)["C1"].why.endswith("by its effect, not its cause")
@@ -94,7 +94,7 @@ def test_the_first_claim_is_of_steps_that_do_the_same_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("falls_short", "why"),
+    ("violation", "why"),
     [
         ({"model": ("tiny", 2_116_352)}, "tiny (2.12M parameters) is no mT5 of 580M to 13B"),
         ({"model": ("mt5_xxl", 12_921_057_281)}, "is no mT5 of 580M to 13B"),
@@ -106,15 +106,15 @@ def test_the_first_claim_is_of_steps_that_do_the_same_work() -> None:
     ],
     ids=str,
 )
-def test_what_falls_short_in_one_respect_is_an_analogue_whatever_it_shows(falls_short: Any, why: str) -> None:
-    entry = entries(*stages(1.0, 2.0, **falls_short))["C3"]
+def test_set_that_violates_one_condition_is_an_analogue(violation: Any, why: str) -> None:
+    entry = entries(*stages(1.0, 2.0, **violation))["C3"]
     assert entry.verdict == "not testable here"
     assert why in entry.why
     assert "analogue: " in entry.why and "as in the study" in entry.why
 
 
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
-def test_the_study_of_the_paper_tests_its_first_claim(on_eight: float, verdict: str) -> None:
+def test_first_claim_is_testable_with_the_study_named_paper(on_eight: float, verdict: str) -> None:
     """On 1, 2 and 4 nodes, a step of 256 samples takes 1.5, 1.0 and 0.5 s. The time on 8 nodes decides the claim."""
     points = [point.composed.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
     times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
@@ -134,7 +134,7 @@ def test_the_study_of_the_paper_tests_its_first_claim(on_eight: float, verdict: 
     assert entries(*records)["C1"].verdict == verdict
 
 
-def test_two_repeats_are_an_analogue_too() -> None:
+def test_two_repeats_per_side_are_an_analogue() -> None:
     entry = entries(*stages(1.0, 2.0, repeats=2))["C3"]
     assert entry.verdict == "not testable here"
     assert "fewer than 3 independent repeats a side" in entry.why
@@ -156,7 +156,7 @@ def with_options(records: list[RunRecord], **options: Any) -> list[RunRecord]:
     ],
     ids=str,
 )
-def test_a_stage_with_options_of_its_own_tests_no_claim_about_stages(option: dict[str, Any], why: str) -> None:
+def test_stage_with_an_option_not_in_the_other_stage_tests_no_claim(option: dict[str, Any], why: str) -> None:
     slow = [record for n in (1, 2, 4) for record in with_options(at("zero3", n, 2.0 / n), **option)]
     of = entries(*(record for n in (1, 2, 4) for record in at("zero2", n, 1.0 / n)), *slow)
     assert [of[claim].verdict for claim in ("C2", "C3")] == ["not testable here"] * 2
@@ -164,20 +164,20 @@ def test_a_stage_with_options_of_its_own_tests_no_claim_about_stages(option: dic
     assert "fewer than 3" not in of["C3"].why, "it has three"
 
 
-def test_what_no_test_consists_of_is_said() -> None:
+def test_reason_counts_comparisons_left_out_for_failures() -> None:
     of = entries(*stages(1.0, 2.0), failed("hang", at("zero2", 8, 1.0)[0].spec), *at("zero3", 8, 1.0))
     assert of["C3"].verdict == "reproduced"
     assert of["C3"].why.endswith("; left out: 1 where a side has no number (hang)")
 
 
-def test_a_stage_that_runs_out_of_memory_where_the_other_runs_is_part_of_the_verdict() -> None:
+def test_out_of_memory_of_one_stage_counts_in_the_verdict() -> None:
     of = entries(*stages(1.0, 2.0), failed("oom", at("zero2", 8, 1.0)[0].spec), *at("zero3", 8, 1.0))
     assert of["C3"].verdict == "contradicted"
     assert "of 4 comparisons 3 slower, 1 first out of memory" in of["C3"].why
 
 
 @pytest.mark.parametrize(("at_four", "verdict"), [(0.8, "contradicted"), (2.4, "reproduced")])
-def test_what_a_stage_gains_by_a_micro_batch_that_only_it_fits_counts(at_four: float, verdict: str) -> None:
+def test_speedup_by_a_micro_batch_that_fits_only_one_stage_counts(at_four: float, verdict: str) -> None:
     """ZeRO-2 takes 2 s at micro-batch 2 and runs out of memory at 4. At 4, ZeRO-3 takes 0.8 s or 2.4 s for the same
     number of samples."""
     records = [record for n in (1, 2) for record in stages(2.0, 2.2, nodes=(n,))]
@@ -211,7 +211,7 @@ def layered(machine: dict[str, Any], sharded: float, layered_s: float) -> list[R
     ]
 
 
-def test_a_claim_about_a_slow_network_takes_two_networks() -> None:
+def test_claim_about_a_slow_network_requires_two_networks() -> None:
     alone = entries(*layered(FAST, 1.2, 1.0))["L2"]
     assert alone.verdict == "not testable here"
     assert "the same two were not compared on a faster network as well" in alone.why
@@ -220,15 +220,15 @@ def test_a_claim_about_a_slow_network_takes_two_networks() -> None:
 
 
 @pytest.mark.parametrize("on_two_nodes", ["short", "straggler", "mixed"])
-def test_doubtful_runs_and_failed_repeats_test_no_claim_and_that_is_said(on_two_nodes: str) -> None:
+def test_flagged_runs_and_failed_repeats_are_excluded_and_counted(on_two_nodes: str) -> None:
     records = stages(1.0, 2.0)
-    spoilt = [one for one in records if (one.spec.engine.name, one.spec.nodes) == ("zero3", 2)]
+    affected = [one for one in records if (one.spec.engine.name, one.spec.nodes) == ("zero3", 2)]
     if on_two_nodes == "short":
-        more = [run(one.spec, repeat=0, steps=steps((1.0,) * 5), parameters=XXL[1]) for one in spoilt[:1]]
+        more = [run(one.spec, repeat=0, steps=steps((1.0,) * 5), parameters=XXL[1]) for one in affected[:1]]
     elif on_two_nodes == "straggler":
-        more = [run(spoilt[0].spec, repeat=9, steps=window(1.0), outside_collectives_s=(0.1, 0.9), parameters=XXL[1])]
+        more = [run(affected[0].spec, repeat=9, steps=window(1.0), outside_collectives_s=(0.1, 0.9), parameters=XXL[1])]
     else:
-        more = [failed("hang", spoilt[0].spec, repeat=9)]
+        more = [failed("hang", affected[0].spec, repeat=9)]
     memories = memory(2, peak_reserved_bytes=ON_GPU)
     more = [
         one.model_copy(update={"observations": one.observations.model_copy(update={"memory": memories})})
@@ -237,8 +237,8 @@ def test_doubtful_runs_and_failed_repeats_test_no_claim_and_that_is_said(on_two_
         for one in more
     ]
     why = entries(*records, *more)["C3"].why
-    told = "some repeats of a side failed" if on_two_nodes == "mixed" else f"a side is flagged {on_two_nodes}"
-    assert f"left out: 1 where {told}" in why
+    printed = "some repeats of a side failed" if on_two_nodes == "mixed" else f"a side is flagged {on_two_nodes}"
+    assert f"left out: 1 where {printed}" in why
     assert "of 2 comparisons 2 slower" in why
 
 
@@ -252,7 +252,7 @@ def test_doubtful_runs_and_failed_repeats_test_no_claim_and_that_is_said(on_two_
         ((1.10, 1.10, 1.00), "reproduced", "cannot be told"),
     ],
 )
-def test_equality_decides_nothing_and_what_is_detected_counts_below_three_per_cent(
+def test_verdicts_count_detected_differences_below_three_percent_but_not_equality(
     three: tuple[float, ...], second: str, third: str
 ) -> None:
     """`three` is the time of ZeRO-3 divided by that of ZeRO-2 on 1, 2 and 4 nodes. Repeats differ by 0.01 %."""
@@ -265,7 +265,7 @@ def test_equality_decides_nothing_and_what_is_detected_counts_below_three_per_ce
     assert ("3 slower by less than 3 %" in of["C3"].why) is (three == (1.02, 1.02, 1.02))
 
 
-def test_a_last_doubling_that_brings_nothing_leaves_the_first_claim_open() -> None:
+def test_equal_times_at_the_last_doubling_leave_the_first_claim_open() -> None:
     times = {1: 8.0, 2: 4.1, 4: 2.1, 8: 1.1, 16: 1.1}
     records = [one for n, s in times.items() for one in at("zero2", n, s, samples=32, apart=0.001)]
     entry = entries(*records)["C1"]
@@ -273,17 +273,17 @@ def test_a_last_doubling_that_brings_nothing_leaves_the_first_claim_open() -> No
     assert entry.why.startswith("below 3 %: ") and "9 faster, 1 equal within 3 %" in entry.why
 
 
-def test_weak_scaling_with_three_repeats_does_not_lack_repeats() -> None:
+def test_weak_scaling_with_three_repeats_has_enough_repeats() -> None:
     grown = [*at("zero2", 1, 1.0, samples=8), *at("zero2", 2, 2.0, samples=16)]
     assert "fewer than" not in entries(*grown)["C1"].why
 
 
-def test_other_models_of_the_range_test_what_is_not_of_the_largest_alone() -> None:
+def test_smaller_models_test_only_claims_about_all_models() -> None:
     of = entries(*stages(1.0, 2.0, model=BASE))
     assert (of["C2"].verdict, of["C3"].verdict) == ("reproduced", "not testable here")
 
 
-def test_a_difference_that_repeats_do_not_bear_out_is_no_verdict() -> None:
+def test_difference_within_the_noise_of_repeats_gives_no_verdict() -> None:
     noisy = [
         record.model_copy(update={"observations": record.observations.model_copy(update={"steps": window(s)})})
         for (engine, nodes), seconds in {("zero2", 1): (1, 2, 3), ("zero3", 1): (1, 2, 4), ("zero2", 2): (1, 2, 3),
@@ -295,7 +295,7 @@ def test_a_difference_that_repeats_do_not_bear_out_is_no_verdict() -> None:
     assert (entry.verdict, "2 no detectable difference" in entry.why) == ("cannot be told", True)
 
 
-def test_machines_have_entries_of_their_own() -> None:
+def test_each_machine_has_its_own_entry() -> None:
     moved = [
         record.model_copy(update={"circumstance": record.circumstance.model_copy(update={"machine": machine})})
         for record in stages(1.0, 2.0)
@@ -308,14 +308,14 @@ def test_machines_have_entries_of_their_own() -> None:
 # -- entries of every set
 
 
-def test_every_claim_has_an_entry_even_where_nothing_was_compared() -> None:
+def test_every_claim_has_an_entry_even_without_comparisons() -> None:
     of = entries(run(spec("zero1")))
     assert list(of) == ["C1", "C2", "C3", "C4", "C5", "C6", "F1", "F2", "L1", "L2", "L3"]
     assert {entry.verdict for entry in of.values()} == {"not testable here"}
     assert all(entry.why for entry in of.values())
 
 
-def test_the_settings_say_what_of_them_is_covered() -> None:
+def test_claims_about_settings_list_the_covered_settings() -> None:
     of = entries(run(spec("zero1", micro=4)), *at("zero2", 2, 1.0))
     assert of["C4"].measured == (
         "tiny (0.000402M parameters), mt5_xxl (12,900M parameters); of the mT5 models from 580M to 13B: mt5_xxl"
@@ -324,14 +324,14 @@ def test_the_settings_say_what_of_them_is_covered() -> None:
     assert of["C6"].measured == "data synthetic; loader workers 0"
 
 
-def test_the_claims_are_word_for_word_those_carried_over() -> None:
+def test_texts_of_claims_equal_the_published_table() -> None:
     rows = {row["id"]: row["claim"] for row in sources.read_published("claims").rows}
     weighed = {claim.id: claim.text for claims in CLAIMS.values() for claim in claims}
     assert weighed == {name: text for name, text in rows.items() if name not in ("C4", "C5", "C6")}
 
 
 @pytest.mark.parametrize("name", sources.list_published())
-def test_published_numbers_name_their_source_and_are_whole(name: str) -> None:
+def test_published_tables_name_their_source_and_have_no_missing_cells(name: str) -> None:
     found = sources.read_published(name)
     assert found.source and found.rows
     assert all(None not in row and None not in row.values() for row in found.rows)
@@ -346,7 +346,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])
-def test_programs_read_every_verdict(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_contain_every_verdict(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(runs), "--format", form]) == 0
     text = capsys.readouterr().out
     rows = json.loads(text) if form == "json" else list(csv.DictReader(io.StringIO(text)))
@@ -354,14 +354,14 @@ def test_programs_read_every_verdict(form: str, runs: Path, capsys: pytest.Captu
     assert {row["verdict"] for row in rows} == {"not testable here"}
 
 
-def test_readers_are_told_the_rule(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_markdown_begin_with_the_rule(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("text", "md"):
         main(["claims", str(runs), "--format", form])
-        told = capsys.readouterr().out
-        assert told.startswith(
+        printed = capsys.readouterr().out
+        assert printed.startswith(
             "A set of runs tests a claim of arXiv 2310.05350 only under that study's conditions: an mT5"
         )
-        assert told.count("not testable here") == 11
+        assert printed.count("not testable here") == 11
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

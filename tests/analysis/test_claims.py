@@ -28,7 +28,7 @@ def found(*records: Runs) -> list[ClaimFinding]:
     return find_findings(results(*(one for some in records for one in (some if isinstance(some, list) else [some]))))
 
 
-def told(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
+def count_effects(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
     """Return the verdict on each claim and its counts of effects. The runs have one machine and one model."""
     of_set = found(*records)
     assert [finding.claim.id for finding in of_set] == ["C1", "C2", "C3"]
@@ -43,81 +43,81 @@ def pairs(claim: str, *records: Runs) -> list[tuple[str, str, str]]:
 # -- each claim
 
 
-def test_one_step_that_became_slower_with_more_nodes_is_as_in_the_study() -> None:
+def test_first_claim_agrees_if_one_step_is_slower_on_more_nodes() -> None:
     records = [at("zero1", 1, 1.0), at("zero1", 2, 0.6), at("zero1", 4, 0.8)]
-    assert told(*records)["C1"] == ("as in the study", {"faster": 2, "slower": 1})
+    assert count_effects(*records)["C1"] == ("as in the study", {"faster": 2, "slower": 1})
     assert pairs("C1", *records) == [
         ("1 node", "2 nodes", "faster"), ("1 node", "4 nodes", "faster"), ("2 nodes", "4 nodes", "slower"),
     ]  # fmt: skip
 
 
-def test_steps_that_are_always_faster_on_more_nodes_are_not_as_in_the_study() -> None:
+def test_first_claim_disagrees_if_steps_are_always_faster_on_more_nodes() -> None:
     records = [at(engine, nodes, 1.0 / nodes) for engine in ("ddp", "zero3") for nodes in (1, 2, 4)]
-    assert told(*records)["C1"] == ("not as in the study", {"faster": 6})
+    assert count_effects(*records)["C1"] == ("not as in the study", {"faster": 6})
 
 
-def test_faster_or_not_told_apart_leaves_the_first_claim_open() -> None:
+def test_first_claim_is_open_if_a_difference_is_not_detectable() -> None:
     records = [at("zero1", 1, 1.0), at("zero1", 2, 0.6, 0.05), at("zero1", 4, 0.65, 0.05)]
-    assert told(*records)["C1"] == ("cannot be told", {"faster": 2, "no detectable difference": 1})
+    assert count_effects(*records)["C1"] == ("cannot be told", {"faster": 2, "no detectable difference": 1})
 
 
-def test_every_pair_of_stages_is_compared_at_every_node_count() -> None:
+def test_each_pair_of_stages_is_compared_at_every_node_count() -> None:
     seconds = {"zero0": 1.0, "zero1": 1.1, "zero2": 1.1, "zero3": 1.5}
     records = [at(engine, nodes, s * nodes) for engine, s in seconds.items() for nodes in (1, 2)]
-    assert told(*records)["C2"] == ("as in the study", {"slower": 10, "equal within 3 %": 2})
-    assert told(*records)["C3"] == ("as in the study", {"slower": 2})
+    assert count_effects(*records)["C2"] == ("as in the study", {"slower": 10, "equal within 3 %": 2})
+    assert count_effects(*records)["C3"] == ("as in the study", {"slower": 2})
     assert pairs("C3", *records) == [("zero2", "zero3", "slower")] * 2
 
 
-def test_stages_that_are_each_faster_than_the_one_before_are_not_as_in_the_study() -> None:
+def test_second_and_third_claims_disagree_if_higher_stages_are_faster() -> None:
     records = [at(f"zero{stage}", 2, 1.0 - 0.2 * stage) for stage in range(4)]
-    assert told(*records)["C2"] == ("not as in the study", {"faster": 6})
-    assert told(*records)["C3"] == ("not as in the study", {"faster": 1})
+    assert count_effects(*records)["C2"] == ("not as in the study", {"faster": 6})
+    assert count_effects(*records)["C3"] == ("not as in the study", {"faster": 1})
 
 
-def test_the_third_claim_is_of_every_node_count() -> None:
+def test_third_claim_must_hold_at_every_node_count() -> None:
     ahead = [at("zero2", 2, 1.0), at("zero3", 2, 2.0)]
-    assert told(*ahead)["C3"] == ("as in the study", {"slower": 1})
-    even = told(*ahead, at("zero2", 4, 1.0), at("zero3", 4, 1.005))
+    assert count_effects(*ahead)["C3"] == ("as in the study", {"slower": 1})
+    even = count_effects(*ahead, at("zero2", 4, 1.0), at("zero3", 4, 1.005))
     assert even["C3"] == ("cannot be told", {"slower": 1, "equal within 3 %": 1})
-    behind = told(*ahead, at("zero2", 4, 2.0), at("zero3", 4, 1.0))
+    behind = count_effects(*ahead, at("zero2", 4, 2.0), at("zero3", 4, 1.0))
     assert behind["C3"] == ("not as in the study", {"slower": 1, "faster": 1})
 
 
 # -- unknown effects
 
 
-def test_where_nothing_was_compared_nothing_can_be_told() -> None:
+def test_claims_without_comparisons_are_open() -> None:
     records = [at("ddp", 1, 1.0), at("ddp", 2, 2.0)]
-    assert told(*records)["C2"] == told(*records)["C3"] == ("cannot be told", {})
+    assert count_effects(*records)["C2"] == count_effects(*records)["C3"] == ("cannot be told", {})
 
 
-def test_without_a_number_the_effect_is_unknown() -> None:
+def test_effect_of_a_failed_run_is_out_of_memory_or_unknown() -> None:
     out_of_memory = failed("oom", spec("zero1", ranks=1, nodes=4))
     lost_early = failed("node_failure", spec("zero1", ranks=1, nodes=8), torch=None)
-    of = told(at("zero1", 1, 1.0), out_of_memory, lost_early)["C1"]
+    of = count_effects(at("zero1", 1, 1.0), out_of_memory, lost_early)["C1"]
     assert of == ("cannot be told", {"second out of memory": 1, "unknown": 2})
 
 
-def test_two_repeats_have_an_effect_and_no_verdict() -> None:
+def test_two_repeats_give_a_ratio_without_a_verdict() -> None:
     records = [at("zero1", 1, 1.0), at("zero1", 2, 3.0, repeats=2)]
-    assert told(*records)["C1"] == ("cannot be told", {"too few repeats to tell": 1})
+    assert count_effects(*records)["C1"] == ("cannot be told", {"too few repeats to tell": 1})
     ((one,),) = [finding.comparisons for finding in found(*records) if finding.claim.id == "C1"]
     assert one.tested is not None
     assert one.tested.ratio == pytest.approx(3.0, rel=1e-3)
     assert one.tested.interval is not None
 
 
-def test_a_failure_that_was_made_good_for_does_not_count() -> None:
+def test_failure_with_a_successful_retry_does_not_count() -> None:
     early = failed("node_failure", spec("zero1", ranks=1, nodes=2), torch=None)
     again = at("zero1", 2, 0.5, attempt=1)
-    assert told(early, at("zero1", 1, 1.0), again)["C1"] == ("not as in the study", {"faster": 1})
+    assert count_effects(early, at("zero1", 1, 1.0), again)["C1"] == ("not as in the study", {"faster": 1})
 
 
 # -- comparable configurations
 
 
-def test_machines_in_one_folder_are_kept_apart() -> None:
+def test_runs_of_different_machines_are_not_compared() -> None:
     quick, slow = ({"machine": {"name": name}} for name in ("quick_link", "slow_link"))
     records = [at("zero1", 1, 1.0, **quick), at("zero1", 2, 0.5, **quick)]
     records += [at("zero1", 1, 1.0, attempt=1, **slow), at("zero1", 2, 3.0, attempt=1, **slow)]
@@ -143,7 +143,7 @@ def test_machines_in_one_folder_are_kept_apart() -> None:
     ],
     ids=str,
 )
-def test_two_that_differ_in_anything_else_are_never_compared(other: dict[str, Any]) -> None:
+def test_configurations_that_differ_in_another_field_are_not_compared(other: dict[str, Any]) -> None:
     assert found(at("zero1", 1, 1.0), at("zero1", 2, 0.5, **other)) == []
     assert found(at("zero2", 2, 1.0), at("zero3", 2, 0.5, **other)) == []
 
@@ -163,7 +163,7 @@ PRESET_3 = read_engine_preset("zero3")
     ],
     ids=str,
 )
-def test_stages_are_compared_by_equal_options_and_what_one_alone_has_otherwise_is_named(
+def test_stages_are_compared_with_equal_shared_options_and_label_own_options(
     two: dict[str, Any], three: dict[str, Any], label: str | None
 ) -> None:
     def side(name: str, seconds: float, options: dict[str, Any]) -> list[RunRecord]:
@@ -179,7 +179,7 @@ def test_stages_are_compared_by_equal_options_and_what_one_alone_has_otherwise_i
     )
 
 
-def test_nodes_are_added_to_the_same_work_per_device_or_per_step() -> None:
+def test_node_counts_are_compared_at_equal_work_per_device_or_per_step() -> None:
     def after(samples: int) -> list[tuple[str, str, str]]:
         first = at("zero1", 1, 1.0, batch={"micro": 2, "global": 8})
         return pairs("C1", first, at("zero1", 2, 0.5, batch={"micro": 2, "global": samples}))
@@ -189,12 +189,12 @@ def test_nodes_are_added_to_the_same_work_per_device_or_per_step() -> None:
         after(12)
 
 
-def test_a_set_on_one_node_says_nothing_of_the_study() -> None:
+def test_runs_on_one_node_have_no_findings() -> None:
     assert found(*(run(spec(f"zero{stage}", ranks=ranks)) for stage in range(4) for ranks in (1, 2))) == []
     assert found() == []
 
 
-def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() -> None:
+def test_model_measured_on_one_node_has_no_findings() -> None:
     other = {"model": {"name": "other"}}
     of_set = found(at("zero1", 1, 1.0), at("zero1", 2, 2.0), at("zero2", 1, 1.0, **other), at("zero3", 1, 2.0, **other))
     assert {finding.model for finding in of_set} == {"tiny"}
@@ -233,29 +233,29 @@ def verdicts(*records: Runs) -> dict[str, tuple[str, list[tuple[str, str, str]]]
     }
 
 
-def test_layered_accumulation_is_held_against_accumulation_with_sharded_states() -> None:
-    told = verdicts(
+def test_layered_accumulation_is_compared_with_sharded_accumulation() -> None:
+    found_verdicts = verdicts(
         layout("zero3", 2, 4.0, moved=80), layout("fsdp", 2, 5.0, moved=84), layout("lga", 2, 1.0, moved=10)
     )
-    assert told["L1"] == ("as in the study", [("zero3", "lga", "less"), ("fsdp", "lga", "less")])
-    assert told["L2"] == ("as in the study", [("zero3", "lga", "faster"), ("fsdp", "lga", "faster")])
+    assert found_verdicts["L1"] == ("as in the study", [("zero3", "lga", "less"), ("fsdp", "lga", "less")])
+    assert found_verdicts["L2"] == ("as in the study", [("zero3", "lga", "faster"), ("fsdp", "lga", "faster")])
     slower = verdicts(layout("zero3", 2, 1.0, moved=80), layout("lga", 2, 1.5, moved=10))
     assert slower["L1"][0] == "as in the study" and slower["L2"][0] == "not as in the study"
 
 
-def test_a_busy_run_tells_bytes_and_no_time() -> None:
+def test_busy_run_counts_for_bytes_but_not_for_time() -> None:
     """Background load changes step times, but not the bytes that a step sends."""
     quiet, busy = layout("zero3", 2, 4.0, moved=80), layout("lga", 2, 1.0, moved=10)
     load = (NodeLoad(node=0, others_share=0.3),)
     first = busy[0].observations
     assert first
     busy[0] = busy[0].model_copy(update={"observations": first.model_copy(update={"load": load})})
-    told = verdicts(quiet, busy)
-    assert told["L1"] == ("as in the study", [("zero3", "lga", "less")])
-    assert told["L2"] == ("cannot be told", [("zero3", "lga", "too few repeats to tell")])
+    found_verdicts = verdicts(quiet, busy)
+    assert found_verdicts["L1"] == ("as in the study", [("zero3", "lga", "less")])
+    assert found_verdicts["L2"] == ("cannot be told", [("zero3", "lga", "too few repeats to tell")])
 
 
-def test_a_modular_pipeline_is_held_against_a_plain_one_of_as_many_stages_by_how_long_ranks_are_idle() -> None:
+def test_modular_pipeline_is_compared_by_idle_time_with_a_plain_pipeline() -> None:
     plain, modular = layout("pipeline", 2, 1.0, idle=0.3, pipeline=2), layout("modular", 2, 9.0, idle=0.1, pipeline=2)
     more = layout("pipeline", 4, 1.0, idle=0.3, pipeline=4)
     assert verdicts(plain, modular, more)["L3"] == (
@@ -263,13 +263,13 @@ def test_a_modular_pipeline_is_held_against_a_plain_one_of_as_many_stages_by_how
     )  # fmt: skip
 
 
-def test_more_stages_with_as_many_micro_batches_are_compared_by_idle_time_on_any_number_of_nodes() -> None:
+def test_pipelines_of_different_degree_are_compared_by_idle_time() -> None:
     two, four = layout("pipeline", 2, 1.0, idle=0.1, pipeline=2), layout("pipeline", 4, 0.6, idle=0.3, pipeline=4)
     fewer = layout("pipeline", 4, 0.6, idle=0.2, pipeline=2)  # data parallelism over two copies of the model
     assert verdicts(two, four, fewer)["F2"] == ("as in the study", [("pipeline 2", "pipeline 4", "more")])
 
 
-def test_slices_that_reach_over_nodes_are_compared_with_fewer_slices_and_with_copies() -> None:
+def test_tensor_parallelism_across_nodes_is_compared_with_lower_degrees_and_ddp() -> None:
     records = [layout("ddp", 4, 1.0), layout("pipeline", 4, 2.0, tensor=2), layout("pipeline", 4, 3.0, tensor=4)]
     assert verdicts(*records)["F1"] == (
         "as in the study",
@@ -280,7 +280,7 @@ def test_slices_that_reach_over_nodes_are_compared_with_fewer_slices_and_with_co
 # -- the table
 
 
-def test_the_table_has_both_sides_of_every_comparison() -> None:
+def test_table_of_claims_has_both_sides_of_every_comparison() -> None:
     first, second = at("zero2", 2, 1.0, 0.02), at("zero3", 2, 2.0, 0.04)
     rows = list_rows(as_table(found(first, second)))
     assert [row["claim"] for row in rows] == ["C2", "C3"]

@@ -21,7 +21,7 @@ from bench.core.record import Collective, RunRecord
         ({"evidence": "rehearsed"}, "evidence measured → rehearsed", "evidence"),
     ],
 )
-def test_unlike_protocols_versions_and_machines_are_compared_only_when_told_so(
+def test_different_protocols_versions_and_machines_are_compared_only_with_across(
     tmp_path: Path, other: dict[str, Any], named: str, across: str
 ) -> None:
     refused = only(against(tmp_path, [run()], [run(**other)]))
@@ -40,21 +40,21 @@ def test_unlike_protocols_versions_and_machines_are_compared_only_when_told_so(
         (["machine", "versions.torch", "machine"], "machine,versions.torch"),
     ],
 )
-def test_the_option_that_would_compare_is_named(fields: list[str], option: str) -> None:
+def test_suggested_across_option_covers_all_differences(fields: list[str], option: str) -> None:
     assert name_across([FieldDifference(field, "a", "b") for field in fields]) == option
 
 
-def test_every_difference_is_named_and_one_of_two_is_not_enough(tmp_path: Path) -> None:
+def test_reason_names_the_differences_not_covered_by_across(tmp_path: Path) -> None:
     ours, theirs = run(), run(torch="2.14.0", machine={"name": "other"})
     assert only(against(tmp_path, [ours], [theirs], "machine")).why == "versions.torch 2.13.0 → 2.14.0"
 
 
-def test_equals_are_paired_before_the_merely_similar(tmp_path: Path) -> None:
+def test_equal_environments_are_paired_before_different_ones(tmp_path: Path) -> None:
     compared = against(tmp_path, [run(torch="2.13.0")], [run(torch="2.14.0", repeat=1), run(torch="2.13.0")])
     assert [line.status for _, line in compared.lines] == ["too few repeats to tell", "only in B"]
 
 
-def test_other_configurations_stand_alone(tmp_path: Path) -> None:
+def test_configurations_missing_from_one_side_are_listed(tmp_path: Path) -> None:
     compared = against(tmp_path, [run(spec(micro=2))], [run(spec(micro=4))])
     assert [(name, line.status) for name, line in compared.lines] == [
         ("tiny · 2 ranks · zero1 · micro 2", "only in A"),
@@ -63,7 +63,7 @@ def test_other_configurations_stand_alone(tmp_path: Path) -> None:
     assert compared.note == "batch.micro 2 → 4"
 
 
-def test_two_engines_of_one_set_are_compared_by_naming_them(tmp_path: Path) -> None:
+def test_across_compares_two_engines_of_one_set(tmp_path: Path) -> None:
     both = [run(spec("zero1")), run(spec("zero2"))]
     [(name, line)] = against(tmp_path, both, both, "engine=zero1:zero2").lines
     assert name == "tiny · 2 ranks · zero1 → zero2 · micro 2"
@@ -71,7 +71,7 @@ def test_two_engines_of_one_set_are_compared_by_naming_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("across", "told"),
+    ("across", "message"),
     [
         ("engine", "--across engine: A holds both zero1 and zero2 of the same point; choose one for each side, e.g. "
                    "--across engine=zero1:zero2"),
@@ -82,19 +82,19 @@ def test_two_engines_of_one_set_are_compared_by_naming_them(tmp_path: Path) -> N
         ("engine=ddp", "--across engine=ddp: not FIELD=A:B; give its values in A and in B, e.g. engine=this:that"),
     ],
 )  # fmt: skip
-def test_a_question_that_cannot_be_meant_is_answered_in_one_line(tmp_path: Path, across: str, told: str) -> None:
+def test_invalid_across_is_refused_in_one_line(tmp_path: Path, across: str, message: str) -> None:
     both = [run(spec("zero1")), run(spec("zero2"))]
     with pytest.raises(UserError) as error:
         against(tmp_path, both, both, across)
-    assert str(error.value) == told.replace("choose from zero1, zero2", error.value.remedy)
+    assert str(error.value) == message.replace("choose from zero1, zero2", error.value.remedy)
 
 
-def test_a_failure_before_its_environment_was_known_is_of_any_environment(tmp_path: Path) -> None:
+def test_failure_with_unknown_environment_is_compared_with_any_environment(tmp_path: Path) -> None:
     line = only(against(tmp_path, [run()], [failed("error", torch=None)]))
     assert (line.status, line.why) == ("failed in B", "error: why")
 
 
-def test_what_tells_configurations_apart_is_in_their_names(tmp_path: Path) -> None:
+def test_names_of_configurations_contain_the_fields_that_differ(tmp_path: Path) -> None:
     both = [run(spec(precision="fp32")), run(spec(precision="bf16")), run(spec("ddp"))]
     assert [name for name, _ in against(tmp_path, both, both).lines] == [
         "tiny · 2 ranks · zero1 · micro 2 · precision=bf16",
@@ -106,7 +106,7 @@ def test_what_tells_configurations_apart_is_in_their_names(tmp_path: Path) -> No
 # verdicts
 
 
-def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
+def test_slower_pair_has_a_ratio_and_its_t_interval(tmp_path: Path) -> None:
     line = only(against(tmp_path, timed(0.100), timed(0.110)))
     assert (line.status, line.runs) == ("slower", (5, 5))
     assert line.comparison and line.comparison.interval
@@ -116,16 +116,16 @@ def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
     assert line.comparison.interval[:2] == pytest.approx((1.1 * 0.98854, 1.1 * 1.01160), rel=1e-4)
 
 
-def test_faster_is_seen_from_a(tmp_path: Path) -> None:
+def test_pair_is_faster_if_b_has_shorter_steps(tmp_path: Path) -> None:
     assert only(against(tmp_path, timed(0.110), timed(0.100))).status == "faster"
 
 
-def test_a_set_against_itself_shows_no_difference(tmp_path: Path) -> None:
+def test_set_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
     line = only(against(tmp_path, timed(0.100), timed(0.100)))
     assert (line.status, line.changes) == ("equal within 3 %", ())
 
 
-def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Path) -> None:
+def test_shared_allocations_are_compared_pairwise(tmp_path: Path) -> None:
     nodes, noisy = (1.0, 1.3, 0.8, 1.1), (1.0, 1.302, 0.799, 1.1)
     ours, theirs = timed(0.100, nodes, (1, 2, 3, 4)), timed(0.105, noisy, (1, 2, 3, 4))
     assert only(against(tmp_path, ours, theirs)).status == "slower"
@@ -133,7 +133,7 @@ def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Pat
     assert only(against(tmp_path, ours, elsewhere)).status == "no detectable difference"
 
 
-def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> None:
+def test_allocations_without_both_sides_are_excluded(tmp_path: Path) -> None:
     """A has a run in a fourth allocation without a run of B. Only the three shared allocations are compared."""
     ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
     theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
@@ -142,7 +142,7 @@ def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> No
     assert line.comparison == only(against(tmp_path, ours[:3], theirs)).comparison
 
 
-def test_runs_made_in_turn_are_compared_by_round_although_they_share_one_job(tmp_path: Path) -> None:
+def test_paired_runs_of_one_job_are_compared_by_round(tmp_path: Path) -> None:
     drift, noisy = (1.0, 1.3, 0.8, 1.1), (1.0, 1.302, 0.799, 1.1)
     ours, theirs = timed(0.100, drift, (1,) * 4), timed(0.105, noisy, (1,) * 4)
     line = only(against(tmp_path, ours, theirs, paired=True))
@@ -150,14 +150,14 @@ def test_runs_made_in_turn_are_compared_by_round_although_they_share_one_job(tmp
     assert only(against(tmp_path, ours, theirs)).runs == (1, 1), "runs of one job count once"
 
 
-def test_of_many_pairs_one_that_seems_to_differ_may_do_so_by_chance(tmp_path: Path) -> None:
-    bit = 0.1008  # alone p = 0.03
-    alone = only(against(tmp_path, timed(0.1, (0.995, 1.0, 1.005)), timed(bit * 1.005, (0.995, 1.0, 1.005))))
+def test_verdicts_are_corrected_for_the_number_of_pairs(tmp_path: Path) -> None:
+    ratio = 0.1008  # alone p = 0.03
+    alone = only(against(tmp_path, timed(0.1, (0.995, 1.0, 1.005)), timed(ratio * 1.005, (0.995, 1.0, 1.005))))
     many = [spec(micro=2**n) for n in range(1, 8)]
     ours = [record for of in many for record in timed(0.1, (0.995, 1.0, 1.005), of=of)]
     theirs = [
         record for of in many
-        for record in timed(bit * 1.005 if of.batch.micro == 2 else 0.1, (0.995, 1.0, 1.005), of=of)
+        for record in timed(ratio * 1.005 if of.batch.micro == 2 else 0.1, (0.995, 1.0, 1.005), of=of)
     ]  # fmt: skip
     first, *_ = [line for _, line in against(tmp_path, ours, theirs).lines]
     assert alone.comparison and first.comparison and alone.comparison.p_value == first.comparison.p_value < 0.05
@@ -173,12 +173,14 @@ def test_of_many_pairs_one_that_seems_to_differ_may_do_so_by_chance(tmp_path: Pa
         (run(), run(drill="rank=1 step=3 action=exit"), "failed in B", "all runs are drills, with an injected fault"),
     ],
 )
-def test_a_failure_is_a_result(tmp_path: Path, ours: RunRecord, theirs: RunRecord, status: str, why: str) -> None:
+def test_failure_is_the_status_of_its_pair(
+    tmp_path: Path, ours: RunRecord, theirs: RunRecord, status: str, why: str
+) -> None:
     line = only(against(tmp_path, [ours], [theirs]))
     assert (line.status, line.why, line.comparison) == (status, why, None)
 
 
-def test_what_changed_besides_time_is_told(tmp_path: Path) -> None:
+def test_changes_list_parameters_collectives_and_memory(tmp_path: Path) -> None:
     gathered = {"all_gather": Collective(calls=3, payload_bytes=800)}
     more = gathered | {"reduce": Collective(calls=1, payload_bytes=8)}
     before, after = run(collectives=gathered), run(parameters=410, memory=memory(2, peak=12 * MIB), collectives=more)
@@ -190,6 +192,6 @@ def test_what_changed_besides_time_is_told(tmp_path: Path) -> None:
     }
 
 
-def test_what_one_side_does_not_know_is_no_change(tmp_path: Path) -> None:
+def test_value_missing_on_one_side_is_no_change(tmp_path: Path) -> None:
     counted = run(collectives={"all_gather": Collective(calls=3, payload_bytes=800)})
     assert only(against(tmp_path, [counted], [run(memory=())])).changes == ()

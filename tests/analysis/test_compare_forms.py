@@ -35,7 +35,7 @@ def sides(tmp_path: Path) -> list[str]:
     return [str(save(tmp_path / "a", *a)), str(save(tmp_path / "b", *b))]
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+def run_compare(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     code = main(["compare", *words])
     return code, capsys.readouterr().out
 
@@ -48,10 +48,10 @@ OUTCOME = (
 )
 
 
-def test_text_ends_with_the_outcome_and_the_exit_code_says_so(
+def test_text_ends_with_the_outcome_and_exit_code_is_1_on_failure(
     sides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, text = told(capsys, *sides, "--gate", "3%")
+    code, text = run_compare(capsys, *sides, "--gate", "3%")
     assert code == 1
     assert text.splitlines()[-1] == OUTCOME
     assert "All: my_tiny · 2 ranks · micro 2." in text.splitlines()
@@ -60,33 +60,31 @@ def test_text_ends_with_the_outcome_and_the_exit_code_says_so(
     assert max(map(len, text.splitlines()[2:-2])) <= 100, "the table fits 100 columns"
 
 
-def test_a_wide_table_has_all_columns_and_one_line_per_pair(
-    sides: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, text = told(capsys, *sides, "--gate", "3%", "--wide")
+def test_wide_table_has_all_columns_in_one_line_per_pair(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run_compare(capsys, *sides, "--gate", "3%", "--wide")
     [row] = [line for line in text.splitlines() if line.startswith("my_tiny · 2 ranks · zero1")]
     assert "slower: breaks the gate" in row and "+20.0 %" in row and "3 + 3 runs" in row
 
 
-def test_a_difference_between_single_runs_is_indicative_and_has_no_interval(
+def test_difference_of_single_runs_is_indicative_without_an_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, theirs = (run(steps=steps((seconds,) * 30)) for seconds in (0.1, 0.15))
-    _, text = told(capsys, str(save(tmp_path / "a", ours)), str(save(tmp_path / "b", theirs)))
+    _, text = run_compare(capsys, str(save(tmp_path / "a", ours)), str(save(tmp_path / "b", theirs)))
     assert "+50 %, indicative" in text and "With fewer than 3 runs per side a change is indicative only" in text
     assert "95 %" not in text
 
 
-def test_without_a_gate_nothing_is_broken(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = told(capsys, *sides)
+def test_exit_code_is_0_without_a_gate(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run_compare(capsys, *sides)
     assert code == 0
     assert text.splitlines()[-1].startswith("1 slower")
 
 
-def test_markdown_says_the_outcome_shows_what_changed_and_folds_the_rest(
+def test_markdown_shows_outcome_and_changed_pairs_and_folds_the_rest(
     sides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, text = told(capsys, *sides, "--gate", "3%", "--format", "md")
+    _, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "md")
     shown, *folded = text.split("<details>")
     assert shown.startswith(f"**{OUTCOME.replace('_', chr(92) + '_')}**\n")
     assert [row.split(" | ")[1] for row in shown.splitlines() if row.startswith("| my")] == [
@@ -101,10 +99,10 @@ def test_markdown_says_the_outcome_shows_what_changed_and_folds_the_rest(
     assert r"\<b\>rank\</b\> \| 1" in shown, "text from a record stays text"
 
 
-def test_junit_is_read_by_its_own_library_and_by_any_xml_parser(
+def test_junit_output_is_readable_by_junitparser_and_an_xml_parser(
     sides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, text = told(capsys, *sides, "--gate", "3%", "--format", "junit")
+    _, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "junit")
     [suite] = JUnitXml.fromstring(text.encode())
     assert (suite.tests, suite.failures, suite.skipped, suite.errors) == (5, 2, 2, 0)
     cases = ElementTree.fromstring(text).iter("testcase")
@@ -115,33 +113,33 @@ def test_junit_is_read_by_its_own_library_and_by_any_xml_parser(
     assert "oom: <b>rank</b> | 1 & `died`" in str(failures["my_tiny · 2 ranks · zero2 · micro 2"])
 
 
-def test_junit_fails_where_nothing_could_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_junit_output_fails_without_comparable_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = [str(save(tmp_path / engine, run(spec(engine)))) for engine in ("zero1", "zero2")]
-    code, text = told(capsys, *sides, "--gate", "3%", "--format", "junit")
+    code, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "junit")
     [suite] = JUnitXml.fromstring(text.encode())
     assert (code, suite.failures) == (1, 1)
 
 
-def test_what_nobody_can_say_is_inconclusive_in_every_form_and_in_the_exit_code(
+def test_unknown_comparison_is_inconclusive_in_every_format_and_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With one run per side there is no verdict, even if the two runs are equal."""
     sides = [str(save(tmp_path / side, run())) for side in "ab"]
     for form in ("text", "md", "json", "junit"):
-        code, text = told(capsys, *sides, "--gate", "3%", "--format", form)
+        code, text = run_compare(capsys, *sides, "--gate", "3%", "--format", form)
         assert code == 3
         assert "INCONCLUSIVE" in text
         assert "2 more a side at least" in text
     [suite] = JUnitXml.fromstring(text.encode())
     assert (suite.failures, suite.skipped) == (0, 1)
-    assert told(capsys, *sides, "--gate", "3%", "--strict")[0] == 1
+    assert run_compare(capsys, *sides, "--gate", "3%", "--strict")[0] == 1
 
 
-def test_json_and_csv_hold_the_same_exact_numbers(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    _, text = told(capsys, *sides, "--gate", "3%", "--format", "json")
+def test_json_and_csv_have_equal_exact_numbers(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "json")
     plain = json.loads(text)
     assert plain["broken"] and plain["verdict"] == "FAIL" and plain["gate"]["limit"] == 0.03
-    _, text = told(capsys, *sides, "--gate", "3%", "--format", "csv")
+    _, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     for row, line in zip(rows, plain["lines"], strict=True):
         assert row["status"] == line["status"]
@@ -149,11 +147,11 @@ def test_json_and_csv_hold_the_same_exact_numbers(sides: list[str], capsys: pyte
     assert [line["ratio"] for line in plain["lines"] if line["status"] == "slower"] == [pytest.approx(1.2)]
 
 
-def test_a_file_is_written_and_the_outcome_told(
+def test_out_option_writes_the_file_and_prints_the_outcome(
     sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "comment.md"
-    code, text = told(capsys, *sides, "--gate", "3%", "--format", "md", "--out", str(file))
+    code, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "md", "--out", str(file))
     assert (code, text) == (1, f"{OUTCOME}\n{file}\n")
     assert file.read_text().startswith("**FAIL: gate")
 
@@ -167,14 +165,14 @@ def test_a_file_is_written_and_the_outcome_told(
         (["--out", "nowhere/file"], "--out nowhere/file: cannot be written (No such file or directory)"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_impossible_requests_are_refused_in_one_line(
     sides: list[str], words: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *sides, *words]) == 2
     assert error in capsys.readouterr().err
 
 
-def test_an_empty_side_is_an_error(sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_side_without_records_is_an_error(sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["compare", sides[0], str(tmp_path / "empty")]) == 2
     assert "empty: no record below" in capsys.readouterr().err

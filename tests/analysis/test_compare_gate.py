@@ -33,7 +33,7 @@ GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
         (0.90, 0.03, "kept"),
     ],
 )
-def test_a_gate_breaks_kept_or_open_by_the_interval(tmp_path: Path, slower: float, limit: float, held: str) -> None:
+def test_gate_is_broken_kept_or_open_by_the_interval(tmp_path: Path, slower: float, limit: float, held: str) -> None:
     compared = against(tmp_path, timed(0.100), timed(0.100 * slower), gate=Gate(limit))
     assert only(compared).held == held
     assert compared.verdict == {"broken": "FAIL", "kept": "PASS", "open": "INCONCLUSIVE"}[held]
@@ -41,7 +41,7 @@ def test_a_gate_breaks_kept_or_open_by_the_interval(tmp_path: Path, slower: floa
     assert (strict.verdict == "FAIL") == (held != "kept")
 
 
-def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> None:
+def test_slowdown_within_the_limit_breaks_a_gate_in_at_most_2_5_percent() -> None:
     """The true slowdown is 2 %, the gate's limit 3 %, and the noise 3 %. Of 300 sets, many show a slowdown, and few
     show one above the limit."""
     rng, limit, wrong, detected = np.random.default_rng(3), 0.03, [], []
@@ -55,7 +55,7 @@ def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> No
     assert np.mean(wrong) <= 0.025
 
 
-def test_of_many_pairs_at_the_limit_few_sets_have_one_that_is_called_beyond_it() -> None:
+def test_sets_of_ten_pairs_at_the_limit_break_a_gate_in_at_most_five_percent() -> None:
     """Each of ten pairs is exactly 3 % slower, as the gate allows. Without correction, 22 % of sets would contain a
     pair judged slower than that."""
     rng, wrong = np.random.default_rng(4), []
@@ -66,7 +66,7 @@ def test_of_many_pairs_at_the_limit_few_sets_have_one_that_is_called_beyond_it()
     assert np.mean(wrong) <= 0.05
 
 
-def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path) -> None:
+def test_noisy_slowdown_leaves_a_gate_open_with_reasons(tmp_path: Path) -> None:
     line = only(against(tmp_path, timed(0.1, (0.7, 1.0, 1.3)), timed(0.11, (0.7, 1.0, 1.3)), gate=Gate(0.03)))
     assert line.comparison and line.comparison.ratio > 1.03
     assert (line.status, line.held) == ("no detectable difference", "open")
@@ -76,7 +76,7 @@ def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path)
     assert re.fullmatch(r"(about|over) \d+ more a side would detect 3 %", more)
 
 
-def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: Path) -> None:
+def test_two_runs_per_side_leave_a_gate_open(tmp_path: Path) -> None:
     for factor in (2.0, 0.5):
         line = only(against(tmp_path, timed(0.1, (0.99, 1.01)), timed(0.1 * factor, (0.99, 1.01)), gate=Gate(0.03)))
         assert (line.status, line.held, line.gate_reasons) == (TOO_FEW, "open", (TOO_FEW, "1 more a side at least"))
@@ -84,7 +84,7 @@ def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: P
         assert line.comparison.interval and line.comparison.interval.low <= factor <= line.comparison.interval.high
 
 
-def test_slow_steps_that_no_median_sees_break_a_gate(tmp_path: Path) -> None:
+def test_slow_steps_break_a_gate_by_the_mean_at_equal_medians(tmp_path: Path) -> None:
     """Four steps in ten take twice as long. The median does not change, and the mean grows by 40 %."""
     stalled = [
         run(repeat=repeat, steps=steps(tuple(0.1 * by * (2 if step % 5 < 2 else 1) for step in range(30))))
@@ -106,27 +106,25 @@ def test_slow_steps_that_no_median_sees_break_a_gate(tmp_path: Path) -> None:
         (failed("oom"), failed("oom"), None),
     ],
 )
-def test_what_has_no_time_breaks_a_gate_or_leaves_it_open(
-    tmp_path: Path, ours: RunRecord, theirs: RunRecord, held: str | None
-) -> None:
+def test_gate_of_pairs_without_times(tmp_path: Path, ours: RunRecord, theirs: RunRecord, held: str | None) -> None:
     (_, first), *_ = against(tmp_path, [ours], [theirs], gate=Gate(0.03)).lines
     assert first.held == held
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(run(), run(torch="2.14.0")), (run(), run(spec("ddp")))])
-def test_a_gate_that_nothing_was_compared_by_is_broken(tmp_path: Path, ours: RunRecord, theirs: RunRecord) -> None:
+def test_gate_without_comparable_pairs_fails(tmp_path: Path, ours: RunRecord, theirs: RunRecord) -> None:
     assert against(tmp_path, [ours], [theirs], gate=Gate(0.03)).verdict == "FAIL"
     assert against(tmp_path, [ours], [theirs]).verdict is None, "there is no gate"
 
 
 @pytest.mark.parametrize(("peak", "held"), [(10, "kept"), (10.2, "kept"), (10.4, "broken"), (9, "kept")])
-def test_memory_is_gated_by_the_peak_that_every_run_exceeds(tmp_path: Path, peak: float, held: str) -> None:
+def test_gate_on_memory_uses_the_lowest_peak_of_all_runs(tmp_path: Path, peak: float, held: str) -> None:
     ours = timed(0.1, memory=memory(1, peak=10 * MIB))
     theirs = timed(0.1, memory=memory(1, peak=int(peak * MIB)))
     assert only(against(tmp_path, ours, theirs, gate=Gate(0.03))).held == held
 
 
-def test_one_run_of_many_with_a_high_peak_breaks_nothing(tmp_path: Path) -> None:
+def test_high_peak_of_one_run_does_not_break_a_gate(tmp_path: Path) -> None:
     ours = timed(0.1, memory=memory(1, peak=10 * MIB))
     theirs = [*ours[:-1], run(repeat=4, memory=memory(1, peak=20 * MIB), steps=ours[-1].observations.steps)]
     assert only(against(tmp_path, ours, theirs, gate=Gate(0.03))).held == "kept"
@@ -149,7 +147,7 @@ COUNTED = {"collectives": {"all_gather": Collective(calls=3, payload_bytes=800)}
         ({"memory": memory(2, peak=11 * MIB, resident_bytes=5), "link": GLOO}, ("peak_allocated_bytes",)),
     ],
 )
-def test_an_exact_gate_breaks_by_a_byte_but_on_a_cpu_by_what_timing_cannot_explain(
+def test_exact_gate_breaks_by_one_byte_on_gpus_and_allows_small_changes_on_cpus(
     tmp_path: Path, change: dict[str, Any], broken: tuple[str, ...]
 ) -> None:
     link = {"link": change["link"]} if "link" in change else {}
@@ -158,24 +156,24 @@ def test_an_exact_gate_breaks_by_a_byte_but_on_a_cpu_by_what_timing_cannot_expla
     assert only(against(tmp_path, ours, theirs, gate=Gate(0.03, exact=True, allowed=frozenset(broken)))).held == "kept"
 
 
-def test_a_gate_that_is_not_exact_leaves_counts_alone(tmp_path: Path) -> None:
+def test_gate_without_exact_ignores_counts(tmp_path: Path) -> None:
     ours, theirs = timed(0.1, **COUNTED), timed(0.1, **COUNTED | {"parameters": 401, "collectives": {}})
     line = only(against(tmp_path, ours, theirs, gate=Gate(0.03)))
     assert (len(line.changes), line.held) == (3, "kept")
 
 
-def test_more_flops_of_another_shape_break_an_exact_gate(tmp_path: Path) -> None:
+def test_longer_sequences_break_an_exact_gate_by_their_flops(tmp_path: Path) -> None:
     longer = spec(sequence={"encoder": 9, "decoder": 2})
     line = only(against(tmp_path, timed(0.1), timed(0.1, of=longer), "sequence", gate=Gate(exact=True)))
     assert line.gate_reasons == ("model_flops", "hardware_flops")
 
 
-def test_a_run_that_failed_once_breaks_an_exact_gate(tmp_path: Path) -> None:
+def test_failed_repeat_breaks_an_exact_gate(tmp_path: Path) -> None:
     theirs = [*timed(0.1)[:4], failed("comm_error", repeat=4)]
     assert only(against(tmp_path, timed(0.1), theirs, gate=Gate(exact=True))).gate_reasons == ("some runs failed in B",)
 
 
-def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
+def test_recorded_runs_compared_with_themselves_do_not_fail(tmp_path: Path) -> None:
     recorded = results.read([SMOKE])
     compared = compare(recorded, recorded, ComparisonSetup(("a", "b"), gate=Gate(0.5, exact=True)))
     assert len(compared.lines) == 20
@@ -186,7 +184,7 @@ def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
     assert len({name for name, _ in compared.lines}) == 20
 
 
-def test_as_many_repeats_as_are_missing_see_the_slowdown_four_times_in_five() -> None:
+def test_count_of_missing_repeats_gives_about_80_percent_power() -> None:
     """Ten pairs with noise of 2 %, one of them 3 % slower."""
     rng, found = np.random.default_rng(1), []
     drawn = np.exp(0.02 * rng.standard_normal((20, 3)))
@@ -205,15 +203,15 @@ def test_as_many_repeats_as_are_missing_see_the_slowdown_four_times_in_five() ->
 
 
 @pytest.mark.parametrize(
-    ("busy", "status", "runs", "said"),
+    ("busy", "status", "runs", "headline_part"),
     [
         (1, EQUAL, (5, 4), "B: 1 of 5 repeats busy"),
         (4, TOO_FEW, (5, 1), "B: 4 of 5 repeats busy"),
         (5, "not comparable", None, "1 with busy runs only"),
     ],
 )
-def test_busy_runs_decide_nothing(
-    tmp_path: Path, busy: int, status: str, runs: tuple[int, int] | None, said: str
+def test_busy_runs_are_excluded_from_the_gate_and_counted(
+    tmp_path: Path, busy: int, status: str, runs: tuple[int, int] | None, headline_part: str
 ) -> None:
     """Five runs per side of the same configuration. Some runs of B took 50 % longer, because of background load."""
     load = ({"node": 0, "others_share": 0.3},)
@@ -221,10 +219,10 @@ def test_busy_runs_decide_nothing(
     compared = against(tmp_path, timed(0.1), theirs, gate=Gate(0.02))
     line = only(compared)
     assert (line.status, line.runs, compared.verdict) == (status, runs, "PASS" if busy == 1 else "INCONCLUSIVE")
-    assert said in format_headline(compared)
+    assert headline_part in format_headline(compared)
 
 
-def test_busy_rounds_of_a_paired_comparison_decide_where_they_are_kept(tmp_path: Path) -> None:
+def test_busy_rounds_of_a_paired_comparison_count_if_kept(tmp_path: Path) -> None:
     """Under growing background load, every round of `ab` took 50 % longer than the round before. B is 10 % slower than
     A in each round.
 
@@ -245,38 +243,38 @@ def test_busy_rounds_of_a_paired_comparison_decide_where_they_are_kept(tmp_path:
         assert "2 with busy runs only" in format_headline(dropped)
 
 
-def test_unsteady_runs_decide_like_others(tmp_path: Path) -> None:
+def test_unsteady_runs_count_like_steady_runs(tmp_path: Path) -> None:
     theirs = [run(repeat=n, steps=steps((0.11 * by,) * 30, steady=False)) for n, by in enumerate(NOISE)]
     assert only(against(tmp_path, timed(0.1), theirs, gate=Gate(0.03))).status == "slower"
 
 
-def test_failed_repeats_stand_in_the_headline(tmp_path: Path) -> None:
+def test_headline_counts_failed_repeats(tmp_path: Path) -> None:
     theirs = [*timed(0.1)[:3], *(failed("oom", repeat=n) for n in range(3, 10))]
-    told = format_headline(against(tmp_path, timed(0.1), theirs, gate=Gate(0.03)))
-    assert "B: 7 of 10 repeats oom" in told
+    headline = format_headline(against(tmp_path, timed(0.1), theirs, gate=Gate(0.03)))
+    assert "B: 7 of 10 repeats oom" in headline
 
 
-def test_what_took_no_part_is_in_the_verdict(tmp_path: Path) -> None:
+def test_headline_counts_pairs_left_out(tmp_path: Path) -> None:
     ours = [*timed(0.1), *timed(0.1, of=spec("ddp")), *timed(0.1, of=spec("zero3"))]
     theirs = [*timed(0.1), failed("oom", of=spec("ddp"))]
-    told = format_headline(against(tmp_path, ours, theirs, gate=Gate(0.03)))
-    assert told.startswith("FAIL: ")
-    assert "Left out: 1 out of memory, 1 without a partner." in told
+    headline = format_headline(against(tmp_path, ours, theirs, gate=Gate(0.03)))
+    assert headline.startswith("FAIL: ")
+    assert "Left out: 1 out of memory, 1 without a partner." in headline
 
 
-def test_all_looks_of_growing_rounds_together_are_wrong_in_few_of_a_hundred() -> None:
+def test_false_alarm_rate_over_four_looks_at_growing_rounds_is_at_most_seven_percent() -> None:
     """Equal pairs are judged after 5, 10, 20 and 40 rounds. At the usual level, 12 % of them would be judged different
     at one of these looks."""
     rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
     assert level == pytest.approx(0.9875)
     for _ in range(300):
         ours, theirs = np.exp(0.02 * rng.standard_normal((2, 40, 1))).tolist()
-        told = [stats.compare(ours[:n], theirs[:n], level, blocked=True) for n in (5, 10, 20, 40)]
-        wrong.append(any(stats.verdicts([one], level)[0] in ("faster", "slower") for one in told))
+        headline = [stats.compare(ours[:n], theirs[:n], level, blocked=True) for n in (5, 10, 20, 40)]
+        wrong.append(any(stats.verdicts([one], level)[0] in ("faster", "slower") for one in headline))
     assert np.mean(wrong) <= 0.07
 
 
-def test_repeats_on_the_same_nodes_are_said_where_the_other_side_ran_on_others(tmp_path: Path) -> None:
+def test_reason_names_shared_nodes_if_the_other_side_ran_on_different_nodes(tmp_path: Path) -> None:
     def on(hosts: Sequence[str], seconds: float) -> list[RunRecord]:
         of = spec(ranks=1)
         return [

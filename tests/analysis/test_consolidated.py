@@ -18,11 +18,11 @@ from analysis.reading import consolidated, extraction, walk
 from analysis.results import Results
 from bench.core import plugins, store
 
-kept_file = consolidated._build_cache_path
+cache_path = consolidated._build_cache_path
 
 
 @pytest.fixture(autouse=True)
-def _small_folders_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _cache_small_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Cache folders of any size, as if their last change were ten seconds old, in a cache of the test's own."""
     clock = time.time_ns
     monkeypatch.setattr(consolidated, "LEAST", 1)
@@ -62,7 +62,7 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def anew(folder: Path) -> Results:
+def read_without_cache(folder: Path) -> Results:
     """Return the results of reading a folder without its cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consolidated, "LEAST", 10**9)
@@ -80,7 +80,7 @@ def assert_same(one: Results, other: Results) -> None:
     assert [one.record(place) for place in places] == [other.record(place) for place in places]
 
 
-def test_a_later_read_finds_the_same_and_opens_no_record(runs: Path, opened: list[str]) -> None:
+def test_second_read_gives_equal_results_without_opening_valid_records(runs: Path, opened: list[str]) -> None:
     first = results.read([runs])
     assert len(opened) == 7
     assert set(first.table["outcome"]) == {"ok", "invalid", "oom"}
@@ -91,9 +91,7 @@ def test_a_later_read_finds_the_same_and_opens_no_record(runs: Path, opened: lis
     assert len(kept.skipped) == len(kept.unfinished) == 1
 
 
-def test_an_invalid_run_whose_record_is_gone_by_then_shows_no_speed(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_run_has_no_speed_after_its_record_was_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (wrong,) = (row for _, row in results.read([runs]).table.iterrows() if row["outcome"] == "invalid")
 
     def gone(path: Path) -> None:
@@ -140,7 +138,7 @@ def tear(folder: Path) -> None:
     first_record(folder).write_text("{")
 
 
-def mend(folder: Path) -> None:
+def repair_foreign(folder: Path) -> None:
     (folder / "foreign" / "record.json").write_bytes(store.to_json(run(spec(micro=8))))
 
 
@@ -155,29 +153,29 @@ def rename(folder: Path) -> None:
     study.rename(f"{study}er")
 
 
-EDITS = (add, remove, move_away, change_in_disguise, finish, tear, mend, nest, rename)
+EDITS = (add, remove, move_away, change_in_disguise, finish, tear, repair_foreign, nest, rename)
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_whatever_changes_is_seen(edit: Callable[[Path], None], runs: Path) -> None:
+def test_each_kind_of_change_is_detected(edit: Callable[[Path], None], runs: Path) -> None:
     before = results.read([runs])
     edit(runs)
     after = results.read([runs])
-    assert_same(after, anew(runs))
-    told = [(list(found.traces["file"]), found.table.to_csv()) for found in (before, after)]
-    assert told[0] != told[1]
+    assert_same(after, read_without_cache(runs))
+    read_rows = [(list(found.traces["file"]), found.table.to_csv()) for found in (before, after)]
+    assert read_rows[0] != read_rows[1]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_after_any_sequence_of_changes_it_is_as_read_anew(seed: int, runs: Path) -> None:
+def test_read_after_random_changes_equals_a_read_without_cache(seed: int, runs: Path) -> None:
     save(runs, *(run(repeat=repeat) for repeat in range(100, 110)))
     rng = random.Random(seed)
     for _ in range(8):
         rng.choice(EDITS)(runs)
-        assert_same(results.read([runs]), anew(runs))
+        assert_same(results.read([runs]), read_without_cache(runs))
 
 
-def test_only_what_changed_is_read_again(runs: Path, opened: list[str]) -> None:
+def test_only_changed_records_are_read_again(runs: Path, opened: list[str]) -> None:
     results.read([runs])
     opened.clear()
     add(runs)
@@ -186,7 +184,7 @@ def test_only_what_changed_is_read_again(runs: Path, opened: list[str]) -> None:
     assert len(opened) == 2 + 1, "the new one, the torn one, and the foreign one"
 
 
-def test_what_has_only_just_changed_is_not_trusted(
+def test_recently_changed_records_are_read_again(
     runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two changes within one tick of the file system's clock get the same modification time. Recently changed files
@@ -199,7 +197,7 @@ def test_what_has_only_just_changed_is_not_trusted(
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda content: b"",
         lambda content: content[: len(content) // 2],
@@ -208,10 +206,10 @@ def test_what_has_only_just_changed_is_not_trusted(
         *(lambda content, at=at: _flipped(content, at) for at in (0.1, 0.23, 0.25, 0.27, 0.3, 0.36, 0.5, 0.7, 0.9)),
     ],
 )
-def test_a_spoilt_file_is_made_again(spoil: Callable[[bytes], bytes], runs: Path) -> None:
+def test_corrupted_cache_is_rebuilt(corrupt: Callable[[bytes], bytes], runs: Path) -> None:
     first = results.read([runs])
-    path = kept_file(runs)
-    path.write_bytes(spoil(path.read_bytes()))
+    path = cache_path(runs)
+    path.write_bytes(corrupt(path.read_bytes()))
     assert_same(results.read([runs]), first)
     assert_same(results.read([runs]), first)
 
@@ -221,13 +219,13 @@ def _flipped(content: bytes, at: float) -> bytes:
     return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
 
 
-def test_somebody_elses_parquet_is_no_consolidated_file(runs: Path) -> None:
+def test_parquet_file_of_another_format_is_not_used_as_a_cache(runs: Path) -> None:
     first = results.read([runs])
-    pd.DataFrame({"file": ["a"]}).to_parquet(kept_file(runs))
+    pd.DataFrame({"file": ["a"]}).to_parquet(cache_path(runs))
     assert_same(results.read([runs]), first)
 
 
-def test_other_formulas_read_every_record_again(runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_formulas_invalidate_the_cache(runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     results.read([runs])
     opened.clear()
     monkeypatch.setattr(consolidated, "_formulas", lambda: "of a newer version")
@@ -235,7 +233,7 @@ def test_other_formulas_read_every_record_again(runs: Path, opened: list[str], m
     assert len(opened) == 7
 
 
-def test_another_version_of_an_installed_metric_reads_every_record_again(
+def test_changed_installed_metric_invalidates_the_cache(
     runs: Path, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metric = tmp_path / "their_metric.py"
@@ -250,7 +248,7 @@ def test_another_version_of_an_installed_metric_reads_every_record_again(
     assert len(opened) == 8
 
 
-def test_nothing_is_written_into_the_folder_that_is_read(runs: Path, tmp_path: Path, opened: list[str]) -> None:
+def test_reading_writes_nothing_into_the_results_folder(runs: Path, tmp_path: Path, opened: list[str]) -> None:
     def look() -> dict[Path, tuple[int, int]]:
         return {path: (path.stat().st_ctime_ns, path.stat().st_size) for path in (runs, *runs.rglob("*"))}
 
@@ -263,21 +261,21 @@ def test_nothing_is_written_into_the_folder_that_is_read(runs: Path, tmp_path: P
     assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1
 
 
-def test_where_nothing_can_be_written_it_is_read_all_the_same(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_works_without_a_writable_cache(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(consolidated, "write_atomically", refused)
-    assert_same(results.read([runs]), anew(runs))
+    assert_same(results.read([runs]), read_without_cache(runs))
 
 
-def test_a_folder_of_few_records_gets_no_file(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_few_records_is_not_cached(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consolidated, "LEAST", 8)
     results.read([runs])
-    assert not (kept_file(runs)).exists()
+    assert not (cache_path(runs)).exists()
 
 
-def test_folders_with_a_file_each_are_judged_together(tmp_path: Path, opened: list[str]) -> None:
+def test_cached_folders_are_judged_together(tmp_path: Path, opened: list[str]) -> None:
     one, other = save(tmp_path / "one", run()), save(tmp_path / "other", run(spec("ddp")))
     assert "unverified" in results.read([one]).table["flags"][0].split()
     results.read([other])
@@ -288,44 +286,46 @@ def test_folders_with_a_file_each_are_judged_together(tmp_path: Path, opened: li
     assert "unverified" not in together.table["flags"][1].split()
 
 
-def test_another_folder_at_the_same_path_is_another(runs: Path) -> None:
+def test_new_folder_at_the_path_of_a_moved_folder_is_read_again(runs: Path) -> None:
     results.read([runs])
     runs.rename(runs.with_name("moved"))
     save(runs, run(spec(micro=64)))
     assert list(results.read([runs]).table["micro"]) == [64]
-    assert_same(results.read([runs.with_name("moved")]), anew(runs.with_name("moved")))
+    assert_same(results.read([runs.with_name("moved")]), read_without_cache(runs.with_name("moved")))
 
 
-def test_several_may_read_at_once(runs: Path) -> None:
+def test_concurrent_reads_give_equal_results_and_one_cache_file(runs: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: results.read([runs]), range(8)))
     for one in found:
         assert_same(one, found[0])
-    assert list(kept_file(runs).parent.iterdir()) == [kept_file(runs)]
+    assert list(cache_path(runs).parent.iterdir()) == [cache_path(runs)]
 
 
-def test_who_follows_hears_how_many_of_the_new_files_are_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_callback_gets_the_number_of_new_files_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extraction, "_BATCH", 3)
-    heard: list[tuple[int, int]] = []
-    results.read([runs], lambda read, files: heard.append((read, files)))
-    assert heard == [(3, 7), (6, 7), (7, 7)]
-    heard.clear()
-    results.read([runs], lambda read, files: heard.append((read, files)))
-    assert not heard, "nothing is new"
+    progress: list[tuple[int, int]] = []
+    results.read([runs], lambda read, files: progress.append((read, files)))
+    assert progress == [(3, 7), (6, 7), (7, 7)]
+    progress.clear()
+    results.read([runs], lambda read, files: progress.append((read, files)))
+    assert not progress, "nothing is new"
 
 
 @pytest.mark.processes
-def test_processes_find_what_one_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = anew(runs)
+def test_reading_in_several_processes_and_its_fallback_give_equal_results(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = read_without_cache(runs)
     monkeypatch.setattr(extraction, "_SHARE", 1)
     monkeypatch.setattr(extraction, "_BATCH", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    assert_same(anew(runs), alone)
+    assert_same(read_without_cache(runs), alone)
     monkeypatch.setattr(extraction.sys, "executable", shutil.which("false"))
-    assert_same(anew(runs), alone)
+    assert_same(read_without_cache(runs), alone)
 
 
-def test_numbers_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
+def test_record_with_a_number_too_large_for_its_column_is_reported(tmp_path: Path) -> None:
     save(tmp_path / "runs", *(run(spec(micro=micro)) for micro in (1, 2, 4)))
     path = first_record(tmp_path / "runs")
     large = plain(store.read_record(path))

@@ -34,7 +34,7 @@ EARLY, OTHER, KNOWN, LATE = row("a", None), row("b", None), row("a", "env1", n=1
         ([row("a", None, evidence="predicted"), KNOWN], [KNOWN]),
     ],
 )
-def test_it_says_nothing_beside_what_was_tried_again(rows: list[Row], left: list[Row]) -> None:
+def test_early_failure_is_dropped_if_its_point_was_retried(rows: list[Row], left: list[Row]) -> None:
     assert drop_retried(rows) == left
 
 
@@ -47,13 +47,15 @@ def test_it_says_nothing_beside_what_was_tried_again(rows: list[Row], left: list
         ([OTHER, row("c", "env3", 1), KNOWN], ["env3", "env1", "env3"]),
     ],
 )
-def test_it_stands_with_those_that_asked_the_same(rows: list[Row], environments: list[str | None]) -> None:
+def test_early_failure_gets_the_environment_of_rows_with_an_equal_spec(
+    rows: list[Row], environments: list[str | None]
+) -> None:
     assert [found.environment_id for found in assign_environments(rows, lambda row: "the same")] == environments
     alone = assign_environments(rows, lambda row: row["config_id"])
     assert all(found.environment_id is None for found in alone if found.row is OTHER)
 
 
-def test_it_may_be_set_against_any_environment_and_others_against_their_own() -> None:
+def test_unknown_environment_matches_any_and_a_known_environment_only_itself() -> None:
     assert may_be_same(None, "env1") and may_be_same("env1", None) and may_be_same(None, None)
     assert may_be_same("env1", "env1") and not may_be_same("env1", "env2")
 
@@ -61,7 +63,7 @@ def test_it_may_be_set_against_any_environment_and_others_against_their_own() ->
 # -- the same set, in every part of the analysis
 
 
-def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
+def list_outcomes(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
     """Return the outcomes that each part of the analysis uses, for runs of one engine on one and two nodes."""
     records = [early, *others]
     of_set = results(*records)
@@ -76,22 +78,22 @@ def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def test_every_place_hears_of_a_failure_that_was_not_tried_again(tmp_path: Path) -> None:
+def test_failure_without_a_retry_is_counted_in_every_part_of_the_analysis(tmp_path: Path) -> None:
     early = failed("node_failure", spec("zero1", ranks=1, nodes=2), torch=None)
-    seen = told(early, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
+    seen = list_outcomes(early, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
     assert seen == {key: ["node_failure", "ok"] for key in seen}
 
 
-def test_no_place_hears_of_a_failure_that_was_tried_again(tmp_path: Path) -> None:
+def test_failure_with_a_successful_retry_is_not_counted(tmp_path: Path) -> None:
     of = spec("zero1", ranks=1, nodes=2)
     early, again = failed("node_failure", of, torch=None), run(of, attempt=1)
-    seen = told(early, again, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
+    seen = list_outcomes(early, again, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
     assert seen.pop("claims") == ["ok"]
     assert seen == {key: ["ok", "ok"] for key in seen}
 
 
-def test_no_place_hears_of_it_where_the_second_try_failed_of_itself(tmp_path: Path) -> None:
+def test_early_failure_is_not_counted_if_its_retry_ran_out_of_memory(tmp_path: Path) -> None:
     of = spec("zero1", ranks=1, nodes=2)
     early, again = failed("node_failure", of, torch=None), failed("oom", of, attempt=1)
-    seen = told(early, again, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
+    seen = list_outcomes(early, again, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
     assert seen == {key: ["ok", "oom"] for key in seen}

@@ -64,8 +64,8 @@ def test_mlflow_has_a_run_per_record(folder: Path, tmp_path: Path, mlflow: Any) 
     assert "run/step_s" not in found["oom"].data.metrics, "what is unknown is left out"
     assert found["oom"].data.tags["reason"] == "no <b>room</b>"
     history = mlflow.MlflowClient((tmp_path / "store").as_uri()).get_metric_history(good.info.run_id, "steps/loss")
-    told = {point.step: point.value for point in history}
-    assert [told[step] for step in range(6)] == [*LOSSES, 4.0]
+    losses = {point.step: point.value for point in history}
+    assert [losses[step] for step in range(6)] == [*LOSSES, 4.0]
 
 
 def test_tensorboard_has_a_run_per_record(folder: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_tensorboard_has_a_run_per_record(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", TO)
-def test_again_renews_and_never_doubles(to: str, folder: Path, tmp_path: Path, mlflow: Any) -> None:
+def test_second_export_updates_runs_without_duplicates(to: str, folder: Path, tmp_path: Path, mlflow: Any) -> None:
     out = tmp_path / "out"
     read = of_tensorboard if to == "tensorboard" else lambda folder: of_mlflow(mlflow, folder)
     for _ in range(2):
@@ -104,22 +104,22 @@ def test_again_renews_and_never_doubles(to: str, folder: Path, tmp_path: Path, m
     assert sorted(lengths)[-2:] == [35, 35]
 
 
-def test_a_run_that_mlflow_has_in_part_is_written_again(folder: Path, tmp_path: Path, mlflow: Any) -> None:
+def test_partly_exported_mlflow_run_is_written_again(folder: Path, tmp_path: Path, mlflow: Any) -> None:
     export(folder, "mlflow", tmp_path)
-    begun = of_mlflow(mlflow, tmp_path)["ok"]
+    partial = of_mlflow(mlflow, tmp_path)["ok"]
     client = mlflow.MlflowClient(tmp_path.as_uri())
-    client.delete_tag(begun.info.run_id, "zeroscale.digest")  # written last
+    client.delete_tag(partial.info.run_id, "zeroscale.digest")  # written last
     export(folder, "mlflow", tmp_path)
-    again = of_mlflow(mlflow, tmp_path)["ok"]
-    assert again.info.run_id != begun.info.run_id
-    assert again.data.metrics == begun.data.metrics
+    renewed = of_mlflow(mlflow, tmp_path)["ok"]
+    assert renewed.info.run_id != partial.info.run_id
+    assert renewed.data.metrics == partial.data.metrics
 
 
 # -- errors
 
 
 @pytest.mark.parametrize(("to", "module"), [("tensorboard", "tensorboardX"), ("mlflow", "mlflow")])
-def test_a_missing_extra_is_named_in_one_line(
+def test_missing_extra_is_reported_in_one_line(
     to: str,
     module: str,
     folder: Path,
@@ -133,7 +133,7 @@ def test_a_missing_extra_is_named_in_one_line(
     assert line.endswith(f"is not installed; pip install 'zeroscale[{to}]'")
 
 
-def test_two_records_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_with_equal_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place in ("a", "b"):
         save(tmp_path / place, run())
     assert export(tmp_path, "mlflow", tmp_path / "out") == 2
@@ -141,6 +141,6 @@ def test_two_records_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
-def test_a_name_from_a_record_is_never_a_path() -> None:
+def test_study_name_with_path_separators_is_sanitised() -> None:
     (one,) = list_exported_runs(results(run(study="../../etc")))
     assert one.study == "_.._etc"

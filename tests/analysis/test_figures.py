@@ -13,7 +13,7 @@ from bench.cli import main
 RUNS = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
 
 
-def test_series_differ_for_every_eye() -> None:
+def test_series_have_distinct_colour_blind_safe_colours_and_markers() -> None:
     okabe_ito = {"#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
     assert set(COLOURS) - okabe_ito == {"#7F7F7F"}
     assert len(set(COLOURS)) == len(set(MARKERS)) == 7
@@ -22,7 +22,7 @@ def test_series_differ_for_every_eye() -> None:
     assert len({(look.colour, look.marker) for look in looks.values()}) == len(engines)
 
 
-def test_an_engine_has_one_colour_and_one_marker_and_its_series_differ_otherwise() -> None:
+def test_series_of_one_engine_share_colour_and_marker_shape_and_differ_in_line_and_fill() -> None:
     labels = ["zero2", "zero2 (lr=1)", "zero2 (lr=2)", "ddp"]
     looks = assign_looks(labels, ["ddp", "zero2", "zero3"])
     alone = assign_looks(["zero2"], ["ddp", "zero2", "zero3"])
@@ -33,13 +33,13 @@ def test_an_engine_has_one_colour_and_one_marker_and_its_series_differ_otherwise
     assert len({str(look.style_marks()) for look in series}) == 3, "also without a line between the markers"
 
 
-def test_the_usual_engines_look_the_same_whatever_stands_beside_them() -> None:
+def test_usual_engines_look_the_same_in_every_set_of_engines() -> None:
     usual = ["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"]
     together = choose_looks([*usual, "pipeline", "mine"])
     assert all(choose_looks([engine])[engine] == together[engine] for engine in usual)
 
 
-def test_figures_keep_no_state_and_are_the_same_each_time() -> None:
+def test_figures_are_reproducible_and_leave_matplotlib_state_unchanged() -> None:
     picture = next(picture for _, picture in figures.build_pictures(results(run())))
     before = matplotlib_state()
     first, second = ({form: save(compose(picture), form, "one") for form in ("svg", "pdf", "png")} for _ in range(2))
@@ -53,7 +53,7 @@ def matplotlib_state() -> tuple[list[int], float]:
     return plt.get_fignums(), plt.rcParams["font.size"]
 
 
-def test_a_figure_with_nothing_to_show_is_left_out() -> None:
+def test_figures_without_content_are_omitted() -> None:
     one_node, nothing = results(run()), results(failed("oom"))
     shown = [
         [figure.name for figure, _ in figures.build_pictures(found)] for found in (results(*RUNS), one_node, nothing)
@@ -70,7 +70,7 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
     assert names[3] == ["throughput", "step_time", "memory", "memory_by_stage"], "out of memory is shown"
 
 
-def test_the_verb_writes_the_figures_that_are_asked_for(
+def test_only_option_selects_the_figures_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

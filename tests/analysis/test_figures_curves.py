@@ -35,7 +35,7 @@ def test_throughput_has_a_panel_per_question_in_order_of_ranks() -> None:
     assert titles(sweep()) == ["tiny · 1 rank", "tiny · 2 ranks"]
 
 
-def test_throughput_draws_what_was_measured_where_it_was() -> None:
+def test_throughput_draws_measured_rates_at_their_micro_batches() -> None:
     axes = sweep().axes[1]
     assert places(axes) == ["2", "4", "8"]
     rates = [micro * 2 * 10 * 10 for micro in (2, 2, 4, 8)]
@@ -43,13 +43,13 @@ def test_throughput_draws_what_was_measured_where_it_was() -> None:
     assert [round(x) for x, _ in points(axes)] == [0, 0, 1, 2]
 
 
-def test_throughput_joins_neighbours_only() -> None:
+def test_throughput_joins_only_neighbouring_points() -> None:
     (line,) = joins(sweep().axes[1])  # ddp from 2 to 4; zero1 has nothing at 4
     assert to_hex(line.get_color()) == COLOURS[0].lower()
     assert [round(x) for x in line.get_xdata()] == [0, 1]
 
 
-def test_throughput_shows_out_of_memory_and_no_line_for_what_was_not_run() -> None:
+def test_throughput_shows_out_of_memory_and_nothing_for_points_not_run() -> None:
     axes = sweep().axes[1]
     assert reasons(axes) == {("OOM", "8")}
     assert [line.get_marker() for line in strip(axes)] == ["o"], (
@@ -58,7 +58,7 @@ def test_throughput_shows_out_of_memory_and_no_line_for_what_was_not_run() -> No
     assert min(axes.get_yticks()) == 0
 
 
-def test_throughput_draws_intervals_and_hollow_points_without() -> None:
+def test_throughput_draws_intervals_and_hollow_points_without_an_interval() -> None:
     one, two = sweep().axes
     assert (len(intervals(one)), len(intervals(two))) == (0, 4)
     (hollow,) = [line for line in one.lines if line.get_marker() == "o"]
@@ -68,7 +68,7 @@ def test_throughput_draws_intervals_and_hollow_points_without() -> None:
     assert intervals(two)[0] == pytest.approx(interval[:2])
 
 
-def test_what_compares_has_one_scale() -> None:
+def test_comparable_panels_share_one_y_axis() -> None:
     """Readers compare neighbouring panels by eye, so all panels have the same y axis."""
     records = [
         run(),
@@ -79,14 +79,14 @@ def test_what_compares_has_one_scale() -> None:
     assert len({axes.get_ylim() for axes in draw(throughput, results(*records)).axes}) == 1, "they stand in one row"
 
 
-def test_a_set_without_any_number_is_still_drawn() -> None:
+def test_set_with_only_failures_is_drawn_with_their_reasons() -> None:
     for module in (throughput, memory_figure, step_time):
         (axes,) = draw(module, results(failed("host_oom"), failed("hang", spec("zero2")))).axes
         assert {text for text, _ in reasons(axes)} == {"host OOM", "hang"}
         assert len(axes.get_yticks()) == 0
 
 
-def test_configurations_of_one_engine_that_differ_elsewhere_are_series_of_their_own() -> None:
+def test_configurations_of_one_engine_with_other_options_are_separate_series() -> None:
     twins = [run(), run(spec(optimizer={"eps": 1e-6})), run(spec(micro=4))]
     drawn = draw(throughput, results(*twins))
     assert legend(drawn) == ["zero1 (eps=1e-06)", "zero1 (eps=1e-08)"]
@@ -106,19 +106,19 @@ def stages() -> Figure:
     )
 
 
-def test_memory_draws_the_worst_rank_in_a_readable_unit() -> None:
+def test_memory_figure_draws_the_worst_rank_in_a_readable_unit() -> None:
     (axes,) = stages().axes
     assert [(round(x), y) for x, y in points(axes)] == [(0, 11), (0, 201), (1, 401)]  # MiB
     assert axes.get_ylabel() == "peak allocated, MiB"
     assert all(line.get_markerfacecolor() != "none" for line in axes.lines), "memory has no interval to miss"
 
 
-def test_memory_shows_why_a_number_is_not_there() -> None:
+def test_memory_figure_shows_the_reason_for_a_missing_number() -> None:
     (axes,) = stages().axes
     assert reasons(axes) == {("unknown", "2"), ("OOM", "4")}
 
 
-def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> None:
+def test_legend_names_every_engine_and_note_names_the_kind_of_interval() -> None:
     drawn = sweep()
     assert legend(drawn) == ["ddp", "zero1"]
     assert (
@@ -144,7 +144,7 @@ def over_nodes() -> Figure:
     )
 
 
-def test_step_time_has_a_panel_per_micro_batch_and_nodes_side_by_side() -> None:
+def test_step_time_has_a_panel_per_micro_batch_with_nodes_on_its_axis() -> None:
     drawn = over_nodes()
     assert titles(drawn) == ["tiny · micro 2", "tiny · micro 8"]
     assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], ["zero1"]], "a single value has names of series"
@@ -158,24 +158,24 @@ def test_step_time_draws_medians_with_their_intervals() -> None:
     assert intervals(axes) == [(0.09, 0.11), (0.1, 0.3), (0.1, 0.3), (0.09, 0.11)]
 
 
-def test_points_of_a_curve_stand_at_their_place_and_nowhere_beside_it() -> None:
+def test_points_of_a_curve_are_drawn_exactly_at_their_node_count() -> None:
     assert {x for x, _ in points(over_nodes().axes[0])} == {0, 1, 2}
 
 
-def test_a_wide_interval_squeezes_no_other() -> None:
+def test_axis_ends_before_the_end_of_a_wide_interval() -> None:
     wide = run(spec("zero1", nodes=2), steps=steps(scattered(0.01, 0.1, 9.0)))
     (axes,) = draw(step_time, results(run(spec("zero1"), steps=steps(WINDOW)), wide)).axes
     assert intervals(axes)[-1][1] > axes.get_ylim()[1] == pytest.approx(1.08 * 1.5 * 0.1)
 
 
-def test_step_time_joins_measured_neighbours_and_says_why_others_are_not() -> None:
+def test_step_time_joins_measured_neighbours_and_shows_reasons_for_gaps() -> None:
     axes = over_nodes().axes[0]
     (line,) = joins(axes)  # zero2 from 1 to 2; zero1 has nothing on 2
     assert to_hex(line.get_color()) == COLOURS[2].lower()
     assert reasons(axes) == {("OOM", "2")}
 
 
-def test_devices_per_node_are_told_where_they_differ() -> None:
+def test_titles_contain_devices_per_node_if_they_differ() -> None:
     drawn = draw(step_time, results(run(spec(ranks=1)), run(spec(ranks=2)), run(spec(model={"name": "other"}))))
     assert titles(drawn) == ["other · micro 2", "tiny · 1 per node · micro 2", "tiny · 2 per node · micro 2"]
 
@@ -200,7 +200,7 @@ def test_step_time_of_equal_work_per_device_is_one_curve() -> None:
     assert len(joins(drawn.axes[0])) == 1
 
 
-def test_accumulation_is_told_once_where_it_is_equal_and_by_curve_where_it_is_a_choice() -> None:
+def test_accumulation_is_in_the_title_if_equal_and_in_the_legend_if_different() -> None:
     equal = draw(throughput, results(run(batch_of_8("zero1", 1)), run(batch_of_8("zero2", 1))))
     assert (titles(equal), legend(equal)) == (["tiny · 2 ranks · × 2 accumulated"], ["zero1", "zero2"])
     choice = draw(throughput, results(run(batch_of_8("zero1", 1)), run(spec("zero1"))))
@@ -218,14 +218,14 @@ def test_long_titles_stay_within_their_panel() -> None:
     assert max(box.x1 for box in boxes) <= drawn.bbox.x1
 
 
-def test_names_that_no_page_has_room_for_are_cut() -> None:
+def test_very_long_names_are_truncated() -> None:
     named = [run(spec(model={"name": "m" * 70})), run(spec(model={"name": "m" * 71}))]
     for title in titles(draw(throughput, results(*named))):
         assert title.startswith("mmm")
         assert "… · 2 ranks" in title
 
 
-def test_a_long_strip_makes_its_panel_higher_and_its_lines_never_touch() -> None:
+def test_many_reasons_make_the_panel_higher_and_do_not_overlap() -> None:
     many = [failed("oom", spec(f"zero{stage}", micro)) for stage in range(9) for micro in (2, 4)]
     drawn = draw(throughput, results(run(spec("ddp", 2)), failed("node_failure", spec("ddp", 4)), *many))
     assert drawn.get_figheight() > draw(throughput, results(run())).get_figheight()
@@ -236,7 +236,7 @@ def test_a_long_strip_makes_its_panel_higher_and_its_lines_never_touch() -> None
     assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
 
 
-def test_too_many_panels_are_left_out_aloud_those_with_the_fewest_numbers() -> None:
+def test_panels_with_the_fewest_numbers_are_omitted_with_a_note() -> None:
     records = [run(spec(ranks=ranks)) for ranks in range(1, WHOLE + 2)]
     more = [run(spec("zero2", ranks=ranks)) for ranks in range(4, 4 + MOST)]
     drawn = draw(throughput, results(*records, *more))
@@ -244,13 +244,13 @@ def test_too_many_panels_are_left_out_aloud_those_with_the_fewest_numbers() -> N
     assert note(drawn).endswith("9 of 21 panels left out, those with the fewest numbers of each model.")
 
 
-def test_a_set_that_fits_a_page_is_drawn_whole() -> None:
+def test_set_that_fits_on_a_page_is_drawn_completely() -> None:
     drawn = draw(throughput, results(*(run(spec(ranks=ranks)) for ranks in range(1, WHOLE + 1))))
     assert len(titles(drawn)) == WHOLE
     assert "left out" not in note(drawn)
 
 
-def test_a_model_with_few_numbers_keeps_its_panels_beside_one_with_many() -> None:
+def test_model_with_few_numbers_keeps_its_panels_next_to_one_with_many() -> None:
     many = [run(spec(engine, ranks=ranks)) for engine in ("ddp", "zero1") for ranks in range(1, WHOLE)]
     large = [run(spec(ranks=ranks, model={"name": "xxl"})) for ranks in (1, 2)]
     shown = titles(draw(throughput, results(*many, *large)))
@@ -258,63 +258,63 @@ def test_a_model_with_few_numbers_keeps_its_panels_beside_one_with_many() -> Non
     assert {"xxl · 1 rank", "xxl · 2 ranks"} <= set(shown)
 
 
-def test_too_many_curves_are_left_out_aloud() -> None:
+def test_curves_with_the_fewest_numbers_are_omitted_with_a_note() -> None:
     records = [run(spec(optimizer={"eps": eps * 1e-8})) for eps in range(2, curves.MAX_CURVES + 4)]
     drawn = draw(throughput, results(*records))
     assert len(legend(drawn)) == len(points(drawn.axes[0])) == curves.MAX_CURVES
     assert note(drawn).endswith("2 of 16 curves left out, those with the fewest numbers.")
 
 
-def test_a_panel_without_any_number_is_named_and_not_drawn() -> None:
+def test_panel_without_numbers_is_listed_in_the_note_and_not_drawn() -> None:
     drawn = draw(throughput, results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]
     assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank (OOM, hang).")
 
 
-def test_models_that_stand_side_by_side_would_need_two_scales() -> None:
+def test_panels_of_different_models_are_in_different_rows() -> None:
     of = [run(spec(ranks=ranks, model={"name": name})) for name in ("one", "two") for ranks in (1, 2, 3)]
     axes = draw(throughput, results(*of)).axes
     tops = [round(one.get_position().y1, 3) for one in axes]
     assert tops[0] == tops[1] == tops[2] > tops[3] == tops[4] == tops[5]
 
 
-def test_models_stand_in_the_order_of_their_size() -> None:
+def test_panels_are_ordered_by_model_size() -> None:
     sizes = {"b_small": 10, "a_large": 1000, "c_middle": 100}
     records = [run(spec(model={"name": name}), parameters=size) for name, size in sizes.items()]
     order = ["b_small · 2 ranks", "c_middle · 2 ranks", "a_large · 2 ranks"]
     assert titles(draw(throughput, results(*records))) == order
 
 
-def test_a_figure_for_print_says_a_single_value_beside_the_axis() -> None:
+def test_single_micro_batch_is_stated_in_the_label_of_the_axis() -> None:
     drawn = draw(throughput, results(run(spec("ddp", 2), steps=steps(WINDOW))))
     assert (places(drawn.axes[0]), drawn.axes[0].get_xlabel()) == (["ddp"], "micro-batch 2")
 
 
-def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
+def test_busy_run_has_a_grey_reason_and_no_number() -> None:
     busy = run(spec("ddp"), load=({"node": 0, "others_share": 0.3},))
     (axes,) = draw(throughput, results(busy, run())).axes
     assert reasons(axes) == {("busy", "2")}
     assert [text.get_alpha() for text in axes.texts] == [0.6]
 
 
-def test_a_rehearsal_has_no_step_time_and_is_named_as_such() -> None:
+def test_rehearsal_without_step_times_is_listed_in_the_note() -> None:
     drawn = draw(throughput, results(run(), run(spec(ranks=1), evidence="rehearsed", steps=None)))
     assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank · rehearsed (rehearsed).")
 
 
-def test_a_figure_whose_runs_were_all_busy_is_left_out() -> None:
+def test_figure_of_times_is_omitted_if_all_runs_were_busy() -> None:
     busy = [run(spec("ddp", micro), load=({"node": 0, "others_share": 0.3},)) for micro in (2, 4)]
     assert not shows(throughput, results(*busy))
     assert shows(memory_figure, results(*busy)), "their memory is a number"
     assert reasons(draw(throughput, results(*busy, failed("oom", spec("ddp", 8)))).axes[0]) >= {("OOM", "8")}
 
 
-def test_a_panel_of_reasons_alone_has_no_axis_of_numbers() -> None:
+def test_panel_with_only_failures_has_no_y_axis() -> None:
     (axes,) = draw(throughput, results(failed("oom", spec("ddp", 2)), failed("oom", spec("ddp", 4)))).axes
     assert (axes.get_ylabel(), list(axes.get_yticks()), axes.get_ylim()[1]) == ("", [], 0)
 
 
-def test_with_a_single_tick_a_reason_stands_above_the_name_of_its_curve() -> None:
+def test_reasons_are_above_the_names_of_their_curves_if_there_is_one_micro_batch() -> None:
     records = [failed("oom", spec("ddp", 2)), run(spec("zero1", 2)), failed("hang", spec("zero2", 2))]
     (axes,) = draw(throughput, results(*records)).axes
     named = {place: label.get_text() for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
@@ -322,7 +322,7 @@ def test_with_a_single_tick_a_reason_stands_above_the_name_of_its_curve() -> Non
     assert not strip(axes), "the names stand for the markers"
 
 
-def test_a_long_name_at_an_angle_stays_within_its_panel() -> None:
+def test_long_rotated_tick_labels_stay_within_their_panel() -> None:
     records = [run(spec(optimizer={"eps": 1e-8, "weight_decay": decay})) for decay in (0.0001, 0.0002, 0.0003, 0.0004)]
     drawn = draw(throughput, results(*records))
     drawn.draw_without_rendering()
@@ -332,7 +332,7 @@ def test_a_long_name_at_an_angle_stays_within_its_panel() -> None:
     assert places(axes)[0].endswith("…") and not places(axes)[3].endswith("…")
 
 
-def test_rare_flags_of_points_are_counted_in_the_note() -> None:
+def test_note_counts_points_with_rare_flags() -> None:
     unsteady = run(spec("zero1"), steps=steps(WINDOW, steady=False))
     assert "Flagged points: 1 unsteady." in note(draw(throughput, results(run(spec("ddp")), unsteady)))
     assert "Flagged" not in note(draw(throughput, results(run(spec("ddp")))))

@@ -51,7 +51,7 @@ def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("breadth_first", 2)])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (2, 8), (4, 4), (4, 12)])
-def test_equal_stages_are_idle_for_the_bubble_of_the_closed_form(
+def test_idle_share_of_equal_stages_matches_the_closed_form(
     ranks: int, micro_batches: int, schedule: str, stages: int, checkpointed: bool
 ) -> None:
     """With P ranks, v stages per rank and m micro-batches, the idle share is (P - 1) / (v m + P - 1). It does not
@@ -60,26 +60,28 @@ def test_equal_stages_are_idle_for_the_bubble_of_the_closed_form(
     assert predict_idle_share(of) == pytest.approx((ranks - 1) / (stages * micro_batches + ranks - 1), abs=2e-3)
 
 
-def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_its_stages() -> None:
+def test_idle_share_of_breadth_first_with_fewer_micro_batches_than_ranks() -> None:
     """With P ranks, v stages per rank and m micro-batches, idle time over computing time is ((P - 1) + (v - 1) (P - m))
     / (v m) = (3 + 2) / 4."""
     assert predict_idle_share(piped(2, "breadth_first", 4, 2)) == pytest.approx(5 / 9, abs=2e-3)
 
 
-def test_what_divides_no_layers_among_ranks_has_no_bubble() -> None:
+def test_engine_without_a_pipeline_has_no_idle_share() -> None:
     assert predict_idle_share(spec("ddp")) is None
 
 
-def test_an_engine_has_a_curve_as_measured_and_one_as_its_schedule_says() -> None:
+def test_each_engine_has_a_measured_and_a_predicted_curve() -> None:
     drawn = curves(ran(piped(2), 0.04, 0.02), ran(piped(8), 0.02, 0.01), ran(piped(4, "interleaved", stages=2)))
-    assert drawn.keys() == {(name, told) for name in ("pipeline", "interleaved") for told in (False, True)}
+    assert drawn.keys() == {
+        (name, is_predicted) for name in ("pipeline", "interleaved") for is_predicted in (False, True)
+    }
     measured, predicted = drawn["pipeline", False], drawn["pipeline", True]
     assert [(point.place, point.value) for point in measured.points] == [(0, pytest.approx(0.3)), (2, 0.15)]
     assert [point.value for point in predicted.points] == pytest.approx([1 / 3, 1 / 9], abs=2e-3)
     assert len(measured.segments) == 2, "4 micro-batches were not run: no line goes there"
 
 
-def test_pipelines_of_different_degrees_stand_apart_and_other_runs_nowhere() -> None:
+def test_pipelines_of_each_degree_have_a_panel_and_other_runs_none() -> None:
     found = results(ran(piped(4)), ran(piped(4, ranks=4)), run(), failed("oom", piped(8)))
     assert shows(idle_share, found)
     drawn = draw(idle_share, found)
@@ -87,13 +89,13 @@ def test_pipelines_of_different_degrees_stand_apart_and_other_runs_nowhere() -> 
     assert not shows(idle_share, results(run(), failed("oom", piped(8)))), "nothing tells how long ranks waited"
 
 
-def test_repeats_are_one_point_their_median() -> None:
+def test_repeats_are_drawn_as_one_point_at_their_median() -> None:
     shares = (0.01, 0.02, 0.05)
     repeats = [run(piped(4), idle_s=(share,) * 2, repeat=number) for number, share in enumerate(shares)]
     assert [point.value for point in curves(*repeats)["pipeline", False].points] == pytest.approx([0.2])
 
 
-def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
+def test_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
     drawn = draw(idle_share, results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
     (axes,) = drawn.axes
     assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, share of a step")
@@ -111,6 +113,6 @@ def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine(
     assert "Hollow, dashed: a simulation of the engine's schedule" in note(drawn)
 
 
-def test_hovering_tells_both_shares() -> None:
+def test_hover_text_has_the_measured_and_the_predicted_share() -> None:
     [group] = idle_share.group_rows(results(ran(piped(2)), ran(piped(4))))
     assert format_hover(group.rows[0]).splitlines()[2] == "idle 20 % of a step; 33 % by its schedule"

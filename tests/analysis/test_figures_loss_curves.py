@@ -13,19 +13,19 @@ def trained(last: float, lr: float, seed: int = 0) -> RunRecord:
     """Return a training of 5 steps, each with 40 tokens and 2 s."""
     of = spec(learning={"tokens": 200}, optimizer={"lr": lr}, seed=seed)
     assert of.tokens_per_step == 40
-    taken = [
+    evaluations = [
         Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)
         for step, loss in ((0, 6.0), (5, last))
     ]
-    return run(of, evaluations=tuple(taken))
+    return run(of, evaluations=tuple(evaluations))
 
 
-def test_there_is_none_without_a_training() -> None:
+def test_figure_is_omitted_without_trainings() -> None:
     assert not shows(loss_curves, results(run()))
     assert shows(loss_curves, results(run(), trained(4.0, 0.1)))
 
 
-def test_each_run_is_a_curve_over_tokens_and_one_over_time_the_best_first() -> None:
+def test_each_training_has_curves_over_tokens_and_over_time_best_first() -> None:
     drawn = draw(loss_curves, results(trained(4.5, 0.1), trained(4.0, 0.2), run()))
     left, right = drawn.axes
     assert [np.asarray(line.get_ydata()).tolist() for line in left.lines] == [[6.0, 4.0], [6.0, 4.5]]
@@ -34,7 +34,7 @@ def test_each_run_is_a_curve_over_tokens_and_one_over_time_the_best_first() -> N
     assert legend(drawn) == ["zero1 · lr=0.2", "zero1 · lr=0.1"]
 
 
-def test_seeds_of_one_configuration_look_the_same() -> None:
+def test_seeds_of_one_configuration_share_colour_and_legend_entry() -> None:
     drawn = draw(loss_curves, results(trained(4.5, 0.1), trained(4.4, 0.1, seed=1), trained(4.0, 0.2)))
     best, *seeds = drawn.axes[0].lines
     assert len({line.get_color() for line in seeds}) == 1

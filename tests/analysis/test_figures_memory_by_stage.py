@@ -61,7 +61,7 @@ def stages() -> Figure:
     )
 
 
-def test_zero_s_arithmetic_stands_at_every_stage() -> None:
+def test_bars_equal_the_zero_formula_at_every_stage() -> None:
     (axes,) = stages().axes
     unit = MIB
     whole = WEIGHTS + GRADIENTS + OPTIMIZER
@@ -76,7 +76,7 @@ def test_zero_s_arithmetic_stands_at_every_stage() -> None:
     )
 
 
-def test_what_was_measured_and_what_was_predicted_have_marks_of_their_own() -> None:
+def test_measured_and_predicted_peaks_have_separate_marks() -> None:
     (axes,) = stages().axes
     assert marks(axes, "peak") == pytest.approx(dict.fromkeys(("ddp", "zero0", "zero1", "zero2"), 1 + 5 / 1024))
     expected = {f"zero{stage}": predicted(staged(stage), "cpu").peak / MIB for stage in range(4)}
@@ -84,25 +84,25 @@ def test_what_was_measured_and_what_was_predicted_have_marks_of_their_own() -> N
     assert marks(axes, "predicted") == pytest.approx(expected)
 
 
-def test_what_a_run_held_between_steps_stands_below_its_peak() -> None:
+def test_memory_between_steps_is_marked_below_the_peak() -> None:
     (axes,) = draw(memory_by_stage, results(run(memory=memory(2, resident_bytes=6 * MIB)))).axes
     assert (marks(axes, "resting"), marks(axes, "peak")) == ({"zero1": 6}, {"zero1": 11})
 
 
-def test_a_run_out_of_memory_keeps_its_prediction_and_says_so() -> None:
+def test_run_out_of_memory_is_labelled_and_keeps_its_prediction() -> None:
     (axes,) = stages().axes
     (text,) = axes.texts
     assert (text.get_text(), places(axes)[round(text.get_position()[0])]) == ("OOM", "zero3")
     assert axes.get_ylim()[0] < text.get_position()[1] < 0
 
 
-def test_a_question_is_shown_at_the_micro_batch_with_most_numbers() -> None:
+def test_panel_shows_the_micro_batch_with_the_most_numbers() -> None:
     assert titles(stages()) == ["tiny · 2 ranks · micro 2"]
     twice = draw(memory_by_stage, results(run(spec("ddp", 2)), run(spec("ddp", 4))))
     assert titles(twice) == ["tiny · 2 ranks · micro 4"], "of equals the largest"
 
 
-def test_of_configurations_that_differ_in_an_option_the_one_with_most_memory_is_drawn() -> None:
+def test_configuration_with_the_most_memory_is_drawn_for_each_engine() -> None:
     twins = [
         run(spec(optimizer={"eps": eps}), memory=memory(2, peak=peak * MIB)) for eps, peak in ((1e-6, 8), (1e-7, 5))
     ]
@@ -110,7 +110,7 @@ def test_of_configurations_that_differ_in_an_option_the_one_with_most_memory_is_
     assert marks(axes, "peak") == {"zero1": 9}, "the second rank holds 1 MiB more"
 
 
-def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
+def test_legend_distinguishes_measured_rehearsed_and_predicted_values() -> None:
     drawn = stages()
     assert legend(drawn) == [
         "measured: peak allocated", "measured: between steps", "predicted: peak",
@@ -121,18 +121,18 @@ def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
     assert legend(rehearsed)[0] == "rehearsed: peak allocated"
 
 
-def test_a_model_of_an_unknown_family_is_drawn_without_its_prediction() -> None:
+def test_model_of_an_unknown_family_is_drawn_without_a_prediction() -> None:
     (axes,) = draw(memory_by_stage, results(run(staged(1, model={"family": "unheard"})))).axes
     assert (len(marks(axes, "peak")), len(marks(axes, "predicted")), len(bars(axes))) == (1, 0, 1)
 
 
-def test_an_engine_that_is_not_known_here_is_drawn_as_it_was_measured() -> None:
+def test_unknown_engine_is_drawn_without_a_prediction() -> None:
     foreign = spec("tomorrow").model_copy(update={"engine": EngineSpec(name="tomorrow", backend="tomorrow")})
     (axes,) = draw(memory_by_stage, results(run(foreign))).axes
     assert (len(marks(axes, "peak")), len(marks(axes, "predicted")), len(bars(axes))) == (1, 0, 0)
 
 
-def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:
+def test_run_with_a_caching_allocator_is_predicted_for_cuda() -> None:
     cached = memory(2, peak_reserved_bytes=20 * MIB)
     of = staged(1, precision="bf16")
     (axes,) = draw(memory_by_stage, results(run(of, memory=cached))).axes
@@ -140,7 +140,7 @@ def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:
     assert predicted(of, "cuda").peak != predicted(of, "cpu").peak
 
 
-def test_an_engine_has_its_look_of_the_other_figures() -> None:
+def test_engines_have_the_colours_and_markers_of_the_other_figures() -> None:
     (axes,) = stages().axes
     looks = choose_looks(["ddp", "zero0", "zero1", "zero2", "zero3"])
     peaks = [line for line in axes.lines if line.get_zorder() == ORDER["peak"]]

@@ -25,7 +25,7 @@ def numbers(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts if isinstance(text, Annotation)]
 
 
-def test_a_line_per_run_with_its_ranks_beside_the_median_one() -> None:
+def test_rank_spread_has_a_line_per_run_with_ranks_relative_to_the_median() -> None:
     own, peaks = draw(rank_spread, results(run(spec(ranks=3), outside_collectives_s=(0.01, 0.02, 0.04)))).axes
     assert names(own) == ["tiny · 3 ranks · zero1, micro 2"]
     assert ticks(own, 0) == pytest.approx([0.5, 1, 2])
@@ -33,20 +33,20 @@ def test_a_line_per_run_with_its_ranks_beside_the_median_one() -> None:
     assert peaks.get_xlabel() == "peak allocated less the median rank's, MiB"
 
 
-def test_the_note_names_a_missing_panel_of_memory_and_only_a_missing_one() -> None:
+def test_note_mentions_a_missing_memory_panel() -> None:
     alike = tuple(one.model_copy(update={"peak_allocated_bytes": MIB}) for one in memory(2))
     drawn = [draw(rank_spread, results(run(memory=known))) for known in (memory(2), alike)]
     assert [(len(one.axes), "No panel of memory" in note(one)) for one in drawn] == [(2, False), (1, True)]
 
 
-def test_a_rank_that_the_others_wait_for_is_marked_with_its_number() -> None:
+def test_straggling_rank_is_marked_with_its_number() -> None:
     own, _ = draw(rank_spread, results(run(spec(ranks=3), outside_collectives_s=(0.1, 0.25, 0.1)))).axes
     assert ticks(own, 0, "D") == pytest.approx([2.5])
     assert ticks(own, 0) == pytest.approx([1, 1])
     assert numbers(own) == ["1"]
 
 
-def test_ranks_of_a_pipeline_stand_beside_the_median_of_their_part_of_the_layers() -> None:
+def test_ranks_of_a_pipeline_are_compared_with_the_median_of_their_stage() -> None:
     """The second pipeline stage takes five times as long and needs more memory. Its ranks are not called slow because
     of that."""
     of = spec(ranks=4, parallel={"pipeline": 2})
@@ -57,27 +57,27 @@ def test_ranks_of_a_pipeline_stand_beside_the_median_of_their_part_of_the_layers
     assert ticks(peaks, 0) == [-512, -512, 512, 512]
 
 
-def test_of_a_configuration_the_run_whose_ranks_differ_most_and_the_worst_first() -> None:
+def test_each_configuration_shows_its_run_with_the_largest_spread_worst_first() -> None:
     alike, apart = {"outside_collectives_s": (0.01, 0.01)}, {"outside_collectives_s": (0.01, 0.03)}
     own, _ = draw(rank_spread, results(run(**alike), run(repeat=1, **apart), run(spec("zero2"), **alike))).axes
     assert [name.split(" · ")[-1] for name in names(own)] == ["zero1, micro 2", "zero2, micro 2"]
     assert ticks(own, 0) == pytest.approx([0.5, 1.5])
 
 
-def test_what_one_rank_does_not_tell_is_unknown_for_all() -> None:
+def test_times_missing_for_one_rank_are_unknown_for_the_run() -> None:
     partly = run(outside_collectives_s=(0.01,), memory=memory(2, peak=10 * MIB))
     own, peaks = draw(rank_spread, results(run(spec(ranks=3), outside_collectives_s=(0.01,) * 3), partly)).axes
     assert names(own)[1] == "tiny · 2 ranks · zero1, micro 2: unknown"
     assert len(ticks(peaks, 1)) == 2
 
 
-def test_runs_that_say_nothing_of_ranks_have_no_line() -> None:
+def test_single_ranks_failures_and_drills_have_no_line() -> None:
     drill = run(spec("zero3"), drill="rank=1 step=3 action=slow")
     assert not shows(rank_spread, results(run(spec(ranks=1)), failed("oom"), drill))
     assert shows(rank_spread, results(run()))
 
 
-def test_too_many_lines_are_left_out_aloud() -> None:
+def test_configurations_with_the_smallest_spread_are_omitted_with_a_note() -> None:
     records = [run(spec(micro=micro), outside_collectives_s=(0.01, micro / 100)) for micro in range(1, 24)]
     drawn = draw(rank_spread, results(*records))
     assert names(drawn.axes[0])[0].endswith("micro 23 [straggler]"), "a rare flag stands beside the name"
@@ -90,7 +90,7 @@ def lines(axes: Axes, colour: str) -> list[tuple[list[float], list[float]]]:
     return [(list(line.get_xdata()), list(line.get_ydata())) for line in found]
 
 
-def test_steps_are_drawn_in_their_order_on_both_sides_of_the_cut() -> None:
+def test_warm_up_and_timed_steps_are_drawn_in_order_around_the_cut() -> None:
     (axes,) = draw(step_series, results(run(steps=steps(WINDOW, step_s=(0.12, 0.1, *WINDOW), cut=2)))).axes
     warm, timed = step_series.WARM["color"], step_series.STEP["color"]
     assert lines(axes, warm) == [([0, 1], [0.12, 0.1])]
@@ -99,7 +99,7 @@ def test_steps_are_drawn_in_their_order_on_both_sides_of_the_cut() -> None:
     assert len(cut) == 1
 
 
-def test_the_median_and_its_interval_lie_over_the_window() -> None:
+def test_median_and_its_interval_span_the_window() -> None:
     (axes,) = draw(step_series, results(run(steps=steps(WINDOW)))).axes
     band, median = axes.collections
     ends = band.get_paths()[0].get_extents()
@@ -116,7 +116,7 @@ def test_slow_warm_up_steps_do_not_flatten_the_window() -> None:
     assert [text.get_text().strip() for text in axes.texts] == ["9.90 s"]
 
 
-def test_the_fastest_of_every_question_and_what_was_not_steady_are_shown() -> None:
+def test_step_series_shows_the_fastest_run_per_question_and_unsteady_runs() -> None:
     slow, unsteady = steps((0.2,) * 30), steps((0.3,) * 30, steady=False)
     records = [run(), run(spec("zero2"), steps=slow), run(spec("zero3"), steps=unsteady), run(spec(ranks=1))]
     drawn = draw(step_series, results(*records))
@@ -127,7 +127,7 @@ def test_the_fastest_of_every_question_and_what_was_not_steady_are_shown() -> No
     assert note(drawn).endswith("Shown: 3 of 4 timed runs.")
 
 
-def test_there_is_room_for_the_fastest_beside_many_unsteady_runs() -> None:
+def test_fastest_runs_are_shown_among_many_unsteady_runs() -> None:
     unsteady = [run(spec(micro=micro), steps=steps((0.9,) * 30, steady=False)) for micro in range(1, 20)]
     fastest = [run(spec(ranks=ranks), steps=steps((0.01,) * 30)) for ranks in range(3, 6)]
     drawn = draw(step_series, results(*unsteady, *fastest))
@@ -135,7 +135,7 @@ def test_there_is_room_for_the_fastest_beside_many_unsteady_runs() -> None:
     assert {f"tiny · {ranks} ranks · zero1, micro 2" for ranks in range(3, 6)} <= set(titles(drawn))
 
 
-def test_there_are_no_steps_of_failures_and_drills() -> None:
+def test_failures_and_drills_have_no_step_series() -> None:
     assert not shows(step_series, results(failed("oom")))
     drill = run(spec("zero3"), drill="rank=1 step=3 action=slow", steps=steps((0.001,) * 30))
     assert titles(draw(step_series, results(run(), drill))) == ["tiny · 2 ranks · zero1, micro 2"]

@@ -26,7 +26,7 @@ def timed(**more: int) -> RunRecord:
     return run(piped(2, "gpipe"), idle_s=(0.02, 0.02), passes=passes, **more)
 
 
-def test_lanes_are_as_they_were_measured() -> None:
+def test_measured_lanes_equal_the_recorded_passes() -> None:
     pair = build_pair(timed())
     assert pair
     assert [[(span.kind, span.begin_s, span.end_s) for span in lane.spans] for lane in pair.measured] == [
@@ -35,7 +35,7 @@ def test_lanes_are_as_they_were_measured() -> None:
     assert compute_idle(pair.measured) == pytest.approx(1 - 0.12 / 0.22)
 
 
-def test_the_schedule_makes_the_same_passes_in_the_time_that_its_bubble_leaves() -> None:
+def test_expected_lanes_have_the_same_compute_time_and_the_idle_share_of_the_schedule() -> None:
     pair = build_pair(timed())
     assert pair
     assert compute_busy(pair.expected) == pytest.approx(0.12)
@@ -45,7 +45,7 @@ def test_the_schedule_makes_the_same_passes_in_the_time_that_its_bubble_leaves()
     assert last.end_s == pytest.approx(0.07, rel=0.01)
 
 
-def test_a_figure_has_both_one_above_the_other_in_one_unit() -> None:
+def test_figure_has_measured_lanes_above_expected_lanes_with_equal_x_axes() -> None:
     above, below = draw(pass_lanes, results(timed(), run(), failed("oom"))).axes
     titles = [axes.get_title(loc="left") for axes in (above, below)]
     assert titles[0].startswith("measured, 45 % without a pass · small")
@@ -57,12 +57,12 @@ def test_a_figure_has_both_one_above_the_other_in_one_unit() -> None:
         assert boxes == [2] * 4, "forwards and backwards of both"
 
 
-def test_of_repeats_the_last_one_is_drawn_and_runs_that_say_nothing_are_not() -> None:
+def test_one_repeat_is_drawn_and_runs_without_recorded_passes_are_not() -> None:
     assert len(draw(pass_lanes, results(timed(), timed(repeat=1))).axes) == 2
     assert not shows(pass_lanes, results(run(), run(piped(4), idle_s=(0.01, 0.01)), failed("oom", piped(2))))
 
 
-def test_passes_that_are_no_seconds_are_no_record() -> None:
+def test_record_with_negative_times_of_passes_is_invalid() -> None:
     record = timed()
     assert find_broken_rule(record) is None
     assert record.observations

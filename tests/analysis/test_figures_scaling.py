@@ -22,7 +22,7 @@ def ideal(axes: Axes) -> list[float]:
     return [line.get_ydata()[0] for line in dashed]
 
 
-def test_weak_efficiency_is_the_base_s_step_time_over_each() -> None:
+def test_weak_efficiency_is_the_step_time_of_the_base_divided_by_each() -> None:
     drawn = draw(weak_scaling, results(*weak(on1=0.1, on2=0.125, on4=0.2)))
     (axes,) = drawn.axes
     assert titles(drawn) == ["tiny · micro 2"]
@@ -32,7 +32,7 @@ def test_weak_efficiency_is_the_base_s_step_time_over_each() -> None:
     assert legend(drawn) == ["zero1", "ideal"]
 
 
-def test_strong_efficiency_of_half_the_time_on_twice_the_nodes_is_one() -> None:
+def test_strong_efficiency_is_the_speedup_divided_by_the_node_ratio() -> None:
     of = [spec(nodes=nodes, batch={"micro": 2, "global": 8}) for nodes in (1, 2)]
     halved = [run(one, steps=steps(scattered(0.99 * s, s, 1.01 * s))) for one, s in zip(of, (0.2, 0.125), strict=True)]
     drawn = draw(strong_scaling, results(*halved))
@@ -42,7 +42,7 @@ def test_strong_efficiency_of_half_the_time_on_twice_the_nodes_is_one() -> None:
     assert len(joins(axes)) == 1, "fewer passes per step on more nodes are the same curve"
 
 
-def test_the_base_shows_its_own_interval_and_the_others_theirs() -> None:
+def test_base_has_its_own_interval_and_other_points_have_theirs() -> None:
     (axes,) = draw(weak_scaling, results(*weak(on1=0.1, on2=0.125))).axes
     base, other = intervals(axes)
     window = tuple(scattered(0.099, 0.1, 0.101))
@@ -52,14 +52,14 @@ def test_the_base_shows_its_own_interval_and_the_others_theirs() -> None:
     assert other[0] < 0.8 < other[1]
 
 
-def test_a_node_count_out_of_memory_is_said_and_not_bridged() -> None:
+def test_node_count_out_of_memory_is_labelled_and_interrupts_the_curve() -> None:
     gone = failed("oom", spec(nodes=2))
     (axes,) = draw(weak_scaling, results(*weak(on1=0.1, on4=0.2), gone)).axes
     assert joins(axes) == []
     assert reasons(axes) == {("OOM", "2")}
 
 
-def test_equal_and_best_micro_batch_are_two_panels() -> None:
+def test_equal_and_best_micro_batch_have_separate_panels() -> None:
     found = results(*weak(on1=0.1, on2=0.125), *weak(micro=4, on1=0.15, on2=0.3))
     drawn = draw(weak_scaling, found)
     assert titles(drawn) == ["tiny · best micro", "tiny · micro 2", "tiny · micro 4"]
@@ -68,7 +68,7 @@ def test_equal_and_best_micro_batch_are_two_panels() -> None:
     assert best == pytest.approx([1, (4 / 0.125) / (8 / 0.15)])
 
 
-def test_scaling_applies_from_two_measured_node_counts_on() -> None:
+def test_scaling_figures_need_two_measured_node_counts() -> None:
     one = results(*weak(on1=0.1), failed("oom", spec(nodes=2)))
     assert not shows(weak_scaling, one)
     assert not shows(strong_scaling, one)
@@ -102,7 +102,7 @@ def line_names(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 
-def test_a_cell_tells_the_fastest_what_ties_with_it_and_how_efficient_it_is() -> None:
+def test_cell_has_the_fastest_configuration_its_ties_rate_and_efficiency() -> None:
     axes = draw(best_configurations, best()).axes[0]
     assert line_names(axes) == ["tiny", "other"]
     assert places(axes) == ["1", "2", "4"]
@@ -118,7 +118,7 @@ def test_a_cell_tells_the_fastest_what_ties_with_it_and_how_efficient_it_is() ->
     assert low <= float(value) == 0.8 <= high
 
 
-def test_cells_without_a_number_are_hatched_and_say_why() -> None:
+def test_cells_without_a_number_are_hatched_and_show_the_reason() -> None:
     axes = draw(best_configurations, best()).axes[0]
     assert cell(axes, 2, 0) == ["OOM"]
     assert cell(axes, 1, 1) == cell(axes, 2, 1) == ["not run"]
@@ -126,7 +126,7 @@ def test_cells_without_a_number_are_hatched_and_say_why() -> None:
     assert sorted((int(x), int(y)) for x, y in hatched) == [(1, 1), (2, 0), (2, 1)]
 
 
-def test_cells_are_coloured_by_their_efficiency_and_their_text_can_be_read() -> None:
+def test_cells_are_coloured_by_efficiency_with_readable_text() -> None:
     axes = draw(best_configurations, best()).axes[0]
     full, less = (next(p for p in axes.patches if tuple(p.get_center()) == (column, 0)) for column in (0, 1))
     assert sum(full.get_facecolor()) > sum(less.get_facecolor()), "brighter is better, in grey as well"
@@ -134,12 +134,12 @@ def test_cells_are_coloured_by_their_efficiency_and_their_text_can_be_read() -> 
     assert colours == {"#000001"}
 
 
-def test_the_heat_map_applies_where_anything_was_asked_on_two_node_counts() -> None:
+def test_heat_map_needs_runs_on_two_node_counts() -> None:
     assert shows(best_configurations, best())
     assert not shows(best_configurations, results(run()))
 
 
-def test_too_many_lines_are_left_out_aloud() -> None:
+def test_lines_with_the_fewest_node_counts_are_omitted_with_a_note() -> None:
     records = [one for ranks in range(1, 17) for one in (run(spec(ranks=ranks)), run(spec(ranks=ranks, nodes=2)))]
     drawn = draw(best_configurations, results(*records))
     assert line_names(drawn.axes[0]) == ["tiny"] * 14

@@ -17,7 +17,7 @@ SCATTERED = tuple(random.Random(i).uniform(0.5, 0.75) for i in range(240))
 ALIKE = tuple(0.5 * (1 + 0.001 * math.sin(i / 8)) for i in range(240))
 
 
-def test_a_good_run_carries_none() -> None:
+def test_undisturbed_run_has_no_flags_or_notes() -> None:
     assert list_flags(run(steps=steps(STEADY))) == list_notes(run(steps=steps(STEADY))) == ()
 
 
@@ -45,7 +45,7 @@ def test_a_good_run_carries_none() -> None:
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],
 )
-def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[str, Any]) -> None:
+def test_each_condition_sets_exactly_its_flag(flag: str, observations: dict[str, Any]) -> None:
     assert list_flags(run(**observations)) == (flag,)
 
 
@@ -67,22 +67,22 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
         {"steps": steps(STEADY), "device_use": ({"rank": 0, "other_processes": 1, "other_bytes": 2**27},)},
     ],
 )
-def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> None:
+def test_values_just_within_the_limits_set_no_flag(observations: dict[str, Any]) -> None:
     assert list_flags(run(**observations)) == ()
 
 
-def test_a_short_window_may_be_of_few_steps_too() -> None:
+def test_short_windows_and_windows_of_few_steps() -> None:
     assert list_flags(run(steps=steps((3.0, 3.003) * 14))) == ("short",), "28 steps, in more than 60 s"
     assert list_flags(run(steps=steps(STEADY[:119]))) == ("short",), "less than 60 s, of many steps"
     assert list_flags(run(steps=steps(STEADY[:18]))) == ("short",)
     assert list_notes(run(steps=steps(STEADY[:18]))) == ("few",)
 
 
-def test_a_trial_that_could_not_win_says_why_its_window_is_short() -> None:
+def test_trial_stopped_as_slower_is_flagged_short_and_ended_early() -> None:
     assert list_flags(run(steps=steps(STEADY[:18], stopped="slower"))) == ("short", "ended_early")
 
 
-def test_a_change_within_the_window_is_unsteady_too() -> None:
+def test_run_with_a_change_of_level_in_its_window_is_unsteady() -> None:
     changed = (*STEADY[:80], *(1.05 * step for step in STEADY[80:]))
     assert list_flags(run(steps=steps(changed))) == ("unsteady",)
     assert list_notes(run(steps=steps(changed))) == ("wide", "few"), "its steps tell no mean"
@@ -102,13 +102,13 @@ def test_a_run_that_was_paused_is_flagged() -> None:
         ("wide", STEADY[:5]),  # no interval at all, so no note `few`
     ],
 )
-def test_width_is_no_doubt_and_stands_in_notes(note: str, step_s: Sequence[float]) -> None:
+def test_wide_intervals_are_notes_and_not_flags(note: str, step_s: Sequence[float]) -> None:
     record = run(steps=steps(step_s))
     assert list_notes(record) == (note,)
     assert set(list_flags(record)) <= {"short"}
 
 
-def test_a_window_that_ended_before_it_had_its_steps_is_short() -> None:
+def test_window_that_ended_by_time_before_its_steps_is_short() -> None:
     """The study requested more than 240 steps, but the window ended by time. In older records, a window could end by
     time because its interval was too wide; such a window is not short."""
     assert list_flags(run(steps=steps(STEADY, stopped="time"))) == ("short",)
@@ -131,17 +131,17 @@ def with_longest(count: int, seconds: float) -> tuple[float, ...]:
         (STEADY[:40], False),
     ],
 )
-def test_a_stall_is_noted_with_its_step_and_seconds(step_s: Sequence[float], stalls: bool) -> None:
+def test_stall_is_a_note_with_its_step_and_seconds(step_s: Sequence[float], stalls: bool) -> None:
     row = run_table([run(steps=steps(step_s, cut=5))]).iloc[0]
     assert ("stall" in row["notes"].split()) is stalls
     assert (row["longest_step"], row["step_s_max"]) == (5 + step_s.index(max(step_s)), max(step_s))
 
 
-def test_a_failure_has_no_window_to_doubt() -> None:
+def test_failure_has_no_flags_or_notes() -> None:
     assert list_flags(failed("oom")) == list_notes(failed("oom")) == ()
 
 
-def test_the_table_joins_flags_in_one_order() -> None:
+def test_table_joins_flags_in_a_fixed_order() -> None:
     table = run_table([run(steps=steps(STEADY[:5], steady=False), drill="x")])
     assert (table["flags"][0], table["notes"][0]) == ("drill short unsteady unverified", "wide")
     assert set(table["flags"][0].split()) <= set(FLAGS)

@@ -38,7 +38,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def test_csv_reads_back_as_the_same_table(tmp_path: Path) -> None:
+def test_csv_round_trip_keeps_the_table(tmp_path: Path) -> None:
     written = tmp_path / "runs.csv"
     written.write_text(formats.to_csv(table()))
     pd.testing.assert_frame_equal(read_csv(written), table(), check_exact=True)
@@ -47,7 +47,7 @@ def test_csv_reads_back_as_the_same_table(tmp_path: Path) -> None:
 FOREIGN = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'quoted", "a\rb", "a\nb", "a\r\nb", 'a"b', "\x1b[31mred")
 
 
-def test_no_text_of_a_csv_is_a_formula_or_breaks_a_line(tmp_path: Path) -> None:
+def test_csv_cells_are_no_formulas_and_break_no_lines(tmp_path: Path) -> None:
     """Some readers end a line at a lone CR. Spreadsheets evaluate text that begins with =, +, - or @."""
     frame = run_table([failed("oom", reason=reason) for reason in FOREIGN])
     text = formats.to_csv(frame)
@@ -59,21 +59,21 @@ def test_no_text_of_a_csv_is_a_formula_or_breaks_a_line(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(read_csv(tmp_path / "runs.csv"), frame, check_exact=True)
 
 
-def test_a_table_on_a_terminal_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_tables_contain_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path, failed("oom", reason="\x1b[2J\x1b]0;title\x07red\x9b31m"))
     assert main(["table", str(tmp_path)]) == 0
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "red" in told and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
+    printed = capsys.readouterr().out
+    assert "red" in printed and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
 
 
-def test_a_table_without_rows_reads_back_too(tmp_path: Path) -> None:
+def test_csv_round_trip_keeps_an_empty_table(tmp_path: Path) -> None:
     written = tmp_path / "runs.csv"
     written.write_text(formats.to_csv(run_table([])))
     pd.testing.assert_frame_equal(read_csv(written), run_table([]))
 
 
-def test_json_is_exact_and_null_where_missing() -> None:
+def test_json_is_exact_and_has_null_for_missing_values() -> None:
     rows = json.loads(formats.to_json(table()))
     assert rows == list_rows(table())
     assert rows[2]["tokens_per_s"] is None
@@ -107,12 +107,12 @@ def test_sizes_have_binary_units(value: int, text: str) -> None:
     assert format_size(value) == text
 
 
-def test_what_is_missing_is_a_dash_and_never_a_number() -> None:
+def test_missing_cells_are_a_dash() -> None:
     assert {format_cell(column, None) for column in list_columns().values()} == {MISSING}
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "told"),
+    ("value", "low", "high", "printed"),
     [
         (8697, 8346, 8958, "8,700 (8,350 to 8,960)"),
         (0.26761, 0.26012, 0.27199, "0.268 (0.260 to 0.272)"),
@@ -122,13 +122,13 @@ def test_what_is_missing_is_a_dash_and_never_a_number() -> None:
         (2.0, 1.0, float("inf"), "2.000 (1.000 to inf)"),
     ],
 )
-def test_a_number_has_the_digits_that_two_of_its_intervals_width_leave(
-    value: float, low: float, high: float, told: str
+def test_digits_of_a_number_follow_the_width_of_its_interval(
+    value: float, low: float, high: float, printed: str
 ) -> None:
-    assert format_interval_of(value, low, high) == told
+    assert format_interval_of(value, low, high) == printed
 
 
-def test_a_ratio_is_told_as_a_change() -> None:
+def test_ratio_is_printed_as_a_change_in_percent() -> None:
     assert format_ratio_change(1.0512, 1.0401, 1.0629) == "+5.1 % (+4.0 to +6.3)"
     assert format_ratio_change(0.348, 0.308, 0.412) == "−65 % (−69 to −59)"
     assert format_ratio_change(0.5) == "−50 %"

@@ -31,7 +31,7 @@ def measured(
 
 
 @pytest.fixture
-def slower(tmp_path: Path) -> Path:
+def slowed_runs(tmp_path: Path) -> Path:
     """A results folder with twelve commits and three runs of each. From the seventh commit on, torch is newer and zero2
     is 10 % slower. zero3 does not change."""
     rng = np.random.default_rng(0)
@@ -52,8 +52,8 @@ def history(
     return build_history(results.read([folder]), by, ancestry or (lambda commits: ()))
 
 
-def test_the_change_of_one_configuration_is_told_with_all_that_changed(slower: Path) -> None:
-    found = history(slower)
+def test_change_of_a_configuration_lists_size_interval_and_changed_versions(slowed_runs: Path) -> None:
+    found = history(slowed_runs)
     changed, steady = found.series
     ((change, also),) = changed.changes
     assert (changed.name, steady.changes) == ("tiny · 2 ranks · zero2, micro 2 · fp32", ())
@@ -65,29 +65,29 @@ def test_the_change_of_one_configuration_is_told_with_all_that_changed(slower: P
     assert changed.values[0].typical == pytest.approx(0.1 / 4, rel=0.01)
 
 
-def test_commits_stand_as_git_has_them_else_as_they_were_measured(slower: Path) -> None:
-    assert [place.key for place in history(slower).axis.places] == COMMITS
-    turned = history(slower, ancestry=lambda commits: COMMITS[::-1]).axis
+def test_commits_are_in_git_order_or_else_in_order_of_measurement(slowed_runs: Path) -> None:
+    assert [place.key for place in history(slowed_runs).axis.places] == COMMITS
+    turned = history(slowed_runs, ancestry=lambda commits: COMMITS[::-1]).axis
     assert [place.key for place in turned.places] == COMMITS[::-1]
     assert "git" in turned.order
-    partly = history(slower, ancestry=lambda commits: COMMITS[:3]).axis
+    partly = history(slowed_runs, ancestry=lambda commits: COMMITS[:3]).axis
     assert [place.key for place in partly.places] == COMMITS
 
 
-def test_versions_stand_by_their_numbers_and_days_by_the_calendar(slower: Path) -> None:
-    assert [place.name for place in history(slower, "version").axis.places] == ["torch 2.9.1", "torch 2.10.0"]
-    days = history(slower, "date")
+def test_versions_are_ordered_by_number_and_days_by_date(slowed_runs: Path) -> None:
+    assert [place.name for place in history(slowed_runs, "version").axis.places] == ["torch 2.9.1", "torch 2.10.0"]
+    days = history(slowed_runs, "date")
     assert (days.axis.places[0].name, len(days.axis.places)) == ("2026-10-01", 12)
     assert days.series[0].changes[0].also == "torch 2.9.1 → 2.10.0, commit 05abababab → 06abababab"
 
 
-def test_code_with_changes_is_a_place_of_its_own_after_its_commit() -> None:
+def test_uncommitted_changes_are_a_separate_position_after_their_commit() -> None:
     origins = [Origin(commit, (), "2026-10-01") for commit in ("aa+", "aa", "bb")]
     axis = build_axis(origins, "commit", lambda commits: ["aa", "bb"])
     assert [place.name for place in axis.places] == ["aa", "aa with changes", "bb"]
 
 
-def test_rounds_of_two_comparisons_are_not_taken_for_the_same_repeat(tmp_path: Path) -> None:
+def test_rounds_of_two_comparisons_are_separate_runs(tmp_path: Path) -> None:
     """Every call of `zeroscale ab` numbers its rounds from 0 and writes to its own folder, so equal repeat numbers may
     be different runs."""
     one, other = measured(0, 0.1), measured(0, 0.2)
@@ -97,7 +97,7 @@ def test_rounds_of_two_comparisons_are_not_taken_for_the_same_repeat(tmp_path: P
     assert [len(value.sample_s) for value in series.values] == [2]
 
 
-def test_what_takes_no_part_is_counted(slower: Path, tmp_path: Path) -> None:
+def test_excluded_runs_are_counted(slowed_runs: Path, tmp_path: Path) -> None:
     busy = run(
         spec("zero2"),
         study="x",
@@ -105,18 +105,18 @@ def test_what_takes_no_part_is_counted(slower: Path, tmp_path: Path) -> None:
         load=({"node": 0, "others_share": 0.4},),
         environment={"git": {"commit": "f"}},
     )
-    nowhere = run(spec("zero2"), study="y", torch=None)
-    save(slower, busy, nowhere, failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}}))
-    found = history(slower)
+    unplaced = run(spec("zero2"), study="y", torch=None)
+    save(slowed_runs, busy, unplaced, failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}}))
+    found = history(slowed_runs)
     assert [(one.flagged, one.failed) for one in found.series] == [(1, 1), (0, 0)]
     assert found.nowhere == 1
     assert len(found.series[0].changes) == 1
 
 
-def test_the_page_and_the_terminal_say_the_same(
-    slower: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_page_and_terminal_show_the_same_changes(
+    slowed_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["history", str(slower), "--out", str(tmp_path / "out")]) == 0
+    assert main(["history", str(slowed_runs), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     page = (tmp_path / "out" / "history.html").read_text()
     for text in ("slower, +", "05abababab → 06abababab", "torch 2.9.1 → 2.10.0", "1 configuration with no detectable"):
@@ -129,13 +129,13 @@ def test_the_page_and_the_terminal_say_the_same(
     assert len((tmp_path / "out" / "values.csv").read_text().splitlines()) == 25
 
 
-def test_text_from_records_is_text(tmp_path: Path) -> None:
-    evil = "<img src=x onerror=alert(1)>"
-    save(tmp_path, measured(0, 0.1, commit=evil))
-    assert evil not in render_page(history(tmp_path))
+def test_text_from_records_is_escaped_on_the_page(tmp_path: Path) -> None:
+    markup = "<img src=x onerror=alert(1)>"
+    save(tmp_path, measured(0, 0.1, commit=markup))
+    assert markup not in render_page(history(tmp_path))
 
 
-def test_order_is_that_of_the_checkout_around(
+def test_commits_are_ordered_by_the_surrounding_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newer commit was measured before the older commit."""
@@ -153,7 +153,7 @@ def test_order_is_that_of_the_checkout_around(
 
 
 @pytest.mark.parametrize(
-    ("records", "words", "told"),
+    ("records", "words", "message"),
     [
         ([], [], "no record below"),
         ([run(torch=None)], [], "no run with a time has a known commit; choose another --by"),
@@ -161,10 +161,10 @@ def test_order_is_that_of_the_checkout_around(
         ([measured(0, 0.1)], ["--out", "/dev/null/x"], "cannot be written"),
     ],
 )
-def test_bad_input_is_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], records: list[RunRecord], words: list[str], told: str
+def test_invalid_input_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], records: list[RunRecord], words: list[str], message: str
 ) -> None:
     save(tmp_path, *records)
     assert main(["history", str(tmp_path), *words]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert told in said[-1]
+    error_lines = capsys.readouterr().err.strip().splitlines()
+    assert message in error_lines[-1]

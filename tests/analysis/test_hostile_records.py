@@ -82,7 +82,7 @@ def put(folder: Path, content: str) -> Path:
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_record_is_named_and_left_out(tmp_path: Path, content: str) -> None:
+def test_invalid_record_is_reported_and_excluded(tmp_path: Path, content: str) -> None:
     save(tmp_path, *GOOD)
     path = put(tmp_path / "foreign", content)
     found = results.read([tmp_path])
@@ -92,7 +92,7 @@ def test_a_foreign_record_is_named_and_left_out(tmp_path: Path, content: str) ->
     assert len(reading.read_records([tmp_path]).records) == len(GOOD)
 
 
-def test_what_is_no_file_is_named_and_left_out(tmp_path: Path) -> None:
+def test_special_files_named_as_a_record_are_reported_and_excluded(tmp_path: Path) -> None:
     """A link to itself, a pipe, a device, a folder, and a link to a record that is already read."""
     good = next(save(tmp_path, *GOOD).rglob(store.RECORD))
     for name in ("loop", "pipe", "device", "folder", "twice"):
@@ -107,13 +107,13 @@ def test_what_is_no_file_is_named_and_left_out(tmp_path: Path) -> None:
     assert len(found.table) == len(GOOD)
 
 
-def test_a_link_that_was_asked_for_is_read(tmp_path: Path) -> None:
+def test_symbolic_link_given_as_a_path_is_read(tmp_path: Path) -> None:
     record = next(save(tmp_path / "runs", run()).rglob(store.RECORD))
     (tmp_path / "one.json").symlink_to(record)
     assert len(results.read([tmp_path / "one.json"]).table) == 1
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_named_and_left_out(
+def test_folder_with_a_name_that_is_not_utf_8_is_reported_and_excluded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, *GOOD)
@@ -132,7 +132,7 @@ def find_rehearsal() -> Path:
     return next(path for path in found if store.read_record(path).evidence == "rehearsed")
 
 
-def test_rehearsals_beside_each_other_have_no_step_times_to_compare() -> None:
+def test_rehearsals_are_not_comparable() -> None:
     path = find_rehearsal()
     found = results.read([path])
     compared = compare(found, found, ComparisonSetup(("a", "b"), (), None, False))
@@ -179,7 +179,7 @@ def mutants(count: int, seed: int) -> Iterator[str]:
         yield written(mutant)
 
 
-def consumed(folder: Path) -> results.Results:
+def read_and_render(folder: Path) -> results.Results:
     """Read a results folder, and render its table in all formats."""
     found = results.read([folder])
     for write in (formats.to_csv, formats.to_json, formats.to_markdown):
@@ -190,10 +190,12 @@ def consumed(folder: Path) -> results.Results:
 
 @pytest.mark.parametrize(
     "use",
-    [consumed, lambda folder: read_snapshot(folder / "smoke") and results.read([folder])],
+    [read_and_render, lambda folder: read_snapshot(folder / "smoke") and results.read([folder])],
     ids=["table", "status"],
 )
-def test_no_change_of_one_value_stops_the_others(tmp_path: Path, use: Callable[[Path], results.Results]) -> None:
+def test_record_with_one_changed_value_does_not_affect_other_records(
+    tmp_path: Path, use: Callable[[Path], results.Results]
+) -> None:
     for seed in range(2):
         folder = save(tmp_path / str(seed), *GOOD)
         for number, content in enumerate(mutants(200, seed)):
@@ -204,7 +206,7 @@ def test_no_change_of_one_value_stops_the_others(tmp_path: Path, use: Callable[[
         assert len(whole) == len(GOOD)
 
 
-def test_a_record_that_is_read_is_written_and_read_again(tmp_path: Path) -> None:
+def test_every_readable_record_survives_a_round_trip(tmp_path: Path) -> None:
     """A record that passes validation can be written and read again. No value becomes null on the way."""
     for number, content in enumerate(mutants(300, 2)):
         path = put(tmp_path / str(number), content)
@@ -216,7 +218,7 @@ def test_a_record_that_is_read_is_written_and_read_again(tmp_path: Path) -> None
         assert store.read_record(path).spec == record.spec
 
 
-def test_a_rehearsal_beside_runs_is_not_drawn_as_steps(tmp_path: Path) -> None:
+def test_rehearsal_among_runs_has_no_step_series(tmp_path: Path) -> None:
     path = find_rehearsal()
     save(tmp_path, *GOOD)
     put(tmp_path / "rehearsed", read_regular(path).decode())

@@ -23,7 +23,7 @@ approx_nan = pytest.approx(math.nan, nan_ok=True)
         (30, (10, 21)),
     ],
 )
-def test_the_interval_is_between_these_order_statistics(n: int, ends: tuple[int, int]) -> None:
+def test_ends_of_the_median_interval_are_order_statistics(n: int, ends: tuple[int, int]) -> None:
     assert median_interval([float(value) for value in range(n, 0, -1)]) == ends
 
 
@@ -34,7 +34,7 @@ def test_too_few_values_have_no_interval(n: int) -> None:
 
 
 @given(st.integers(6, 600))
-def test_ranks_cover_by_the_binomial_and_no_nearer_ones_do(n: int) -> None:
+def test_interval_is_the_narrowest_with_binomial_coverage_of_95_percent(n: int) -> None:
     interval = median_interval([float(i) for i in range(1, n + 1)])
     assert interval is not None
     low, high = map(int, interval)
@@ -44,26 +44,26 @@ def test_ranks_cover_by_the_binomial_and_no_nearer_ones_do(n: int) -> None:
     assert law.cdf(low) > 0.025, "one rank further in would leave more than 2.5 % on each side"
 
 
-def worth(values: Sequence[float]) -> float:
+def median_effective_size(values: Sequence[float]) -> float:
     """Return the number of independent values that carry as much information about the median as `values`."""
     return float(effective_size(signs(np.array(values))))
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
-def test_a_series_worth_fewer_than_six_values_has_no_interval_and_others_hold_the_median(values: list[float]) -> None:
+def test_series_with_effective_size_below_six_has_no_interval(values: list[float]) -> None:
     found = series_interval(values)
-    assert 0 < worth(values) <= len(values)
+    assert 0 < median_effective_size(values) <= len(values)
     if found is not None:
-        assert worth(values) >= 6
+        assert median_effective_size(values) >= 6
         assert min(values) <= found[0] <= np.median(values) <= found[1] <= max(values)
 
 
-def test_a_drift_bounds_no_median_however_long_it_is() -> None:
+def test_drifting_series_has_no_interval() -> None:
     assert series_interval(np.linspace(1, 2, 1000)) is None
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_an_interval_is_printed_and_tabled_and_that_of_the_mean_is_noted(seed: int) -> None:
+def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int) -> None:
     """Windows of thirty steps with different autocorrelations. Some of them have no interval of the median."""
     coefficient, noise = (0.0, 0.5, 0.9)[seed % 3], (0.005, 0.05)[seed % 2]
     window = np.exp(noise * ar1(np.random.default_rng(seed), 30, coefficient, 1)[0])
@@ -82,7 +82,7 @@ def test_an_interval_is_printed_and_tabled_and_that_of_the_mean_is_noted(seed: i
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 @pytest.mark.parametrize("n", range(6, 16))
-def test_an_interval_of_few_steps_covers_or_is_not_shown(n: int, coefficient: float) -> None:
+def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficient: float) -> None:
     """From 15 steps on, the interval depends only on which steps lie above or below the median. If steps are
     autocorrelated, its coverage falls below 95 %, and the note `few` warns of this."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
@@ -94,7 +94,7 @@ def test_an_interval_of_few_steps_covers_or_is_not_shown(n: int, coefficient: fl
         assert np.mean([low <= 0 <= high for low, high in intervals]) >= least
 
 
-def test_a_window_of_six_steps_bounds_no_median() -> None:
+def test_window_of_six_recorded_steps_has_no_interval() -> None:
     """Six steps of a real run. Their interval once had no width: 1.0823 to 1.0823."""
     assert series_interval([1.0809, 1.1437, 1.2131, 0.9611, 1.0656, 1.0836]) is None
 
@@ -116,19 +116,19 @@ def coverage(series: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("n", [30, 100, 300])
-def test_the_interval_covers_the_median_of_independent_steps(n: int) -> None:
+def test_interval_covers_the_median_of_independent_steps(n: int) -> None:
     assert 0.93 <= coverage(ar1(np.random.default_rng(1), n, 0.0, 1500)) <= 0.98
 
 
 @pytest.mark.parametrize(("coefficient", "n", "least"), [(0.5, 30, 0.92), (0.5, 300, 0.94), (0.8, 300, 0.92)])
-def test_the_interval_is_wider_where_steps_resemble_their_neighbours(coefficient: float, n: int, least: float) -> None:
+def test_interval_covers_the_median_of_autocorrelated_steps(coefficient: float, n: int, least: float) -> None:
     series = ar1(np.random.default_rng(2), n, coefficient, 1500)
     assert coverage(series) >= least
     uncorrected = np.mean([low <= 0 <= high for low, high in map(median_interval, series.tolist())])
     assert uncorrected < least, "what independent values would promise"
 
 
-def test_effective_size_of_series_known_by_hand() -> None:
-    assert worth((1.0, 2.0) * 20) == 40, "neighbours that differ make nothing surer"
-    assert worth((3.0,) * 9) == 9
-    assert worth((1.0,) * 10 + (2.0,) * 10) < 5, "a drift is hardly two values"
+def test_effective_size_of_series_computed_by_hand() -> None:
+    assert median_effective_size((1.0, 2.0) * 20) == 40, "neighbours that differ make nothing surer"
+    assert median_effective_size((3.0,) * 9) == 9
+    assert median_effective_size((1.0,) * 10 + (2.0,) * 10) < 5, "a drift is hardly two values"

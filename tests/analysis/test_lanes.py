@@ -31,14 +31,14 @@ PIPELINE = (
 )
 
 
-def play(*, hop_s: float) -> list[Lane]:
+def simulate(*, hop_s: float) -> list[Lane]:
     """Return the simulated lanes of GPipe with two micro-batches. A forward pass takes 1 s, a backward pass 2 s, and a
     transfer `hop_s`."""
     words = [*PIPELINE.split(), "engine.schedule=gpipe", "batch.accumulation=2"]
     spec = compose.compose_request(compose.parse_single(words)).spec
-    said, network = engines.facts(spec).pipeline, models.build_network(spec.model)
-    assert said and network
-    costs = said(spec, network, "cuda", False)
+    pipeline_facts, network = engines.facts(spec).pipeline, models.build_network(spec.model)
+    assert pipeline_facts and network
+    costs = pipeline_facts(spec, network, "cuda", False)
     return build_lanes(costs.list_passes([1.0, 1.0], [2.0, 2.0], lambda source, target: hop_s), 4)
 
 
@@ -60,22 +60,22 @@ def ranks_per_place(one: Prediction) -> int:
     return spec.world_size // spec.parallel.pipeline
 
 
-def test_gpipe_of_two_stages_fills_drains_and_waits_between() -> None:
-    first, second = play(hop_s=0.0)
+def test_gpipe_lanes_of_two_stages_computed_by_hand() -> None:
+    first, second = simulate(hop_s=0.0)
     assert (first.label, second.label) == ("ranks 0–3", "ranks 4–7")
     assert first.spans == ((FORWARD, 0, 1), (FORWARD, 1, 2), (BACKWARD, 5, 7), (BACKWARD, 7, 9))
     assert second.spans == ((FORWARD, 1, 2), (FORWARD, 2, 3), (BACKWARD, 3, 5), (BACKWARD, 5, 7))
     assert compute_idle([first, second]) == pytest.approx(1 / 3), "(P - 1) / (m + P - 1)"
 
 
-def test_before_a_pass_stands_the_part_of_its_wait_in_which_something_is_on_its_way() -> None:
-    first, second = play(hop_s=0.5)
+def test_lanes_show_transfers_only_while_a_rank_waits_for_them() -> None:
+    first, second = simulate(hop_s=0.5)
     assert second.spans[:3] == ((TRANSFER, 1, 1.5), (FORWARD, 1.5, 2.5), (FORWARD, 2.5, 3.5))
     assert first.spans[2:4] == ((TRANSFER, 5.5, 6), (BACKWARD, 6, 8)), "the other rank's pass before it is no transfer"
     assert sum(span.kind == TRANSFER for span in (*first.spans, *second.spans)) == 2, "others come while it computes"
 
 
-def test_a_prediction_lists_every_pass_and_ends_as_its_step_says() -> None:
+def test_predicted_lanes_have_every_pass_and_end_within_the_step_time() -> None:
     (one,) = api.predict(overrides=PIPELINE)
     assert one.time
     lanes = build_lanes(one.list_passes(), ranks_per_place(one))
@@ -86,7 +86,7 @@ def test_a_prediction_lists_every_pass_and_ends_as_its_step_says() -> None:
     assert least_s < max(lane.spans[-1].end_s for lane in lanes) < one.time.step_s, "exchanges of slices lie in passes"
 
 
-def test_what_is_no_pipeline_or_has_too_many_passes_has_no_lanes() -> None:
+def test_runs_without_a_pipeline_or_with_too_many_passes_have_no_lanes() -> None:
     (plain,) = api.predict(overrides="model=mt5_xl engine=zero2 devices_per_node=8 machine=a100_80")
     assert build_lanes(plain.list_passes(), 1) == []
     (one,) = api.predict(overrides=PIPELINE)
@@ -95,7 +95,7 @@ def test_what_is_no_pipeline_or_has_too_many_passes_has_no_lanes() -> None:
     assert not predict_passes(composed.spec, composed.machine, "cuda", most=15)
 
 
-def test_a_lane_is_a_row_of_boxes_in_the_axis_unit() -> None:
+def test_lane_is_drawn_as_a_row_of_boxes_in_the_unit_of_the_axis() -> None:
     axes = Figure().subplots()
     lanes = [Lane("rank 0", (LaneSpan(FORWARD, 0, 0.002),)), Lane("rank 1", (LaneSpan(TRANSFER, 0.002, 0.003),))]
     draw_lanes(axes, lanes, 1e-3)
@@ -107,7 +107,9 @@ def test_a_lane_is_a_row_of_boxes_in_the_axis_unit() -> None:
     assert low > high, "rank 0 is above"
 
 
-def test_the_page_of_one_pipeline_shows_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_one_pipeline_shows_its_lanes_and_idle_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.html"
     assert main(["predict", *PIPELINE.split(), "--page", str(page)]) == 0
     text = page.read_text()

@@ -22,20 +22,20 @@ def study() -> MeasuredStudy:
     return analysis.open_study(RECORDED / "testbed")
 
 
-def test_the_package_offers_what_users_should_see() -> None:
+def test_dir_of_the_package_lists_documented_public_names() -> None:
     assert dir(analysis) == sorted(analysis.__all__)
     assert all(getattr(analysis, name).__doc__ for name in analysis.__all__)
 
 
 @pytest.mark.processes
-def test_importing_the_package_brings_no_table_and_no_drawing_library() -> None:
+def test_importing_the_package_loads_no_table_or_drawing_library() -> None:
     code = (
         "import sys, analysis; print(sorted({'pandas', 'matplotlib', 'scipy', 'numpy', 'pydantic'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_every_column_of_every_table_has_a_meaning(study: MeasuredStudy) -> None:
+def test_each_column_of_each_table_has_a_meaning(study: MeasuredStudy) -> None:
     for frame in (study.table, study.full.summary, study.full.best, study.scaling):
         meanings = frame.attrs["meanings"]
         assert [name for name in frame.columns if not meanings.get(name)] == []
@@ -45,7 +45,7 @@ def test_every_column_of_every_table_has_a_meaning(study: MeasuredStudy) -> None
     assert study.scaling.attrs["units"]["base_step_s_high"] == "s"
 
 
-def test_tables_say_the_same_as_without_a_study(study: MeasuredStudy) -> None:
+def test_tables_of_a_study_equal_those_of_its_results(study: MeasuredStudy) -> None:
     pd.testing.assert_frame_equal(study.table, study.results.table)
     pd.testing.assert_frame_equal(study.full.summary, study.results.summary)
     assert set(study.best["standing"]) <= {
@@ -82,19 +82,19 @@ def test_units_and_meanings_survive_the_usual_operations(study: MeasuredStudy, o
     assert kept.attrs["meanings"]["step_s"] == "median step time"
 
 
-def test_they_survive_a_parquet_file(study: MeasuredStudy, tmp_path: Path) -> None:
+def test_units_and_meanings_survive_a_parquet_file(study: MeasuredStudy, tmp_path: Path) -> None:
     study.table.to_parquet(tmp_path / "runs.parquet")
     assert pd.read_parquet(tmp_path / "runs.parquet").attrs == study.table.attrs
 
 
-def test_what_has_lost_them_is_described_by_its_names(study: MeasuredStudy) -> None:
+def test_columns_without_attributes_are_described_by_their_names(study: MeasuredStudy) -> None:
     found = analysis.describe_columns(study.table.groupby("engine")[["step_s", "nodes"]].median().assign(own=1))
     assert found.loc["step_s"].tolist() == ["s", "median step time"]
     assert found.loc["own"].tolist() == ["", ""]
     assert list(analysis.describe_columns().index) == list(list_all_columns())
 
 
-def test_figures_are_methods_that_tab_completes(study: MeasuredStudy) -> None:
+def test_figures_are_methods_listed_by_dir(study: MeasuredStudy) -> None:
     assert {"strong_scaling", "step_time"} <= {*dir(study.plot)}
     figure = study.plot.step_time()
     assert isinstance(figure, Figure)
@@ -102,7 +102,7 @@ def test_figures_are_methods_that_tab_completes(study: MeasuredStudy) -> None:
     assert repr(study.plot).startswith("<figures: ")
 
 
-def test_a_figure_that_there_is_not_is_refused_in_one_line(study: MeasuredStudy) -> None:
+def test_unknown_and_empty_figures_are_refused_in_one_line(study: MeasuredStudy) -> None:
     with pytest.raises(AttributeError, match=r"^plot\.step_times: no such figure; did you mean step_time\?$"):
         study.plot.step_times  # noqa: B018
     assert not hasattr(study.plot, "_repr_html_")
@@ -112,19 +112,19 @@ def test_a_figure_that_there_is_not_is_refused_in_one_line(study: MeasuredStudy)
         smoke.plot.strong_scaling()
 
 
-def test_a_study_shows_its_runs_and_their_flags(study: MeasuredStudy) -> None:
+def test_repr_of_a_study_counts_runs_and_flags(study: MeasuredStudy) -> None:
     assert repr(study) == (
         "<MeasuredStudy: 24 runs of 12 configurations, 24 ok; flags: 24 short, 24 unverified, 23 dirty, 1 unsteady>"
     )
 
 
-def test_tables_show_their_main_columns_unless_all_are_asked_for(study: MeasuredStudy) -> None:
+def test_tables_have_their_main_columns_and_full_tables_have_all(study: MeasuredStudy) -> None:
     for short, full in ((study.summary, study.full.summary), (study.best, study.full.best)):
         assert len(short.columns) <= 16 and "flags" in short
         pd.testing.assert_frame_equal(short, full[short.columns])
 
 
-def test_trusted_runs_are_those_that_nothing_disturbed(tmp_path: Path) -> None:
+def test_trusted_runs_exclude_busy_runs_and_drills(tmp_path: Path) -> None:
     load = ({"node": 0, "others_share": 0.3},)
     quiet, busy, drill = run(spec("ddp")), run(spec("zero1"), load=load), run(spec("zero2"), drill="rank=1 step=3")
     study = analysis.open_study(save(tmp_path, quiet, busy, drill))
@@ -134,30 +134,30 @@ def test_trusted_runs_are_those_that_nothing_disturbed(tmp_path: Path) -> None:
     assert "busy" in repr(study) and "busy" not in repr(study.trusted)
 
 
-def test_without_a_trusted_run_the_answer_says_why_and_what_to_do(tmp_path: Path) -> None:
+def test_answer_without_trusted_runs_has_reason_and_remedy(tmp_path: Path) -> None:
     load = ({"node": 0, "others_share": 0.3},)
     busy = [run(spec("ddp"), load=load, repeat=repeat) for repeat in range(3)]
     study = analysis.open_study(save(tmp_path, *busy, run(spec("zero1"), drill="rank=1 step=3")))
-    told = (
+    expected = (
         "None of 4 runs is trusted (3 busy, 1 drill); to add quiet ones, sweep again with --repeats 6 "
         "launcher.quiet_within_s=600."
     )
-    assert study.trusted.answer() == told and study.trusted.trusted.full.answer() == told
+    assert study.trusted.answer() == expected and study.trusted.trusted.full.answer() == expected
     assert analysis.open_study(save(tmp_path / "one", run(evidence="rehearsed"))).answer() == "No run was measured."
 
 
-def test_the_data_behind_the_tables_are_shown_in_one_line(study: MeasuredStudy) -> None:
+def test_repr_of_results_is_one_line(study: MeasuredStudy) -> None:
     assert repr(study.results) == repr(study).replace("MeasuredStudy", "Results")
 
 
-def test_the_answer_is_text(study: MeasuredStudy) -> None:
+def test_answer_is_a_short_text(study: MeasuredStudy) -> None:
     assert (
         study.answer().startswith("zero0 was fastest as measured in all 6 questions.")
         and len(study.answer().splitlines()) <= 5
     )
 
 
-def test_a_warning_counts_skipped_files_and_names_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_counts_skipped_files_and_lists_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, run())
     for number in range(9):
         (tmp_path / str(number)).mkdir()

@@ -21,12 +21,12 @@ def executed(name: str, folder: Path, **parameters: Any) -> list[Any]:
     return [output for cell in cells for output in cell.get("outputs", ())]
 
 
-def told(outputs: list[Any]) -> str:
+def join_outputs(outputs: list[Any]) -> str:
     return "\n".join(output.get("data", {}).get("text/html", output.get("text", "")) for output in outputs)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs_and_begins_with_its_parameters(path: Path) -> None:
+def test_notebook_has_no_outputs_and_begins_with_its_parameters(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -36,42 +36,44 @@ def test_a_notebook_is_kept_without_outputs_and_begins_with_its_parameters(path:
     assert code[0].source.startswith('RUNS = "../../results/runs"'), "the user's results, from where the notebook lies"
 
 
-def test_every_notebook_is_in_the_gallery() -> None:
+def test_gallery_contains_every_notebook() -> None:
     assert {*RUNS} == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.processes
 @pytest.mark.thorough
-def test_a_first_look_takes_three_lines(tmp_path: Path) -> None:
+def test_first_look_shows_a_figure_and_column_meanings(tmp_path: Path) -> None:
     outputs = executed("first_look", tmp_path, RUNS=str(RECORDED / "testbed"))
     assert "image/png" in outputs[0].data, "a figure is shown without pyplot"
-    assert "median step time" in told(outputs)
+    assert "median step time" in join_outputs(outputs)
 
 
 @pytest.mark.processes
 @pytest.mark.thorough
-def test_reading_results(tmp_path: Path) -> None:
+def test_reading_results_shows_tables_and_one_figure(tmp_path: Path) -> None:
     outputs = executed("reading_results", tmp_path, RUNS=str(RECORDED / "smoke"))
     first, picture = outputs[0], [output for output in outputs if "image/png" in output.get("data", {})]
     assert first.data["text/html"].count("<tr>") == 20
     assert len(picture) == 1
     for column in ("padding_tokens", "init_peak_bytes"):
-        assert f"<th>{column}</th>" in told(outputs), "every column is explained"
+        assert f"<th>{column}</th>" in join_outputs(outputs), "every column is explained"
 
 
 @pytest.mark.processes
 @pytest.mark.thorough
-def test_a_scaling_study_ends_in_a_figure(tmp_path: Path) -> None:
+def test_scaling_study_writes_a_figure_of_all_engines(tmp_path: Path) -> None:
     outputs = executed("scaling_study", tmp_path, RUNS=str(RECORDED / "testbed"), FIGURE="figure.svg")
     engines = set(results.read([RECORDED / "testbed"]).table["engine"])
     drawn = (tmp_path / "figure.svg").read_text()
     assert all(f"<!-- {engine} -->" in drawn for engine in engines), "each has its entry in the legend"
-    assert "too few repeats to tell" in told(outputs), "two stages cross or do not only where runs were repeated"
+    assert "too few repeats to tell" in join_outputs(outputs), (
+        "two stages cross or do not only where runs were repeated"
+    )
 
 
 @pytest.mark.processes
 @pytest.mark.thorough
-def test_two_machines_are_compared(tmp_path: Path) -> None:
+def test_comparing_machines_reports_too_few_repeats(tmp_path: Path) -> None:
     machines = ("testbed_400mbit", "testbed_100mbit")
     outputs = executed("comparing_machines", tmp_path, RUNS=str(RECORDED / "testbed"), MACHINES=machines)
-    assert "<td>too few repeats to tell</td>" in told(outputs), "each was measured once"
+    assert "<td>too few repeats to tell</td>" in join_outputs(outputs), "each was measured once"

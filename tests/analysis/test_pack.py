@@ -37,7 +37,7 @@ NAMES = {"study", "device", "allocation", "slowest_host", "slowest_link_node", "
 
 
 @pytest.mark.parametrize("study", ["smoke", "testbed", "failures", "memory"])
-def test_the_packed_records_have_the_numbers_of_the_original(study: str, tmp_path: Path) -> None:
+def test_packed_records_have_the_numbers_of_the_originals(study: str, tmp_path: Path) -> None:
     before = analysis.open_study(RECORDED / study)
     after = analysis.open_study(unpacked([RECORDED / study], tmp_path))
     for name in ("table", "summary", "best", "scaling"):
@@ -50,7 +50,7 @@ def test_the_packed_records_have_the_numbers_of_the_original(study: str, tmp_pat
             assert len(pairs) == one[column].fillna("").nunique() == other[column].fillna("").nunique(), column
 
 
-def test_a_report_is_drawn_from_the_archive(tmp_path: Path) -> None:
+def test_report_of_the_archive_has_the_figures_of_the_original(tmp_path: Path) -> None:
     inside = unpacked([RECORDED / "smoke"], tmp_path)
     assert main(["report", str(inside), "--out", str(tmp_path / "report")]) == 0
     assert main(["report", str(RECORDED / "smoke"), "--out", str(tmp_path / "original")]) == 0
@@ -59,7 +59,7 @@ def test_a_report_is_drawn_from_the_archive(tmp_path: Path) -> None:
     assert figures[0] == figures[1] != []
 
 
-def test_the_archive_holds_one_record_per_run_and_nothing_else(tmp_path: Path) -> None:
+def test_archive_contains_one_record_per_run_and_nothing_else(tmp_path: Path) -> None:
     runs = [run(), run(repeat=1), run(machine={"name": "h100"}), run(spec(micro=4))]
     found = unpacked([save(tmp_path / "runs" / str(n), one) for n, one in enumerate(runs)], tmp_path)
     names = sorted(path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file())
@@ -69,11 +69,11 @@ def test_the_archive_holds_one_record_per_run_and_nothing_else(tmp_path: Path) -
     )
 
 
-def test_equal_records_make_equal_bytes() -> None:
+def test_equal_records_give_equal_bytes() -> None:
     assert pack_records([run(), failed("oom")]) == pack_records([run(), failed("oom")])
 
 
-def test_points_that_differ_in_a_text_left_out_stay_two_points() -> None:
+def test_points_that_differ_in_a_removed_text_keep_different_ids() -> None:
     specs = [spec(data={"name": "text", "source": "text", "options": {"files": [file]}}) for file in ("/a", "/b")]
     packed = [RunRecord.model_validate_json(content) for content in pack_records(map(run, specs)).values()]
     assert len({one.config_id for one in packed}) == 2
@@ -162,14 +162,14 @@ def planted(text: str) -> RunRecord:
 
 
 @pytest.mark.parametrize("text", PLANTED)
-def test_no_planted_text_is_left_of_a_record_that_holds_it_everywhere(text: str) -> None:
+def test_text_planted_in_every_field_is_absent_from_the_archive(text: str) -> None:
     record = planted(text)
     whole = json.dumps(record.model_dump(mode="json", by_alias=True))
     times = sum(text in one or one in re.sub(r"[^A-Za-z0-9]+", "-", text) for one in list_texts(json.loads(whole)))
     assert times > 60, "or the record would test nothing"
     (content,) = pack_records([record]).values()
-    left = [one for one in list_texts(json.loads(content)) if _holds(one, text)]
-    assert left == []
+    remaining = [one for one in list_texts(json.loads(content)) if _holds(one, text)]
+    assert remaining == []
     packed = RunRecord.model_validate_json(content)
     assert packed.observations and record.observations
     assert packed.observations.steps == record.observations.steps
@@ -183,14 +183,14 @@ def _holds(found: str, text: str) -> bool:
     return text in found or any(part in found.lower() for part in parts if part not in known)
 
 
-def test_each_field_alone_is_enough_to_be_left_out() -> None:
+def test_all_texts_of_a_packed_record_have_an_allowed_form() -> None:
     """Every string in a packed record is defined by zeroscale, or is a version, a time, a hash or a pseudonym."""
     (content,) = pack_records([planted("jdoe")]).values()
     forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|left out by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
     assert [text for text in list_texts(json.loads(content)) if not re.fullmatch(forms, text)] == []
 
 
-def test_every_rule_is_of_a_field_that_records_have() -> None:
+def test_rules_of_pack_refer_to_existing_fields() -> None:
     for path in KEPT:
         kind: Any = RunRecord
         for part in path.split("."):
@@ -201,7 +201,7 @@ def test_every_rule_is_of_a_field_that_records_have() -> None:
             kind = inner[0].model_fields[part].annotation
 
 
-def test_a_run_on_a_foreign_host_is_still_known_as_one(tmp_path: Path) -> None:
+def test_packed_run_keeps_the_flag_foreign_hosts(tmp_path: Path) -> None:
     job = {"job_id": "7", "cluster": "zinc", "nodelist": "gpu[1-2]"}
     of = spec(nodes=2, ranks=1)
     record = run(of, environment={"hosts": ("gpu1.example.edu", "gpu3.example.edu"), "job": job})
@@ -211,7 +211,7 @@ def test_a_run_on_a_foreign_host_is_still_known_as_one(tmp_path: Path) -> None:
     assert re.fullmatch(r"job1-[0-9a-f]{6}", row["allocation"])
 
 
-def test_a_record_that_no_reader_would_take_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_record_is_excluded_from_the_archive_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The objective span corruption has fixed kinds of tokens. A record with another kind of tokens is not valid."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1

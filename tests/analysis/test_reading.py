@@ -33,12 +33,12 @@ def foreign(folder: Path) -> Path:
     They are truncated, foreign, of a future version, incomplete, binary, a list, and a folder.
     """
     newer = plain(run()) | {"schema_version": 99, "new": 1}
-    lacking = {key: value for key, value in plain(run()).items() if key != "outcome"}
+    incomplete = {key: value for key, value in plain(run()).items() if key != "outcome"}
     contents = {
         "torn": json.dumps(plain(run()))[:300].encode(),
         "else": b'{"artist": "Ella"}',
         "newer": json.dumps(newer).encode(),
-        "lacking": json.dumps(lacking).encode(),
+        "lacking": json.dumps(incomplete).encode(),
         "binary": b"\xff\xfe\x00",
         "list": b"[1, 2]",
     }
@@ -49,7 +49,9 @@ def foreign(folder: Path) -> Path:
     return folder
 
 
-def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_records_are_read_and_other_files_are_listed_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save(tmp_path, run(), run(spec("ddp")))
     found = results.read([foreign(tmp_path)])
     assert len(found.table) == 2
@@ -63,7 +65,7 @@ def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, cap
     assert caplog.messages[4:] == ["  … and 4 more"]
 
 
-def test_a_file_below_two_of_the_paths_is_one_run(tmp_path: Path) -> None:
+def test_file_below_two_of_the_paths_counts_once(tmp_path: Path) -> None:
     save(tmp_path, run())
     assert len(analysis.load([tmp_path, tmp_path / "smoke", *tmp_path.rglob("record.json")])) == 1
     (tmp_path / "link").mkdir()
@@ -71,28 +73,28 @@ def test_a_file_below_two_of_the_paths_is_one_run(tmp_path: Path) -> None:
     assert len(analysis.load(tmp_path)) == 1
 
 
-def test_an_attempt_without_a_record_is_named(tmp_path: Path) -> None:
+def test_attempt_without_a_record_is_listed_as_unfinished(tmp_path: Path) -> None:
     begun = tmp_path / "smoke" / "0123456789" / "0.0"
     begun.mkdir(parents=True)
     (begun / "circumstance.json").write_text("{}")
     assert results.read([tmp_path]).unfinished == (begun,)
 
 
-def test_runs_come_in_an_order_that_people_expect(tmp_path: Path) -> None:
-    asked = [(1, "ddp", 2), (1, "zero1", 2), (1, "zero1", 16), (2, "ddp", 2)]
-    save(tmp_path, *(run(spec(engine, micro, ranks)) for ranks, engine, micro in reversed(asked)))
+def test_runs_are_ordered_by_ranks_engine_and_numeric_micro_batch(tmp_path: Path) -> None:
+    expected = [(1, "ddp", 2), (1, "zero1", 2), (1, "zero1", 16), (2, "ddp", 2)]
+    save(tmp_path, *(run(spec(engine, micro, ranks)) for ranks, engine, micro in reversed(expected)))
     table = analysis.load(tmp_path)
-    assert list(zip(table["world_size"], table["engine"], table["micro"], strict=True)) == asked
+    assert list(zip(table["world_size"], table["engine"], table["micro"], strict=True)) == expected
     whole = reading.read_records([tmp_path]).records.values()
-    assert [(r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in whole] == asked
+    assert [(r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in whole] == expected
 
 
-def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         analysis.load(tmp_path / "nowhere")
 
 
-def test_load_takes_one_path_or_several_again_and_again(tmp_path: Path) -> None:
+def test_load_accepts_one_path_or_several(tmp_path: Path) -> None:
     save(tmp_path, run())
     for paths in (tmp_path, str(tmp_path), [str(tmp_path)], [tmp_path, tmp_path]):
         assert len(analysis.load(paths)) == 1
@@ -100,7 +102,7 @@ def test_load_takes_one_path_or_several_again_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("statement", "unpaid"),
+    ("statement", "excluded"),
     [
         ("import analysis", {"pandas", "pydantic", "numpy", "matplotlib", "torch"}),
         ("import analysis.cli.table, analysis.cli.report", {"pandas", "numpy", "matplotlib", "jinja2", "torch"}),
@@ -110,32 +112,32 @@ def test_load_takes_one_path_or_several_again_and_again(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_importing_stays_light(statement: str, unpaid: set[str]) -> None:
-    told = subprocess.run(
+def test_imports_load_no_heavy_libraries(statement: str, excluded: set[str]) -> None:
+    completed = subprocess.run(
         [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert not unpaid & set(told.stdout.split())
+    assert not excluded & set(completed.stdout.split())
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["table", "report"])
-def test_reading_needs_nothing_of_what_running_needs(verb: str, tmp_path: Path) -> None:
+def test_reading_works_without_the_libraries_needed_for_runs(verb: str, tmp_path: Path) -> None:
     """Runs without torch, as after `pip install zeroscale` without extras."""
     out = ["--out", str(tmp_path)] if verb == "report" else []
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", WITHOUT, verb, str(RECORDED / "smoke"), *out],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    assert (tmp_path / "report.html").is_file() if verb == "report" else "zero3" in told.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert (tmp_path / "report.html").is_file() if verb == "report" else "zero3" in completed.stdout
 
 
-def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_listed_as_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, run())
     (tmp_path / "closed").mkdir()
     look = os.scandir
@@ -150,7 +152,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatc
     assert (skipped.path, skipped.why) == (tmp_path / "closed", "Permission denied")
 
 
-def test_recorded_runs_give_a_table() -> None:
+def test_table_of_recorded_runs_has_rates_for_measured_runs_only() -> None:
     table = analysis.load(RECORDED)
     assert (table.outcome == "ok").any()
     measured = (table.outcome == "ok") & (table.evidence == "measured")

@@ -15,7 +15,9 @@ def runs(tmp_path: Path) -> Path:
     return save(tmp_path / "results" / "runs", *good, failed("oom", spec("zero3"), reason=long))
 
 
-def test_text_fits_100_columns_and_has_every_reason_in_full(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_table_fits_100_columns_and_has_every_reason_in_full(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["table", str(runs)]) == 0
     out, error = capsys.readouterr()
     header = out.splitlines()[0]
@@ -25,7 +27,9 @@ def test_text_fits_100_columns_and_has_every_reason_in_full(runs: Path, capsys: 
     assert "model" in error and error.strip().endswith("add --wide")
 
 
-def test_wide_text_has_all_main_columns_and_one_line_per_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_text_table_has_all_main_columns_and_one_line_per_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["table", str(runs), "--wide"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == [
@@ -37,45 +41,47 @@ def test_wide_text_has_all_main_columns_and_one_line_per_run(runs: Path, capsys:
     assert "out of memory " * 20 in rows[2] + " "
 
 
-def test_rich_markup_in_a_record_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rich_markup_in_a_record_is_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["table", str(save(tmp_path, failed("error", reason="[bold]not markup[/bold]")))])
     assert "[bold]not markup[/bold]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["md", "csv", "json"])
-def test_columns_are_those_asked_for_in_that_order(runs: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_the_requested_columns_in_the_requested_order(
+    runs: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["table", str(runs), "--format", form, "--columns", "outcome, engine"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     expected = {
         "md": "| outcome | engine |\n| --- | --- |\n| ok | ddp |\n| ok | zero1 |\n| oom | zero3 |\n",
         "csv": "outcome,engine\nok,ddp\nok,zero1\noom,zero3\n",
     }
     rows = [{"outcome": o, "engine": e} for o, e in (("ok", "ddp"), ("ok", "zero1"), ("oom", "zero3"))]
-    assert json.loads(told) == rows if form == "json" else told == expected[form]
+    assert json.loads(printed) == rows if form == "json" else printed == expected[form]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "printed"),
     [
         (["--columns", "engine,flag"], "--columns flag: no such column; did you mean flags?"),
         (["nowhere"], "nowhere: no such file or folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    runs: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_impossible_requests_are_refused_in_one_line(
+    runs: Path, words: list[str], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["table", str(runs), *words]) == 2
-    assert told in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["table", "report"])
-def test_no_record_is_an_error(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_records_is_an_error(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "record.json").write_text("{}")
     assert main([verb, str(tmp_path)]) == 2
     assert "no record below" in capsys.readouterr().err
 
 
-def test_skipped_files_are_named_and_the_rest_is_shown(
+def test_skipped_files_are_reported_and_other_runs_are_printed(
     runs: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     (runs / "record.json").write_text("{}")
@@ -84,7 +90,7 @@ def test_skipped_files_are_named_and_the_rest_is_shown(
     assert str(runs / "record.json") in caplog.text
 
 
-def test_a_report_goes_where_its_study_says(
+def test_report_is_written_to_the_folder_of_its_study(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,14 +103,14 @@ def test_a_report_goes_where_its_study_says(
     assert (tmp_path / "here" / "report.html").is_file()
 
 
-def test_a_report_with_a_price_tells_costs(runs: Path, tmp_path: Path) -> None:
+def test_report_with_a_price_contains_costs(runs: Path, tmp_path: Path) -> None:
     assert main(["report", str(runs), "--price", "3.6", "--out", str(tmp_path / "here")]) == 0
-    told = (tmp_path / "here" / "runs.md").read_text()
-    assert "| cost of a million tokens |" in told
-    assert "| 5.00 |" in told, "400 tokens/s on 2 devices, 3.6 an hour each"
+    printed = (tmp_path / "here" / "runs.md").read_text()
+    assert "| cost of a million tokens |" in printed
+    assert "| 5.00 |" in printed, "400 tokens/s on 2 devices, 3.6 an hour each"
 
 
-def test_a_price_that_is_none_is_one_line_and_no_report(
+def test_invalid_price_is_refused_without_writing_a_report(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(runs), "--price", "0", "--out", str(tmp_path / "here")]) == 2

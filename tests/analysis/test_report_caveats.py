@@ -12,16 +12,16 @@ def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:
     return [run(spec(), repeat=number, environment={"hosts": names}) for number, names in enumerate(hosts)]
 
 
-def told_of_nodes(*records: RunRecord) -> list[str]:
+def list_node_caveats(*records: RunRecord) -> list[str]:
     return [line for line in list_caveats(compute_findings(results(*records))) if "the same nodes" in line]
 
 
-def test_intervals_between_allocations_on_the_same_nodes_hold_for_those() -> None:
-    (told,) = told_of_nodes(*allocations([("a", "b")] * 3))
-    assert told.startswith("1 configuration had the same nodes in all allocations")
+def test_caveat_counts_configurations_with_equal_nodes_in_all_allocations() -> None:
+    (caveat,) = list_node_caveats(*allocations([("a", "b")] * 3))
+    assert caveat.startswith("1 configuration had the same nodes in all allocations")
 
 
-def test_other_nodes_a_single_allocation_and_unknown_nodes_are_not_told() -> None:
-    assert told_of_nodes(*allocations([("a",), ("b",), ("a",)])) == []
-    assert told_of_nodes(*allocations([("a",)])) == []
-    assert told_of_nodes(*allocations([(), (), ()])) == []
+def test_no_caveat_for_different_nodes_one_allocation_or_unknown_nodes() -> None:
+    assert list_node_caveats(*allocations([("a",), ("b",), ("a",)])) == []
+    assert list_node_caveats(*allocations([("a",)])) == []
+    assert list_node_caveats(*allocations([(), (), ()])) == []

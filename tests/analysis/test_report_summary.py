@@ -29,7 +29,7 @@ def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
     return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
 
-def doubted(of: Results) -> str:
+def join_caveats(of: Results) -> str:
     return " ".join(list_caveats(compute_findings(of)))
 
 
@@ -40,7 +40,7 @@ def answer(*records: RunRecord) -> dict[str, str]:
     return {heading.label: cell.full.replace("\xa0", " ") for heading, cell in zip(table.head, row, strict=True)}
 
 
-def test_what_varies_is_told_apart_from_what_was_held_equal() -> None:
+def test_setup_separates_varied_from_constant_settings() -> None:
     found = describe_setup(
         compute_findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))).rows
     )
@@ -49,7 +49,7 @@ def test_what_varies_is_told_apart_from_what_was_held_equal() -> None:
     assert found.ran == "3 runs of 3 configurations: 2 ok, 1 oom"
 
 
-def test_the_answer_names_the_fastest_and_its_rivals_by_verdict() -> None:
+def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
     lean = memory(2, peak=MIB)
     times = {"ddp": (0.09, 0.1, 0.11), "zero1": (0.09, 0.105, 0.12), "zero2": (0.2, 0.201, 0.202)}
     records = [record for engine, seconds in times.items() for record in allocations(engine, *seconds)]
@@ -63,7 +63,7 @@ def test_the_answer_names_the_fastest_and_its_rivals_by_verdict() -> None:
     assert row["flags"] == "short"
 
 
-def test_the_answer_names_the_rivals_that_are_equal_within_three_per_cent() -> None:
+def test_answer_lists_rivals_equal_within_three_percent() -> None:
     """Repeats scatter by 0.6 %. An engine that is 0.3 % slower is then equal within 3 %, but for one that is 1.4 %
     slower this cannot be shown."""
     records = [
@@ -76,7 +76,7 @@ def test_the_answer_names_the_rivals_that_are_equal_within_three_per_cent() -> N
     assert tied.startswith("not told apart: zero2, micro 2 (+1.4 %, 95 %: −")
 
 
-def test_two_protocols_have_two_names_in_a_table_and_one_series_in_figures() -> None:
+def test_two_protocols_have_two_names_in_tables_and_one_series_in_figures() -> None:
     both = [at("ddp", 0.1), run(spec("ddp", measure={"min_steps": 40}), steps=steps(scattered(0.19, 0.2, 0.21)))]
     records = [*both, at("zero1", 0.3), at("ddp", 0.4, micro=4)]
     row, found = answer(*records), compute_findings(results(*records))
@@ -86,19 +86,19 @@ def test_two_protocols_have_two_names_in_a_table_and_one_series_in_figures() -> 
     assert set(found.summary["variant"]) == {""}
 
 
-def test_a_difference_between_single_runs_is_indicative_and_has_no_interval() -> None:
+def test_difference_of_single_runs_is_indicative_without_an_interval() -> None:
     row = answer(at("ddp", 0.10, 0.01), at("zero2", 0.20), at("zero3", 0.40))
     assert row["fastest"] == "ddp, micro 2"
     assert row["rivals"] == "longer, indicative only: zero2, micro 2 (+100 %), zero3, micro 2 (+300 %)"
     assert row["intervals"] == "of one run's steps, indicative"
 
 
-def test_without_a_measured_run_there_is_no_fastest() -> None:
+def test_question_without_measured_runs_has_no_fastest() -> None:
     row = answer(failed("oom"), failed("error", spec("zero2")))
     assert (row["fastest"], row["rivals"], row["without a number"]) == ("none", "", "1 oom, 1 error")
 
 
-def test_the_answer_counts_failed_repeats_and_busy_configurations() -> None:
+def test_answer_counts_failed_repeats_and_busy_configurations() -> None:
     survivors = [*(at("zero1", 0.09, repeat=n) for n in range(3)), *(failed("oom", repeat=n) for n in range(3, 10))]
     busy = at("zero3", 0.01, load=({"node": 0, "others_share": 0.3},))
     records = [*survivors, busy, *(at("zero2", 0.1, repeat=n) for n in range(3))]
@@ -124,7 +124,7 @@ def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     assert first.index("<p>") < first.index("<figure") if "<figure" in first else True
 
 
-def test_the_page_begins_with_what_was_compared_and_when() -> None:
+def test_page_begins_with_the_compared_settings_and_the_date() -> None:
     html = page_of(results(at("ddp", 0.1), at("zero1", 0.2)))
     assert "<title>zeroscale: smoke (2026-11-24)</title>" in html
     assert '<p class="lead">Measured 2026-11-24. Compared: engine ddp, zero1.</p>' in html
@@ -151,17 +151,17 @@ def test_a_table_of_runs_is_shown_only_if_some_configuration_has_several() -> No
     assert 'data-table="runs"' in twice
 
 
-def test_one_run_each_is_a_doubt_and_so_are_comparisons_within_runs() -> None:
-    said = doubted(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
-    assert "Each configuration ran once; at least 3 runs are needed to compare them." in said
-    assert "1 of 3 configurations have no number: 1 oom." in said
-    assert "1 of 1 ok runs of other engines have losses verified against ddp." in said
+def test_single_runs_and_unverified_losses_are_caveats() -> None:
+    caveats = join_caveats(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
+    assert "Each configuration ran once; at least 3 runs are needed to compare them." in caveats
+    assert "1 of 3 configurations have no number: 1 oom." in caveats
+    assert "1 of 1 ok runs of other engines have losses verified against ddp." in caveats
 
 
-def test_comparisons_between_allocations_are_no_such_doubt() -> None:
-    said = doubted(results(*allocations("ddp", 0.1, 0.11, 0.12), *allocations("zero1", 0.2, 0.21, 0.22)))
-    assert "indicative" not in said
-    assert "Configurations ran 3 times" in said
+def test_comparisons_between_allocations_are_not_called_indicative() -> None:
+    caveats = join_caveats(results(*allocations("ddp", 0.1, 0.11, 0.12), *allocations("zero1", 0.2, 0.21, 0.22)))
+    assert "indicative" not in caveats
+    assert "Configurations ran 3 times" in caveats
 
 
 def controls(first: float, last: float) -> Results:
@@ -171,42 +171,42 @@ def controls(first: float, last: float) -> Results:
     return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))
 
 
-def test_a_control_point_that_became_slower_is_a_doubt() -> None:
+def test_drift_of_a_control_configuration_is_a_caveat() -> None:
     (found,) = compute_findings(controls(0.1, 0.12)).drifts
     assert found.drift.change == pytest.approx(0.2)
     assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
-    assert "too few to tell drift" in doubted(controls(0.1, 0.12))
-    assert "the largest change was ddp, micro 2 in 7, +20 %." in doubted(controls(0.1, 0.12))
+    assert "too few to tell drift" in join_caveats(controls(0.1, 0.12))
+    assert "the largest change was ddp, micro 2 in 7, +20 %." in join_caveats(controls(0.1, 0.12))
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     grown = [at("ddp", s, s / 50, repeat=n, environment=slurm) for n, s in enumerate((0.1, 0.101, 0.1022, 0.1029))]
-    assert "drifted by more than its runs scatter: at most ddp, micro 2 in 7, +3.0 %" in doubted(results(*grown))
+    assert "drifted by more than its runs scatter: at most ddp, micro 2 in 7, +3.0 %" in join_caveats(results(*grown))
 
 
-def test_one_that_did_not_is_said_to() -> None:
+def test_caveats_state_that_no_drift_was_detected() -> None:
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     alike = [at("ddp", s, s / 50, repeat=n, environment=slurm) for n, s in enumerate((0.1, 0.101, 0.0995, 0.1002))]
-    assert "No drift was detected" in doubted(results(*alike))
-    assert "drift" not in doubted(results(at("ddp", 0.1), at("zero1", 0.2)))
+    assert "No drift was detected" in join_caveats(results(*alike))
+    assert "drift" not in join_caveats(results(at("ddp", 0.1), at("zero1", 0.2)))
 
 
-def test_drift_is_not_sought_across_allocations_or_outside_of_slurm() -> None:
+def test_drift_is_computed_only_within_a_slurm_allocation() -> None:
     assert not compute_findings(results(*allocations("ddp", 0.1, 0.2))).drifts
     here = [at("ddp", 0.1), at("ddp", 0.2, repeat=1)]
     assert not compute_findings(results(*here, failed("error", spec("ddp"), repeat=2))).drifts
 
 
-def test_the_studies_are_quoted_in_their_own_words_and_a_price_makes_costs() -> None:
+def test_findings_contain_the_questions_of_studies_and_costs_from_a_price() -> None:
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "question": "Which?"}
     record = at("ddp", 0.1)
-    asking = record.model_copy(update={"circumstance": type(record.circumstance).model_validate(around)})
-    found: ReportFindings = compute_findings(results(asking), price=3.6)
+    with_question = record.model_copy(update={"circumstance": type(record.circumstance).model_validate(around)})
+    found: ReportFindings = compute_findings(results(with_question), price=3.6)
     assert found.questions == ("Which?",)
     # 2 devices at a price of 3.6 per hour cost 0.002 per second. A million tokens at 400 tokens/s cost 5.
     assert [row["cost_per_million_tokens"] for row in found.rows] == [pytest.approx(5.0)]
     assert found.summary["cost_per_million_tokens"].tolist() == [pytest.approx(5.0)]
 
 
-def test_what_differs_between_machines_is_told_and_what_does_not_is_not() -> None:
+def test_origin_lists_only_facts_that_differ_between_machines() -> None:
     fast = machine(fp32=2.0).model_copy(update={"name": "fast"})
     origin = compute_findings(results(run(machine=machine(fp32=1.0)), run(machine=fast))).origin
     assert [(fact.name, fact.values) for fact in origin.unlike] == [("peak tflops", ("fp32 1", "fp32 2"))]

@@ -42,7 +42,7 @@ def files() -> dict[str, str]:
     return {name: content.decode() for name, content in render_tables(compute_findings(of)).items()}
 
 
-def test_the_runs_as_csv_are_exact(files: dict[str, str], tmp_path: Path) -> None:
+def test_csv_of_runs_is_exact(files: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(files["runs.csv"])
     again = read_csv(tmp_path / "runs.csv")
     assert again["step_s"].tolist()[:1] == [0.1] and again["outcome"].tolist() == ["ok", "oom", "ok"]
@@ -61,12 +61,12 @@ DECODER = {
         ([spec("ddp", **DECODER), spec("ddp")], "tokens/s, of all kinds, with padding"),
     ],
 )
-def test_a_rate_says_which_tokens_it_counts(specs: list[RunSpec], unit: str) -> None:
+def test_unit_of_a_rate_names_the_counted_tokens(specs: list[RunSpec], unit: str) -> None:
     of = render_tables(compute_findings(results(*(run(one, steps=QUIET) for one in specs))))
     assert f"throughput ({unit})" in of["configurations.md"].decode().splitlines()[0]
 
 
-def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dict[str, str]) -> None:
+def test_markdown_tables_have_units_rounded_numbers_and_failures(files: dict[str, str]) -> None:
     head, _, *rows = files["configurations.md"].splitlines()
     assert "step time (s)" in head and "throughput (tokens/s, encoder + decoder, with padding)" in head
     (ddp,) = (row for row in rows if "| ddp | 1 × 2 |" in row)
@@ -75,7 +75,7 @@ def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dic
     assert "| oom | 0 | oom | – |" in oom, "instead of the first number"
 
 
-def test_numbers_have_three_digits_and_the_interval_those_that_it_tells() -> None:
+def test_numbers_have_three_digits_and_intervals_the_digits_of_their_width() -> None:
     assert format_short(0.12345, 0.1231, 0.1239) == ("0.123", "0.12310 to 0.12390")
     assert format_short(44_321, 44_300, 44_350) == ("44,300", "44,300 to 44,350")
     assert format_short(0.12345, 0.10, 0.15) == ("0.123", "0.100 to 0.150")
@@ -94,41 +94,41 @@ def of_models(*models: str) -> Results:
     )
 
 
-def test_rows_of_several_models_stand_under_a_heading_each() -> None:
+def test_rows_of_several_models_are_grouped_under_headings() -> None:
     rows = list_rows(of_models("b", "a").summary)
     table = build_configurations_table([*rows[::2], *rows[1::2]])
     page = build_page_table(table, [*rows[::2], *rows[1::2]], [], 4, opens=True)
     labels = [heading.label for heading in page.head]
     engine, peak = labels.index("engine"), labels.index("peak allocated")
     assert "model" not in labels and "model" in [heading.label for heading in table.head]
-    told = [(group.heading, [row.cells[engine].text for row in group.rows]) for group in page.groups]
-    assert told == [("b", ["zero1", "ddp"]), ("a", ["zero1", "ddp"])]
+    shown = [(group.heading, [row.cells[engine].text for row in group.rows]) for group in page.groups]
+    assert shown == [("b", ["zero1", "ddp"]), ("a", ["zero1", "ddp"])]
     assert [row.opens for group in page.groups for row in group.rows] == [f"configurations {n}" for n in (0, 2, 1, 3)]
     assert (page.head[peak].unit, [row.cells[peak].text for row in page.groups[0].rows]) == ("GiB", ["2.93", "0.294"])
 
 
-def test_one_model_needs_no_heading_and_no_column() -> None:
+def test_rows_of_one_model_have_no_heading_and_no_model_column() -> None:
     rows = list_rows(of_models("a").summary)
     page = build_page_table(build_configurations_table(rows), rows, [], 2)
     assert [group.heading for group in page.groups] == [""]
     assert "model" not in [heading.label for heading in page.head]
 
 
-def test_sizes_that_lie_far_apart_have_a_unit_each() -> None:
+def test_sizes_of_different_magnitude_have_a_unit_in_each_cell() -> None:
     far = [run(spec(engine), memory=memory(2, peak)) for engine, peak in (("ddp", MIB), ("zero1", 2048 * MIB))]
     table = build_configurations_table(list_rows(results(*far).summary))
     place = [heading.label for heading in table.head].index("peak allocated")
     assert (table.head[place].unit, [row[place].text for row in table.rows]) == ("", ["2.00 MiB", "2.00 GiB"])
 
 
-def test_a_table_says_what_its_intervals_are() -> None:
+def test_note_of_a_table_explains_its_intervals() -> None:
     three = [run(spec("ddp"), repeat=n, steps=steps(scattered(0.09, 0.1, 0.11))) for n in range(3)]
     once = run(spec("zero1"), steps=QUIET)
     note = build_configurations_table(list_rows(results(once, *three).summary)).note.replace("\xa0", " ")
     assert note == "intervals for n = 1: of one run's steps, indicative; n = 3: 75 %, range of repeats"
 
 
-def test_of_many_rivals_the_best_table_names_three() -> None:
+def test_best_table_lists_three_rivals_and_counts_the_rest() -> None:
     equal = [
         run(spec(f"zero{stage}", micro), repeat=n, steps=steps((s * by * micro / 2,) * 30))
         for stage, s in enumerate((0.1, 0.1001, 0.1002))
@@ -141,22 +141,22 @@ def test_of_many_rivals_the_best_table_names_three() -> None:
     assert others.count("micro") == 3 and others.endswith(" and 2 more")
 
 
-def test_a_title_names_three_studies_and_counts_the_rest_and_asks_a_single_question() -> None:
+def test_title_lists_up_to_three_studies_and_the_question_of_a_single_study() -> None:
     assert title_page(["a"], ["Which?"]) == "a: Which?"
     assert title_page(["a"], []) == "a"
     assert title_page(["a", "b", "c"], ["Which?", "How?"]) == "a, b, c"
     assert title_page(["a", "b", "c", "d", "e"], []) == "a, b, c and 2 more"
 
 
-def test_there_is_scaling_where_node_counts_differ(files: dict[str, str]) -> None:
+def test_scaling_tables_exist_only_if_node_counts_differ(files: dict[str, str]) -> None:
     assert {"scaling.csv", "scaling.md", "scaling.tex"} <= files.keys()
     assert not any(name.startswith(("scal", "cross")) for name in render_tables(compute_findings(results(run()))))
 
 
-def test_latex_is_that_of_pandas_with_the_rules_of_booktabs() -> None:
-    told = to_latex(["a_b", "n"], [["50 % & {x}", "1"], ["\\input{/etc/passwd} $~^#", "2"]], [False, True])
-    needs, *lines = told.splitlines()
-    assert needs == "% needs \\usepackage{booktabs}"
+def test_latex_table_has_booktabs_rules_and_escaped_text() -> None:
+    shown = to_latex(["a_b", "n"], [["50 % & {x}", "1"], ["\\input{/etc/passwd} $~^#", "2"]], [False, True])
+    comment, *lines = shown.splitlines()
+    assert comment == "% needs \\usepackage{booktabs}"
     assert lines[0] == "\\begin{tabular}{lr}" and lines[-1] == "\\end{tabular}"
     assert [line for line in lines if "rule" in line] == ["\\toprule", "\\midrule", "\\bottomrule"]
     assert "a\\_b & n \\\\" in lines
@@ -164,16 +164,16 @@ def test_latex_is_that_of_pandas_with_the_rules_of_booktabs() -> None:
     assert "\\textbackslash input\\{/etc/passwd\\} \\$\\textasciitilde \\textasciicircum \\# & 2 \\\\" in lines
 
 
-def test_a_long_latex_table_breaks_over_pages() -> None:
-    told = to_latex(["n"], [[str(n)] for n in range(LONG + 1)], [True])
-    assert "\\begin{longtable}{r}" in told and "\\usepackage{booktabs,longtable}" in told
+def test_long_latex_table_uses_longtable() -> None:
+    shown = to_latex(["n"], [[str(n)] for n in range(LONG + 1)], [True])
+    assert "\\begin{longtable}{r}" in shown and "\\usepackage{booktabs,longtable}" in shown
 
 
-def test_a_markdown_cell_stays_one_cell_and_its_text_text() -> None:
+def test_text_of_a_markdown_cell_is_escaped() -> None:
     assert format_markdown_table(["a"], [["x | <b>\ny"]], [True]) == "| a |\n| ---: |\n| x \\| \\<b\\> y |\n"
 
 
-def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
+def test_tail_of_a_log_consists_of_complete_lines(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_bytes(b"".join(b"%d \xff\n" % number for number in range(50_000)))
     assert read_tail(log, 2) == "49998 \ufffd\n49999 \ufffd"
@@ -183,35 +183,35 @@ def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
     assert read_tail(tmp_path / "log.zip" / "run.log", 10**6) == read_tail(log, 10**6)
 
 
-def test_a_record_is_read_with_series_on_one_line_and_long_ones_cut() -> None:
-    told = format_record(run(steps=steps((0.25,) * 60, cut=0)))
-    plain = json.loads(told)
+def test_formatted_record_has_series_on_one_line_and_truncates_long_series() -> None:
+    shown = format_record(run(steps=steps((0.25,) * 60, cut=0)))
+    plain = json.loads(shown)
     assert plain["observations"]["steps"]["step_s"][:2] == [0.25, 0.25]
     assert plain["observations"]["steps"]["step_s"][-1] == "… 20 more in record.json"
-    assert any(line.strip().startswith('"step_s": [ 0.25, 0.25,') for line in told.splitlines())
+    assert any(line.strip().startswith('"step_s": [ 0.25, 0.25,') for line in shown.splitlines())
 
 
-def test_a_record_that_is_gone_leaves_the_row(tmp_path: Path) -> None:
+def test_row_of_a_deleted_record_remains_without_details(tmp_path: Path) -> None:
     of = reading.read([save(tmp_path, run())])
     next(tmp_path.rglob("record.json")).unlink()
     left = read_evidence(of, 0)
     assert left.record is None and left.folder.name == "0.0"
-    (told,) = build_details([], list_rows(of.table), [left])["runs"]
-    assert told[3] == ""
+    (shown,) = build_details([], list_rows(of.table), [left])["runs"]
+    assert shown[3] == ""
 
 
-def test_too_much_text_leaves_out_good_runs_first_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_of_ok_runs_are_omitted_first_above_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = run(), failed("oom", spec("zero2"))
     rows = list_rows(results(good, bad).table)
     monkeypatch.setattr("analysis.report.contents.TEXT_BYTES", len(format_record(bad)))
     kept = [
-        told[3] is not None
-        for told in build_details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
+        shown[3] is not None
+        for shown in build_details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
     ]
     assert kept == [False, True]
 
 
-def test_of_too_many_runs_every_configuration_has_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_of_runs_keeps_the_first_of_every_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MOST_ROWS", 3)
     rows = list_rows(results(*(run(spec(engine), repeat=n) for engine in ("ddp", "zero1") for n in range(3))).table)
     assert [(rows[one]["engine"], rows[one]["repeat"]) for one in select_runs(rows)] == [
@@ -219,7 +219,7 @@ def test_of_too_many_runs_every_configuration_has_its_first(monkeypatch: pytest.
     ]  # fmt: skip
 
 
-def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_tables_state_the_number_of_omitted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analysis.report.MOST_ROWS", 1)
     files = render_tables(compute_findings(results(run(), run(repeat=1), run(repeat=2))))
     assert files["runs.md"].decode().splitlines()[-1] == "2 more rows are in runs.csv."
@@ -227,7 +227,7 @@ def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(pd.DataFrame(), pd.DataFrame) and len(files["runs.csv"].splitlines()) == 1 + 3
 
 
-def test_crossovers_have_a_table_of_their_own() -> None:
+def test_crossovers_have_their_own_table() -> None:
     """ZeRO-3 takes 1.2 times as long as ZeRO-2 on one node. Its times grow less with nodes, so it is faster from three
     nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
@@ -243,7 +243,7 @@ def test_crossovers_have_a_table_of_their_own() -> None:
     assert "toprule" in files["crossovers.tex"]
 
 
-def test_facets_are_what_differs_and_a_row_knows_its_place_among_them() -> None:
+def test_facets_are_columns_that_differ_and_rows_have_indices_into_them() -> None:
     rows = list_rows(results(run(spec("ddp")), run(spec("ddp", 4)), failed("oom", spec("zero1", 4))).table)
     facets = find_facets(rows)
     assert [(facet.column, facet.texts) for facet in facets] == [

@@ -44,46 +44,46 @@ def row(record, *others) -> SimpleNamespace:
     return SimpleNamespace(**list_rows(run_table([record, *others]))[0])
 
 
-def test_the_columns_are_these_in_this_order() -> None:
+def test_run_table_has_its_columns_in_order() -> None:
     assert list(run_table([run()]).columns) == ISSUE
     assert list(run_table([]).columns) == ISSUE
     assert set(SHOWN) <= {*ISSUE, *LEARNED}
 
 
-def test_a_run_that_was_trained_to_its_end_has_the_loss_of_its_last_evaluation() -> None:
+def test_completed_training_has_the_loss_of_its_last_evaluation() -> None:
     """The table has the columns of trainings. A training that failed has no values in them."""
     of = spec(micro=2, ranks=2, learning={"tokens": 10_000})
-    taken = [
+    evaluations = [
         Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)
         for step, loss in ((0, 6.0), (3, 4.5), (5, 4.25))
     ]
-    trained = run(of, evaluations=tuple(taken))
-    told = row(trained, run())
-    assert (told.validation_loss, told.trained_s) == (4.25, 10.0)
-    assert told.tokens_trained == 5 * of.global_batch * sum(of.sequence.values())
+    trained = run(of, evaluations=tuple(evaluations))
+    values = row(trained, run())
+    assert (values.validation_loss, values.trained_s) == (4.25, 10.0)
+    assert values.tokens_trained == 5 * of.global_batch * sum(of.sequence.values())
     table = run_table([trained, run(), trained.model_copy(update={"outcome": Outcome(kind="invalid", reason="…")})])
     assert list(table.columns) == [*ISSUE, *LEARNED[:3]], "its evaluations measured no quality"
     assert table["validation_loss"].isna().tolist() == [False, True, True]
     assert summarise(run_table([trained, run()]))["validation_loss"].tolist()[0] == 4.25
 
 
-def test_the_quality_of_answers_is_that_before_the_first_step_and_at_the_end() -> None:
+def test_quality_of_answers_is_from_the_first_and_the_last_evaluation() -> None:
     found = [{"exact_match": share, "token_f1": share + 0.1, "mine:count": 3.0} for share in (0.0, 0.9, 0.5)]
-    taken = [
+    evaluations = [
         Evaluation(step=step, loss=1.0, target_tokens=50, seconds=0.1, trained_s=1.0, quality=one)
         for step, one in enumerate(found)
     ]
-    trained = run(spec(micro=2, ranks=2, learning={"tokens": 10_000}), evaluations=tuple(taken))
+    trained = run(spec(micro=2, ranks=2, learning={"tokens": 10_000}), evaluations=tuple(evaluations))
     table = run_table([trained, run()])
     assert list(table.columns) == [*ISSUE, *LEARNED]
-    told = row(trained, run())
-    assert (told.exact_match_before, told.exact_match) == (0.0, 0.5)
-    assert (told.token_f1_before, told.token_f1) == (0.1, 0.6)
+    values = row(trained, run())
+    assert (values.exact_match_before, values.exact_match) == (0.0, 0.5)
+    assert (values.token_f1_before, values.token_f1) == (0.1, 0.6)
     assert table["exact_match"].isna().tolist() == [False, True]
     assert summarise(table)["token_f1"].tolist()[0] == 0.6
 
 
-def test_every_column_says_what_it_means_and_its_unit() -> None:
+def test_each_column_has_a_meaning_and_a_known_unit() -> None:
     for column in list_columns().values():
         assert column.meaning
         assert column.unit in UNITS
@@ -92,28 +92,28 @@ def test_every_column_says_what_it_means_and_its_unit() -> None:
         assert not column.name.endswith("tokens_per_s") or column.unit == "tokens/s"
 
 
-def test_numbers_of_a_run_worked_out_by_hand() -> None:
+def test_numbers_of_a_run_computed_by_hand() -> None:
     # The global batch is 2 × 2 ranks × 3 = 12. Ten steps each of 0.1, 0.15 and 0.4 s add up to 6.5 s; pauses between
     # blocks do not count.
     of = spec(micro=2, ranks=2, batch={"micro": 2, "accumulation": 3})
     window = scattered(0.1, 0.15, 0.4)
-    told = row(run(of, steps=steps(window, window_s=6.5), tokens=observed(of).tokens))
-    assert (told.global_batch, told.world_size, told.accumulation) == (12, 2, 3)
-    assert (told.encoder_tokens, told.decoder_tokens, told.padding_tokens) == (96, 24, 4)
-    assert (told.n_steps, told.step_s) == (30, 0.15)
-    assert (told.step_s_low, told.step_s_high) == (0.1, 0.4)
-    assert told.samples_per_s == pytest.approx(30 * 12 / 6.5)
-    assert told.tokens_per_s == pytest.approx(30 * 120 / 6.5)
-    assert told.tokens_per_s_low < told.tokens_per_s < told.tokens_per_s_high
-    assert told.effective_tokens_per_s == pytest.approx(30 * 116 / 6.5)
-    assert told.data_wait_s == 0.001
-    assert told.slowest_over_median == pytest.approx(0.02 / 0.015)
-    assert (told.peak_allocated_bytes, told.init_peak_bytes, told.peak_rss_bytes) == (11 * MIB, 5 * MIB, 70 * MIB)
-    assert told.peak_reserved_bytes is None, "a CPU has no caching allocator"
-    assert (told.parameters, told.outcome, told.reason) == (402, "ok", "")
+    values = row(run(of, steps=steps(window, window_s=6.5), tokens=observed(of).tokens))
+    assert (values.global_batch, values.world_size, values.accumulation) == (12, 2, 3)
+    assert (values.encoder_tokens, values.decoder_tokens, values.padding_tokens) == (96, 24, 4)
+    assert (values.n_steps, values.step_s) == (30, 0.15)
+    assert (values.step_s_low, values.step_s_high) == (0.1, 0.4)
+    assert values.samples_per_s == pytest.approx(30 * 12 / 6.5)
+    assert values.tokens_per_s == pytest.approx(30 * 120 / 6.5)
+    assert values.tokens_per_s_low < values.tokens_per_s < values.tokens_per_s_high
+    assert values.effective_tokens_per_s == pytest.approx(30 * 116 / 6.5)
+    assert values.data_wait_s == 0.001
+    assert values.slowest_over_median == pytest.approx(0.02 / 0.015)
+    assert (values.peak_allocated_bytes, values.init_peak_bytes, values.peak_rss_bytes) == (11 * MIB, 5 * MIB, 70 * MIB)
+    assert values.peak_reserved_bytes is None, "a CPU has no caching allocator"
+    assert (values.parameters, values.outcome, values.reason) == (402, "ok", "")
 
 
-def test_lengths_and_options_of_the_engine_are_columns() -> None:
+def test_sequence_lengths_and_engine_options_are_columns() -> None:
     bucket = {"name": "zero1", "backend": "deepspeed", "options": {"reduce_bucket_size": 1_000_000, "stage": 1}}
     plain = {"name": "zero1", "backend": "deepspeed", "options": {"reduce_bucket_size": 50_000_000, "stage": 1}}
     own, preset = row(run(spec(engine=bucket))), row(run(spec(engine=plain)))
@@ -122,66 +122,66 @@ def test_lengths_and_options_of_the_engine_are_columns() -> None:
     assert preset.options is None
 
 
-def test_throughput_is_no_mean_of_rates() -> None:
-    told = row(run(spec(ranks=1), steps=steps((1.0, 3.0))))
-    assert told.samples_per_s == pytest.approx(2 * 2 / 4.0), "the mean of the rates would be 1.33"
+def test_throughput_is_total_work_divided_by_total_time() -> None:
+    values = row(run(spec(ranks=1), steps=steps((1.0, 3.0))))
+    assert values.samples_per_s == pytest.approx(2 * 2 / 4.0), "the mean of the rates would be 1.33"
 
 
-def test_utilisation_is_of_the_dense_peak_in_the_precision_used() -> None:
+def test_utilisation_is_relative_to_the_dense_peak_of_the_precision() -> None:
     of = spec(precision="bf16", activation_checkpointing=True)
     flops = compute_flops_per_step(of)
-    told = row(run(of, steps=steps((0.5,) * 30), machine=machine(bf16=2e-6, fp32=1.0)))
-    assert told.model_tflops_per_device == pytest.approx(flops.model / 0.5 / 2 / 1e12)
-    assert told.mfu == pytest.approx(flops.model / 0.5 / 2 / 2e6)
-    assert told.hfu == pytest.approx(flops.hardware / 0.5 / 2 / 2e6)
-    assert told.hfu > told.mfu
+    values = row(run(of, steps=steps((0.5,) * 30), machine=machine(bf16=2e-6, fp32=1.0)))
+    assert values.model_tflops_per_device == pytest.approx(flops.model / 0.5 / 2 / 1e12)
+    assert values.mfu == pytest.approx(flops.model / 0.5 / 2 / 2e6)
+    assert values.hfu == pytest.approx(flops.hardware / 0.5 / 2 / 2e6)
+    assert values.hfu > values.mfu
 
 
-def test_an_unknown_peak_leaves_utilisation_empty() -> None:
-    told = row(run(machine=machine(bf16=2.0)))  # an fp32 run
-    assert told.mfu is None
-    assert told.hfu is None
-    assert told.model_tflops_per_device > 0
+def test_utilisation_is_unknown_without_a_peak_rate() -> None:
+    values = row(run(machine=machine(bf16=2.0)))  # an fp32 run
+    assert values.mfu is None
+    assert values.hfu is None
+    assert values.model_tflops_per_device > 0
 
 
 @pytest.mark.parametrize("model", [{"family": "unheard"}, {"shape": {"d_model": 4}}])
-def test_a_model_that_this_version_does_not_know_has_no_flops(model: dict) -> None:
-    told = row(run(spec(model=model)))
-    assert told.model_tflops_per_device is None
-    assert told.tokens_per_s > 0
+def test_unknown_model_has_no_flops(model: dict) -> None:
+    values = row(run(spec(model=model)))
+    assert values.model_tflops_per_device is None
+    assert values.tokens_per_s > 0
 
 
 @pytest.mark.parametrize("kind", ["oom", "host_oom", "hang", "comm_error", "pruned", "infeasible"])
 def test_a_failure_is_a_row_without_a_number(kind) -> None:
-    told = row(failed(kind, reason="rank 1: out of memory", torch=None))
-    assert (told.outcome, told.reason) == (kind, "rank 1: out of memory")
-    assert (told.engine, told.micro, told.world_size, told.parameters) == ("zero1", 2, 2, 400)
-    assert (told.encoder_tokens, told.decoder_tokens) == (32, 8), "known before any step"
+    values = row(failed(kind, reason="rank 1: out of memory", torch=None))
+    assert (values.outcome, values.reason) == (kind, "rank 1: out of memory")
+    assert (values.engine, values.micro, values.world_size, values.parameters) == ("zero1", 2, 2, 400)
+    assert (values.encoder_tokens, values.decoder_tokens) == (32, 8), "known before any step"
     unknown = [*TIMING, "padding_tokens", "environment_id", "device", "peak_allocated_bytes", "init_peak_bytes"]
-    assert [getattr(told, name) for name in unknown] == [None] * len(unknown)
+    assert [getattr(values, name) for name in unknown] == [None] * len(unknown)
 
 
-def test_a_diverged_run_shows_no_speed() -> None:
+def test_invalid_run_has_memory_but_no_times() -> None:
     of = spec()
     nan = run(of, steps=steps(loss=(9.0, *(None,) * 34), stopped="invalid"))
-    told = row(nan.model_copy(update={"outcome": Outcome(kind="invalid", reason="loss is NaN at step 1")}))
-    assert [getattr(told, name) for name in TIMING] == [None] * len(TIMING)
-    assert told.peak_allocated_bytes == 11 * MIB, "memory is as real as before"
+    values = row(nan.model_copy(update={"outcome": Outcome(kind="invalid", reason="loss is NaN at step 1")}))
+    assert [getattr(values, name) for name in TIMING] == [None] * len(TIMING)
+    assert values.peak_allocated_bytes == 11 * MIB, "memory is as real as before"
 
 
 @pytest.mark.parametrize("window", [{"window": ()}, {"window": (0.1,), "window_s": 0.0}])
-def test_an_empty_window_is_not_a_speed_of_zero(window: dict) -> None:
-    told = row(run(steps=steps(**window)))
-    assert (told.step_s, told.tokens_per_s, told.data_wait_s) == (None, None, None)
-    assert told.padding_tokens is None or window["window"]
+def test_empty_window_has_no_times_and_no_rates(window: dict) -> None:
+    values = row(run(steps=steps(**window)))
+    assert (values.step_s, values.tokens_per_s, values.data_wait_s) == (None, None, None)
+    assert values.padding_tokens is None or window["window"]
 
 
 def test_few_steps_have_a_median_and_no_interval() -> None:
-    told = row(run(steps=steps((0.1, 0.2, 0.3, 0.4, 0.5))))
-    assert (told.step_s, told.n_steps, told.step_s_low, told.step_s_high) == (0.3, 5, None, None)
+    values = row(run(steps=steps((0.1, 0.2, 0.3, 0.4, 0.5))))
+    assert (values.step_s, values.n_steps, values.step_s_low, values.step_s_high) == (0.3, 5, None, None)
 
 
-def test_one_rank_straggles_behind_nobody() -> None:
+def test_a_single_rank_has_no_straggler() -> None:
     assert row(run(spec(ranks=1))).slowest_over_median is None
     assert row(run(spec(ranks=2), outside_collectives_s=(0.1,))).slowest_over_median is None, "one of two is unknown"
 
@@ -191,45 +191,45 @@ def staged(stage: int, **more: Any) -> RunSpec:
     return of.model_copy(update={"engine": of.engine.model_copy(update={"options": {"stage": stage}})})
 
 
-def test_the_slowest_rank_is_named_with_its_host_at_every_stage() -> None:
+def test_slowest_rank_and_its_host_are_columns_at_stage_3() -> None:
     of = staged(3, nodes=2)
     late = {"outside_collectives_s": (0.10, 0.11, 0.25, 0.10), "environment": {"hosts": ("a", "b")}}
-    told = row(run(of, **late))
-    assert (told.slowest_rank, told.slowest_host) == (2, "b")
-    assert told.slowest_over_median == pytest.approx(0.25 / 0.105)
-    nameless = row(run(of, **late | {"environment": {"hosts": ("a",)}}))  # both nodes call themselves so
-    assert (nameless.slowest_rank, nameless.slowest_host) == (2, None)
+    values = row(run(of, **late))
+    assert (values.slowest_rank, values.slowest_host) == (2, "b")
+    assert values.slowest_over_median == pytest.approx(0.25 / 0.105)
+    same_name = row(run(of, **late | {"environment": {"hosts": ("a",)}}))  # both nodes call themselves so
+    assert (same_name.slowest_rank, same_name.slowest_host) == (2, None)
 
 
-def test_in_a_pipeline_ranks_with_the_same_part_of_the_layers_are_compared() -> None:
+def test_ranks_of_a_pipeline_are_compared_within_their_stage() -> None:
     of = spec("zero1", ranks=4, parallel={"pipeline": 2})
-    told = row(run(of, outside_collectives_s=(0.10, 0.10, 0.40, 0.60)))
-    assert told.slowest_over_median == pytest.approx(0.6 / 0.5) and told.slowest_rank == 3
+    values = row(run(of, outside_collectives_s=(0.10, 0.10, 0.40, 0.60)))
+    assert values.slowest_over_median == pytest.approx(0.6 / 0.5) and values.slowest_rank == 3
     alone = row(run(spec("zero1", ranks=4, parallel={"pipeline": 4}), outside_collectives_s=(0.1, 0.1, 0.4, 0.6)))
     assert alone.slowest_over_median is None and alone.slowest_rank is None
 
 
-def test_ranks_that_are_nearly_alike_have_no_slowest() -> None:
-    told = row(run(outside_collectives_s=(0.100, 0.119)))
-    assert (told.slowest_rank, told.slowest_host) == (None, None)
-    assert told.slowest_over_median == pytest.approx(0.119 / 0.1095)
+def test_nearly_equal_ranks_have_no_slowest_rank() -> None:
+    values = row(run(outside_collectives_s=(0.100, 0.119)))
+    assert (values.slowest_rank, values.slowest_host) == (None, None)
+    assert values.slowest_over_median == pytest.approx(0.119 / 0.1095)
 
 
-def test_a_slow_link_is_named_by_the_host_at_its_end() -> None:
-    def told(hosts: tuple[str, ...], *rates: float) -> str | None:
+def test_slow_link_is_identified_by_its_host_or_node_number() -> None:
+    def find_slow_node(hosts: tuple[str, ...], *rates: float) -> str | None:
         link = Link(backend="nccl", payload_bytes=8, bus_bytes_per_s=1e9, nodes_bytes_per_s=rates)
         return row(run(spec(ranks=1, nodes=3), link=link, environment={"hosts": hosts})).slowest_link_node
 
-    assert told(("a", "b", "c"), 5e9, 4e9, 1e9) == "c"
-    assert told((), 5e9, 4e9, 1e9) == "2"
-    assert told(("a", "b", "c"), 5e9, 4e9, 3e9) is None
+    assert find_slow_node(("a", "b", "c"), 5e9, 4e9, 1e9) == "c"
+    assert find_slow_node((), 5e9, 4e9, 1e9) == "2"
+    assert find_slow_node(("a", "b", "c"), 5e9, 4e9, 3e9) is None
 
 
-def test_the_worst_of_ranks_is_unknown_while_one_is() -> None:
+def test_maximum_over_ranks_is_unknown_if_one_rank_is_unknown() -> None:
     known = memory(2)
-    told = row(run(memory=(known[0], known[1].model_copy(update={"peak_allocated_bytes": None}))))
-    assert told.peak_allocated_bytes is None
-    assert told.init_peak_bytes == 5 * MIB
+    values = row(run(memory=(known[0], known[1].model_copy(update={"peak_allocated_bytes": None}))))
+    assert values.peak_allocated_bytes is None
+    assert values.init_peak_bytes == 5 * MIB
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_the_worst_of_ranks_is_unknown_while_one_is() -> None:
         ({"slurm": {"SLURM_JOB_ID": "7"}}, "7"),
     ],
 )
-def test_an_allocation_has_one_name_whichever_scheduler_and_version_wrote_it(around: Any, allocation: str) -> None:
+def test_allocation_names_of_schedulers_and_record_versions(around: Any, allocation: str) -> None:
     assert run_table([run(environment=around)])["allocation"].tolist() == [allocation]
 
 
-def test_a_cluster_that_counts_its_jobs_from_1_again_gave_another_allocation() -> None:
+def test_reused_job_id_of_another_submission_is_another_allocation() -> None:
     runs = [
         run(launcher={"name": "slurm", "job": job}, repeat=repeat, environment={"job": {"job_id": "1", "cluster": "c"}})
         for repeat, job in enumerate(("smoke-1123160557-8f09db", "smoke-1123192248-a74b54", "smoke-1123192248-a74b54"))
@@ -254,7 +254,7 @@ def test_a_cluster_that_counts_its_jobs_from_1_again_gave_another_allocation() -
     assert first != second == third
 
 
-def test_types_know_what_is_missing() -> None:
+def test_column_types_represent_missing_values() -> None:
     table = run_table([run(), failed("oom", torch=None)])
     assert {str(dtype) for dtype in table.dtypes} == {"string", "Int64", "float64", "boolean"}
     assert table.peak_allocated_bytes.isna().tolist() == [False, True]
@@ -262,7 +262,7 @@ def test_types_know_what_is_missing() -> None:
     assert not (numbers <= 0).any().any(), "unknown is never 0 or -1"
 
 
-def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_in_a_new_file_adds_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "losses.py").write_text(
         "from analysis.metrics import Metric\n"
         "def read_last_loss(record) -> float | None:\n"
@@ -285,5 +285,5 @@ def _forget_metrics() -> None:
     metrics_package.load_metrics.cache_clear()
 
 
-def test_order_names_no_column_that_does_not_exist() -> None:
+def test_column_order_contains_exactly_the_columns() -> None:
     assert set(columns_module.ORDER) == set(list_columns())

@@ -34,7 +34,7 @@ def write_search(folder: Path, **more: Any) -> Path:
     """Write a grid search of all eight points, in the order of its space. The choice of engine has little effect on
     throughput."""
     section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"} | more)
-    asked = SweepDefinition(
+    sweep = SweepDefinition(
         study="smoke",
         asked_at="2026-11-23T12:00:00+00:00",
         machines={"cpu": Machine(name="cpu", device="cpu")},
@@ -43,7 +43,7 @@ def write_search(folder: Path, **more: Any) -> Path:
         order=(),
         search=SearchRequest(study=Study(name="smoke", search=section)),
     )
-    definition.write(folder / "smoke", asked)
+    definition.write(folder / "smoke", sweep)
     for number, (engine, micro) in enumerate((one, two) for one in SPACE["engine"] for two in SPACE["batch.micro"]):
         assert isinstance(engine, str) and isinstance(micro, int)
         made, middle = spec(engine, micro), STEP_S[engine]
@@ -70,42 +70,42 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     yield read([write_search(tmp_path_factory.mktemp("results"))])
 
 
-def test_a_failed_trial_has_no_value_and_the_others_have_their_own(searched: Results) -> None:
+def test_failed_trial_has_no_value_and_other_trials_have_theirs(searched: Results) -> None:
     (search,) = searched.searches
     values = [trial.value for trial in search.trials]
     assert values[:4] == [pytest.approx(2 * micro / 0.1) for micro in (1, 2, 4)] + [None]
     assert [trial.outcome for trial in search.trials].count("oom") == 1
 
 
-def test_the_best_so_far_never_falls_and_ends_at_the_best(searched: Results) -> None:
+def test_best_value_so_far_never_decreases_and_ends_at_the_best(searched: Results) -> None:
     (found,) = searched.searches
     line = trace_best(found, lambda trial: trial.number)
     values = [value for _, value in line]
     assert values == sorted(values) and line[-1] == (8, pytest.approx(2 * 8 / 0.11))
 
 
-def test_the_field_that_decides_matters_most(searched: Results) -> None:
+def test_decisive_field_has_the_largest_importance(searched: Results) -> None:
     first, second = searched.searches[0].importances
     assert (first.field, second.field) == ("batch.micro", "engine")
     assert first.share > 3 * second.share and first.high > 0.95, "the point that failed may be anything"
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in (first, second))
 
 
-def test_trials_of_a_busy_machine_say_less_of_what_matters(searched: Results, tmp_path: Path) -> None:
+def test_noisy_trials_widen_the_intervals_of_importances(searched: Results, tmp_path: Path) -> None:
     folder = write_search(tmp_path) / "smoke"
-    asked = definition.find_search(definition.read(folder))
-    assert asked and asked.search and asked.search.study.search
-    results = read_trial_results(folder, asked)
+    sweep = definition.find_search(definition.read(folder))
+    assert sweep and sweep.search and sweep.search.study.search
+    results = read_trial_results(folder, sweep)
     disturbed = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in results]
     sound, busy = (
-        {one.field: one.high - one.low for one in estimate_importances(asked.search.study.search, trials)}
+        {one.field: one.high - one.low for one in estimate_importances(sweep.search.study.search, trials)}
         for trials in (results, disturbed)
     )
     assert sound.keys() == busy.keys() == {"batch.micro", "engine"}
     assert busy["engine"] > 1.2 * sound["engine"]
 
 
-def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
+def test_explained_variance_of_a_field_computed_by_hand() -> None:
     """The function 3 a + 4 b for a and b of 0 or 1, without an interaction. The variances 9/4 and 16/4 add up to
     25/4."""
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
@@ -115,22 +115,22 @@ def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
     assert explain_variance(np.ones((1, 4)), a) == pytest.approx([0]), "a constant depends on nothing"
 
 
-def test_many_numbers_make_a_few_levels_of_as_many() -> None:
+def test_many_numbers_are_grouped_into_levels_of_equal_size() -> None:
     assert np.bincount(number_levels([one / 7 for one in range(80)])).tolist() == [10] * 8
     assert number_levels(["a", None, "a"]).tolist() == [0, 1, 0]
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_front_contains_the_points_not_dominated_by_another() -> None:
     assert find_front([(1, 5), (2, 5), (2, 3), (3, 4), (4, 1)]) == [(1, 5), (2, 3), (4, 1)]
 
 
-def test_numbers_stand_by_size_and_other_values_as_they_come() -> None:
+def test_levels_order_numbers_by_size_and_other_values_by_appearance() -> None:
     assert list_levels([8, 1, 2, 8]) == {"1": 0, "2": 1, "8": 2}
     assert list_levels(["ddp", "zero1", "ddp"]) == {"ddp": 0, "zero1": 1}
     assert list_levels([False, True]) == {"false": 0, "true": 1}
 
 
-def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_and_fronts(searched: Results) -> None:
+def test_figure_of_a_search_has_panels_of_progress_importance_fields_and_fronts(searched: Results) -> None:
     (found,) = searched.searches
     panels = {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in draw(search, searched).axes}
     objective = found.objective
@@ -149,13 +149,13 @@ def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_
     assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == find_front(pairs)
 
 
-def test_an_archive_of_a_search_tells_the_same(searched: Results, tmp_path: Path) -> None:
+def test_archive_of_a_search_gives_equal_searches(searched: Results, tmp_path: Path) -> None:
     folder = searched.get_file(0).parents[3]
     (tmp_path / "searched.zip").write_bytes(pack(read_whole(folder)))
     assert read([tmp_path / "searched.zip"]).searches == searched.searches
 
 
-def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_search_is_reported_and_excluded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_search(tmp_path)
     (folder / "smoke" / "trials" / "00003.json").write_text("{")
     found = read([folder])
@@ -163,7 +163,7 @@ def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, capl
     assert "its search is not shown" in caplog.text and "00003.json" in caplog.text
 
 
-def test_optuna_reads_back_what_was_exported_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_search_is_readable_by_optuna(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optuna = pytest.importorskip("optuna")
     folder, out = write_search(tmp_path) / "smoke", tmp_path / "trials.log"
     for _ in range(2):  # the second report replaces the first
@@ -177,14 +177,16 @@ def test_optuna_reads_back_what_was_exported_for_it(tmp_path: Path, capsys: pyte
     assert study.trials[3].user_attrs["outcome"] == "oom"
 
 
-def test_a_folder_without_a_search_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_of_a_folder_without_a_search_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("optuna")
     assert main(["export", str(tmp_path), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
-    said = capsys.readouterr().err.strip()
-    assert "no sweep was started in this folder" in said and "\n" not in said
+    error = capsys.readouterr().err.strip()
+    assert "no sweep was started in this folder" in error and "\n" not in error
 
 
-def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
+def test_results_without_a_search_have_no_search_figure(tmp_path: Path) -> None:
     found = read([save(tmp_path, run())])
     assert found.searches == ()
     assert "search" not in [figure.name for figure, _ in build_pictures(found)]
@@ -203,7 +205,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
     return found
 
 
-def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_nothing(
+def test_resume_of_a_completed_search_prints_its_verdict_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
     """The recorded trials have another environment than this machine, because synthetic records have an environment of
@@ -211,15 +213,15 @@ def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_n
     folder = write_search(tmp_path, trials=8) / "smoke"
     files = sorted(folder.rglob("*"))
     assert main(["resume", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["best"]["values"] == {"engine": "zero1", "batch.micro": 8}, "ddp fails with 8"
-    assert told["over"] and told["outcomes"] == {"ok": 7, "oom": 1}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["best"]["values"] == {"engine": "zero1", "batch.micro": 8}, "ddp fails with 8"
+    assert printed["over"] and printed["outcomes"] == {"ok": 7, "oom": 1}
     assert main(["resume", str(folder)]) == 0
     assert capsys.readouterr().out.startswith("best samples_per_s: ")
     assert started == [] and sorted(folder.rglob("*")) == files
 
 
-def test_a_search_goes_on_with_its_machine_where_another_is_the_default(
+def test_resumed_search_keeps_its_machine_if_the_default_is_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
     """The search was started with machine `cpu`. The default in conf/config.yaml is `auto`."""
@@ -230,19 +232,17 @@ def test_a_search_goes_on_with_its_machine_where_another_is_the_default(
     assert ninth.circumstance.machine.name == "cpu"
 
 
-def test_a_verdict_tells_that_trials_ran_in_several_environments(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, told = write_search(tmp_path, trials=8) / "smoke", "trials ran in 2 environments"
+def test_verdict_warns_of_trials_in_several_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, warning = write_search(tmp_path, trials=8) / "smoke", "trials ran in 2 environments"
     assert main(["resume", str(folder)]) == 0
-    assert told not in capsys.readouterr().out
+    assert warning not in capsys.readouterr().out
     path = next(iter(sorted(folder.rglob("record.json"))))
     path.write_text(path.read_text().replace('"environment_id": "', '"environment_id": "1'))
     assert main(["resume", str(folder)]) == 0
-    assert told in capsys.readouterr().out
+    assert warning in capsys.readouterr().out
 
 
-def test_with_a_queue_resume_prints_the_verdict_once_nothing_is_under_way(
+def test_resume_with_a_queue_prints_the_verdict_after_the_last_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_search(tmp_path, trials=8) / "smoke"

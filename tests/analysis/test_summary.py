@@ -15,12 +15,12 @@ def rows(*records):
     return list_rows(summarise(run_table(records)))
 
 
-def lasting(*seconds, **more):
+def timed(*seconds, **more):
     """Return one run for each median step time, with consecutive repeat numbers."""
     return [run(repeat=i, steps=steps((s,) * 30), **more) for i, s in enumerate(seconds)]
 
 
-def test_one_run_has_the_interval_within_it_and_says_so() -> None:
+def test_single_run_has_an_interval_of_kind_within_the_run() -> None:
     window = scattered(0.1, 0.2, 0.4)
     (row,) = rows(run(steps=steps(window)))
     assert (row["n"], row["runs"]) == (1, 1)
@@ -33,34 +33,34 @@ def test_one_run_has_the_interval_within_it_and_says_so() -> None:
     assert (row["tokens_per_s_low"], row["tokens_per_s_high"]) == pytest.approx(of_rate[:2])
 
 
-def test_a_run_too_short_for_an_interval_has_none() -> None:
+def test_run_of_four_steps_has_no_interval() -> None:
     (row,) = rows(run(steps=steps((0.1,) * 4)))
     assert row["n"] == 1
     unknown = ("interval_kind", "interval_level", "interval_n", "step_s_low", "tokens_per_s_high")
     assert [row[column] for column in unknown] == [None] * len(unknown)
 
 
-def test_few_repeats_have_a_range_with_its_own_level() -> None:
-    (row,) = rows(*lasting(0.1, 0.3, 0.2))
+def test_three_repeats_have_their_range_at_level_75_percent() -> None:
+    (row,) = rows(*timed(0.1, 0.3, 0.2))
     assert (row["n"], row["interval_kind"], row["interval_level"]) == (3, "range of repeats", 0.75)
     assert row["interval_n"] == 3
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.2, 0.1, 0.3)
     assert row["tokens_per_s_low"] == pytest.approx(40 / 0.3)
 
 
-def test_six_repeats_have_an_interval_between_them() -> None:
-    (row,) = rows(*lasting(0.1, 0.3, 0.2, 0.6, 0.5, 0.4))
+def test_six_repeats_have_an_interval_of_kind_between_repeats() -> None:
+    (row,) = rows(*timed(0.1, 0.3, 0.2, 0.6, 0.5, 0.4))
     assert (row["n"], row["interval_kind"], row["interval_level"]) == (6, "between repeats", 0.95)
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (pytest.approx(0.35), 0.1, 0.6)
 
 
-def test_few_steps_are_a_note_of_one_run_and_none_of_repeats() -> None:
+def test_note_few_applies_below_three_repeats() -> None:
     short = [run(repeat=repeat, steps=steps((0.1,) * 18)) for repeat in range(3)]
     for n, noted in ((1, True), (2, True), (3, False)):
         assert ("few" in rows(*short[:n])[0]["notes"].split()) is noted
 
 
-def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> None:
+def test_time_per_sample_is_a_geometric_mean_of_the_means_of_allocations() -> None:
     """One allocation has two runs: 30 steps of 0.1 s and 10 steps of 0.5 s, mean 0.2 s. Another has a run of 0.4 s. A
     step has 4 samples."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
@@ -74,9 +74,9 @@ def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> Non
 
 
 @pytest.mark.parametrize("odd", [{"steady": False}, {"skipped": (9,)}])
-def test_what_its_own_steps_show_excludes_no_run(odd: dict[str, Any]) -> None:
+def test_unsteady_runs_and_skipped_steps_are_included(odd: dict[str, Any]) -> None:
     """One of four allocations was throttled. It counts in the mean of the configuration."""
-    (row,) = rows(*lasting(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
+    (row,) = rows(*timed(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
     assert (row["n"], row["step_s_high"], row["reason"]) == (4, 0.9, "")
     assert row["sample_s"] == pytest.approx((0.1**3 * 0.9) ** (1 / 4) / 4)
     assert {"unsteady", "skipped_steps"} & {*row["flags"].split()}
@@ -85,77 +85,77 @@ def test_what_its_own_steps_show_excludes_no_run(odd: dict[str, Any]) -> None:
 BUSY = {"load": (NodeLoad(node=0, others_share=0.4),)}
 
 
-def test_busy_repeats_are_pooled_with_nothing() -> None:
+def test_busy_repeats_are_excluded_from_numbers() -> None:
     """Three repeats ran on a quiet machine. Three ran under background load, took 60 % longer and needed more
     memory."""
     busy = [run(repeat=3 + i, steps=steps((0.16,) * 30), memory=memory(2, peak=99 * MIB), **BUSY) for i in range(3)]
-    (row,) = rows(*lasting(0.1, 0.1, 0.1), *busy)
+    (row,) = rows(*timed(0.1, 0.1, 0.1), *busy)
     assert (row["n"], row["runs"], row["reason"]) == (3, 6, "3 of 6 repeats busy")
     assert (row["sample_s"], row["step_s_high"], row["step_s_max"]) == (pytest.approx(0.1 / 4), 0.1, 0.1)
     assert row["peak_allocated_bytes"] == 11 * MIB
     assert {"busy", "mixed"}.isdisjoint(row["flags"].split())
 
 
-def test_of_runs_that_were_all_busy_memory_is_known_and_no_time() -> None:
-    (row,) = rows(*lasting(0.1, 0.1, **BUSY))
+def test_configuration_with_only_busy_runs_has_memory_but_no_times() -> None:
+    (row,) = rows(*timed(0.1, 0.1, **BUSY))
     assert (row["n"], row["outcome"], row["peak_allocated_bytes"], row["reason"]) == (2, "ok", 11 * MIB, "")
     assert "busy" in row["flags"].split()
     times = ("sample_s", "step_s", "step_s_high", "step_s_p99", "step_s_max", "tokens_per_s", "mfu", "data_wait_s")
     assert [row[name] for name in times] == [None] * len(times)
 
 
-def test_repeats_that_are_not_in_the_numbers_are_counted() -> None:
+def test_reason_counts_excluded_repeats() -> None:
     gone = [failed("oom", repeat=2), failed("hang", repeat=3), failed("oom", repeat=4)]
-    (row,) = rows(*lasting(0.1, 0.1), *gone, run(repeat=5, **BUSY))
+    (row,) = rows(*timed(0.1, 0.1), *gone, run(repeat=5, **BUSY))
     assert (row["n"], row["reason"]) == (2, "2 of 6 repeats oom, 1 of 6 repeats hang, 1 of 6 repeats busy")
     assert "mixed" in row["flags"].split()
 
 
-def test_environments_machines_and_kinds_of_evidence_are_never_pooled() -> None:
+def test_environments_machines_and_kinds_of_evidence_have_separate_rows() -> None:
     other = [run(torch="2.12.0"), run(machine={"name": "h100"}), run(evidence="rehearsed"), failed("oom", torch=None)]
     assert [row["n"] for row in rows(run(), *other)] == [1, 1, 1, 1, 0]
 
 
-def test_an_attempt_that_was_tried_again_does_not_count() -> None:
+def test_failed_attempt_with_a_retry_does_not_count() -> None:
     (row,) = rows(failed("node_failure"), run(attempt=1))
     assert (row["n"], row["runs"], row["outcome"], row["reason"]) == (1, 2, "ok", "")
     assert "mixed" not in row["flags"]
 
 
-def test_repeats_that_end_differently_are_said_to() -> None:
+def test_repeats_with_different_outcomes_are_flagged_mixed() -> None:
     (row,) = rows(run(), failed("oom", repeat=1))
     assert (row["n"], row["outcome"]) == (1, "ok")
     assert "mixed" in row["flags"].split()
 
 
-def test_a_configuration_that_never_ran_well_is_a_row_with_its_reason() -> None:
+def test_configuration_with_only_failures_has_a_row_with_its_reason() -> None:
     (row,) = rows(failed("oom", reason="no room"))
     assert (row["n"], row["outcome"], row["reason"], row["tokens_per_s"]) == (0, "oom", "no room", None)
 
 
-def test_a_drill_is_no_measurement() -> None:
+def test_drill_does_not_count_as_a_measurement() -> None:
     (row,) = rows(run(drill="sleep"))
     assert (row["n"], row["tokens_per_s"], row["peak_allocated_bytes"]) == (0, None, None)
     assert "drill" in row["flags"].split()
 
 
-def test_a_run_over_the_nodes_of_two_jobs_is_no_measurement() -> None:
+def test_run_on_nodes_of_two_jobs_does_not_count_as_a_measurement() -> None:
     mixed = {"hosts": ("gpu1", "gpu4"), "slurm": {"SLURM_JOB_NODELIST": "gpu[1-2]"}}
     (row,) = rows(run(environment=mixed))
     assert (row["n"], row["tokens_per_s"], row["peak_allocated_bytes"]) == (0, None, None)
     assert "foreign_hosts" in row["flags"].split()
 
 
-def test_the_worst_repeat_decides_what_fits() -> None:
+def test_peak_memory_is_that_of_the_repeat_with_the_highest() -> None:
     (row,) = rows(run(memory=memory(2, peak=8)), run(repeat=1, memory=memory(2, peak=1000)))
     assert row["peak_allocated_bytes"] == 1000 + 2**20
 
 
-def test_an_empty_table_has_an_empty_summary() -> None:
+def test_summary_of_an_empty_table_has_its_columns() -> None:
     assert list(summarise(run_table([])).columns) == list(COLUMNS)
 
 
-def test_questions_are_named_by_what_sets_them_apart() -> None:
+def test_names_of_questions_contain_the_fields_that_differ() -> None:
     records = [run(), run(spec(ranks=1)), run(spec(precision="bf16")), run(spec(nodes=4))]
     questions = [question for question, _ in group_by_question(summarise(run_table(records)))]
     assert [name_question(question, questions) for question in questions] == [
@@ -163,7 +163,7 @@ def test_questions_are_named_by_what_sets_them_apart() -> None:
     ]  # fmt: skip
 
 
-def test_runs_that_train_a_part_of_the_model_are_questions_of_their_own() -> None:
+def test_runs_with_different_adapters_are_separate_questions() -> None:
     lora, frozen = {"name": "lora", "rank": 8, "targets": ["q", "v"]}, {"frozen": "^encoder"}
     specs = [spec(), spec(adapter=lora), spec(adapter=lora | {"rank": 4}), spec(adapter=frozen)]
     table = run_table([run(of, repeat=repeat) for of in specs for repeat in range(2)])
@@ -176,7 +176,7 @@ def test_runs_that_train_a_part_of_the_model_are_questions_of_their_own() -> Non
     assert "adapter" not in summarise(run_table([run()])), "tables of full runs stay as they were"
 
 
-def test_an_environment_is_named_where_two_ran_the_same() -> None:
+def test_name_of_a_question_contains_its_environment_if_two_ran_it() -> None:
     records = [run(), run(torch="2.12.0"), run(spec(ranks=1))]
     questions = [question for question, _ in group_by_question(summarise(run_table(records)))]
     assert [name_question(question, questions) for question in questions] == [
@@ -184,12 +184,12 @@ def test_an_environment_is_named_where_two_ran_the_same() -> None:
     ]  # fmt: skip
 
 
-def test_a_failure_before_its_environment_was_known_stands_with_its_question() -> None:
-    (asked,) = group_by_question(summarise(run_table([failed("oom", spec(micro=64), torch=None), run()])))
-    assert [row["micro"] for row in asked[1]] == [2, 64]
+def test_failure_with_unknown_environment_is_grouped_with_its_question() -> None:
+    (group,) = group_by_question(summarise(run_table([failed("oom", spec(micro=64), torch=None), run()])))
+    assert [row["micro"] for row in group[1]] == [2, 64]
 
 
-def test_runs_that_share_an_allocation_count_once_with_their_median() -> None:
+def test_runs_of_one_allocation_count_once_with_their_median() -> None:
     slurm = {"slurm": {"SLURM_CLUSTER_NAME": "c", "SLURM_JOB_ID": "7"}}
     shared = [run(repeat=i, steps=steps((s,) * 30), environment=slurm) for i, s in enumerate((0.1, 0.3))]
     (row,) = rows(*shared, run(repeat=2, steps=steps((0.4,) * 30)))
@@ -202,7 +202,7 @@ def test_runs_that_share_an_allocation_count_once_with_their_median() -> None:
     assert (alone["step_s_low"], alone["step_s_high"]) == (0.1, 0.3)
 
 
-def test_a_requeued_job_is_another_allocation() -> None:
+def test_requeued_job_counts_as_another_allocation() -> None:
     jobs = [{"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}]
     (row,) = rows(*(run(repeat=i, environment={"slurm": slurm}) for i, slurm in enumerate(jobs)))
     assert row["n"] == 2

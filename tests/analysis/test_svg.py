@@ -38,23 +38,23 @@ def read(panel: Panel, describe: Any = lambda tip: "") -> Element:
     return ElementTree.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '))
 
 
-def test_every_point_of_a_series_is_marked_in_its_order_with_what_stands_behind_it() -> None:
+def test_points_of_a_series_refer_to_their_configurations_in_order() -> None:
     (panel,) = throughput.picture(sweep()).panels
-    told: list[str] = []
+    described: list[str] = []
 
     def describe(tip: Any) -> str:
-        told.append(f"{tip['engine']} {tip['micro']}")
-        return f'data-t="{len(told) - 1}"'
+        described.append(f"{tip['engine']} {tip['micro']}")
+        return f'data-t="{len(described) - 1}"'
 
     shown: dict[str, list[str]] = {}
     for part in read(panel, describe).iter(f"{SVG}g"):
         for point in part.iter():
             if "data-series" in part.attrib and "data-t" in point.attrib:
-                shown.setdefault(part.attrib["data-series"], []).append(told[int(point.attrib["data-t"])])
+                shown.setdefault(part.attrib["data-series"], []).append(described[int(point.attrib["data-t"])])
     assert shown == {"ddp": ["ddp 2", "ddp 4", "ddp 8"], "zero1": ["zero1 2", "zero1 8"]}, "the failure is a text below"
 
 
-def test_points_stand_in_the_order_of_their_numbers_from_left_to_right() -> None:
+def test_points_are_in_order_of_micro_batch_from_left_to_right() -> None:
     (panel,) = throughput.picture(results(at("ddp"), at("ddp", 4), at("ddp", 8))).panels
     points = [point for point in read(panel, lambda row: f'data-t="{row["micro"]}"').iter() if "data-t" in point.attrib]
     assert [point.attrib["data-t"] for point in points] == ["2", "4", "8"]
@@ -62,7 +62,7 @@ def test_points_stand_in_the_order_of_their_numbers_from_left_to_right() -> None
     assert sorted(points, key=lambda point: -float(point.attrib["y"])) == points, "the larger batch makes more tokens"
 
 
-def test_an_element_has_a_label_ids_of_its_own_and_the_colours_of_the_page() -> None:
+def test_svg_elements_have_a_label_unique_ids_and_the_colours_of_the_page() -> None:
     records = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
     found = results(*records)
     for figure, picture in build_pictures(found):
@@ -79,7 +79,7 @@ def test_an_element_has_a_label_ids_of_its_own_and_the_colours_of_the_page() -> 
                 assert "font-family" not in svg, "of the page"
 
 
-def test_equal_results_give_equal_elements() -> None:
+def test_equal_results_give_equal_svg_elements() -> None:
     first, second = (
         [(render_panel(figure.name, panel, ""), [render_key(key, "") for key in picture.keys])
          for figure, picture in build_pictures(sweep()) for panel in picture.panels]
@@ -88,13 +88,13 @@ def test_equal_results_give_equal_elements() -> None:
     assert first == second
 
 
-def test_digits_of_words_stay_and_those_of_places_are_cut() -> None:
+def test_coordinates_are_rounded_and_texts_are_not() -> None:
     panel = Panel(title=[], draw=lambda axes: axes.text(1 / 3, 1 / 7, "0.01234 s"))
     text = next(one for one in read(panel).iter(f"{SVG}text") if one.text == "0.01234 s")
     assert re.fullmatch(r"\d+\.\d{1,2}", text.attrib["x"])
 
 
-def test_text_of_a_record_is_text_and_never_mathematics() -> None:
+def test_text_of_a_record_is_escaped_and_never_mathtext() -> None:
     odd = results(run(spec(model={"name": "tiny"}, optimizer={"eps": 1e-6})), run())
     found = dataclasses.replace(odd, table=odd.table.assign(engine="$zero_1$^{<b>"))
     for figure, picture in build_pictures(found):
@@ -105,7 +105,7 @@ def test_text_of_a_record_is_text_and_never_mathematics() -> None:
 
 
 @pytest.mark.parametrize(("panels", "elements", "span"), [(1, 1, 1), (2, 2, 2), (3, 1, 3)])
-def test_two_panels_share_a_page_and_a_phone_has_each_for_itself(panels: int, elements: int, span: int) -> None:
+def test_panels_have_one_svg_element_per_page_width(panels: int, elements: int, span: int) -> None:
     found = results(*(at("ddp", ranks=ranks) for ranks in range(1, panels + 1)))
     figure = next(
         render_figure(one.name, one.title, one.alt, picture, Tips())
@@ -116,7 +116,7 @@ def test_two_panels_share_a_page_and_a_phone_has_each_for_itself(panels: int, el
     assert [len(panel.svgs) for row in figure.rows for panel in row] == [elements] * panels
 
 
-def test_hovering_tells_configuration_n_and_interval() -> None:
+def test_hover_text_has_configuration_repeats_and_interval() -> None:
     ok, *_, bad = sorted(list_rows(sweep().summary), key=lambda row: row["outcome"])
     lines = format_hover(ok).replace("\xa0", " ").splitlines()
     assert lines[:2] == ["tiny: ddp, micro 2", "2 ranks, fp32, cpu"]
@@ -124,7 +124,7 @@ def test_hovering_tells_configuration_n_and_interval() -> None:
     assert "OOM: <b>full</b>" in format_hover(bad).splitlines()
 
 
-def test_engines_of_one_page_have_a_colour_each_as_long_as_there_are_enough() -> None:
+def test_engines_of_one_page_have_distinct_colours_if_there_are_enough() -> None:
     for engines in (
         ("ddp", "pipeline"),
         ("zero1", "interleaved", "mine"),

@@ -18,14 +18,14 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "predict.md"
 # -- what was observed on Frontier (results/published/claims.csv)
 
 
-def test_slices_over_more_devices_than_a_node_has_make_steps_slower() -> None:
+def test_tensor_parallelism_across_nodes_is_predicted_slower_than_within_a_node() -> None:
     """Claim F1: tensor parallelism across nodes is slower than within a node."""
     words = f"model=gpt_22b {FRONTIER} nodes=16 batch.global=640 parallel.pipeline=8 parallel.tensor=8,16"
     inside, across = (one.time for one in api.predict(overrides=words))
     assert inside and across and across.step_s > inside.step_s
 
 
-def test_more_stages_at_as_many_micro_batches_leave_ranks_idle_for_longer() -> None:
+def test_more_pipeline_stages_are_predicted_to_have_a_larger_idle_share() -> None:
     """Claim F2: p equal stages with m micro-batches are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section
     2.2.1)."""
     room = "machine.memory_bytes=2e11"  # two stages exceed the memory of a device of Frontier
@@ -39,7 +39,7 @@ def test_more_stages_at_as_many_micro_batches_leave_ranks_idle_for_longer() -> N
     assert shares[8] == pytest.approx(7 / (16 + 7), rel=0.25)
 
 
-def test_the_guide_has_what_is_predicted() -> None:
+def test_table_of_the_guide_equals_current_predictions() -> None:
     section = GUIDE.read_text(encoding="utf-8").partition("### Degrees of each technique")[2].partition("\n#")[0]
     written = [line for line in section.splitlines() if line.startswith("| gpt_")]
     found = []

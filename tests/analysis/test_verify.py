@@ -41,16 +41,16 @@ def judged(record: RunRecord, *others: RunRecord) -> tuple[str, bool]:
     return first["outcome"], "unverified" in first["flags"].split()
 
 
-def test_the_same_losses_verify() -> None:
+def test_equal_losses_verify_a_run() -> None:
     assert judged(run(), run(spec("ddp"))) == ("ok", False)
 
 
-def test_the_reference_is_neither_flagged_nor_compared() -> None:
+def test_reference_engine_is_not_flagged_unverified() -> None:
     assert judged(run(spec("ddp"))) == ("ok", False)
     assert "unverified" not in run_table([run(spec("ddp"))])["flags"][0]
 
 
-def test_an_engine_that_is_not_known_here_is_compared_and_is_no_reference() -> None:
+def test_unknown_engine_is_verified_but_is_no_reference() -> None:
     foreign = spec().model_copy(update={"engine": EngineSpec(name="tomorrow", backend="tomorrow")})
     assert judged(run(foreign)) == ("ok", True)
     assert judged(run(), run(foreign)) == ("ok", True)
@@ -58,42 +58,42 @@ def test_an_engine_that_is_not_known_here_is_compared_and_is_no_reference() -> N
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-def test_the_tolerance_is_that_of_the_precision(precision: Precision) -> None:
+def test_tolerance_of_losses_depends_on_the_precision(precision: Precision) -> None:
     allowed = TOLERANCE[precision]
     reference = run(spec("ddp", precision=precision))
     assert judged(run(spec(precision=precision), **losses(0.9 * allowed)), reference) == ("ok", False)
     assert judged(run(spec(precision=precision), **losses(-1.1 * allowed)), reference) == ("invalid", False)
 
 
-def test_a_mismatch_is_invalid_names_reference_step_and_difference_and_shows_no_speed() -> None:
+def test_mismatch_is_invalid_with_reason_and_without_times() -> None:
     reference = run(spec("ddp"))
-    told = list_rows(run_table([run(**losses(0.5)), reference]))[0]
-    assert told["outcome"] == "invalid"
-    assert told["tokens_per_s"] is None
-    assert told["step_s"] is None
+    row = list_rows(run_table([run(**losses(0.5)), reference]))[0]
+    assert row["outcome"] == "invalid"
+    assert row["tokens_per_s"] is None
+    assert row["step_s"] is None
     for part in (reference.config_id, "step 3", "9.0 instead of 6.0", "0.5 apart", "1e-05 allowed in fp32"):
-        assert part in told["reason"]
+        assert part in row["reason"]
 
 
-def test_a_loss_that_is_not_finite_is_no_match() -> None:
+def test_loss_that_is_not_finite_is_invalid() -> None:
     assert judged(run(**losses(math.nan)), run(spec("ddp"))) == ("invalid", False)
 
 
-def test_a_gradient_of_another_scale_is_invalid_though_the_losses_agree() -> None:
+def test_gradient_norm_of_another_scale_is_invalid_at_equal_losses() -> None:
     """Clipping and AdamW divide by the size of the gradient. So a run that sums gradients over ranks has the same
     losses as a run that averages them."""
-    told = list_rows(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
-    assert (told["outcome"], told["tokens_per_s"]) == ("invalid", None)
-    assert "gradient norm is not that of ddp" in told["reason"]
-    assert "16.0 instead of 2.0 at step 0, 7 apart, 0.1 allowed" in told["reason"]
+    row = list_rows(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
+    assert (row["outcome"], row["tokens_per_s"]) == ("invalid", None)
+    assert "gradient norm is not that of ddp" in row["reason"]
+    assert "16.0 instead of 2.0 at step 0, 7 apart, 0.1 allowed" in row["reason"]
 
 
-def test_norms_are_compared_before_losses() -> None:
+def test_gradient_norms_are_compared_before_losses() -> None:
     both = norms(8, loss=(99.0,) * 35)
     assert "gradient norm" in list_rows(run_table([run(**both), run(spec("ddp"))]))[0]["reason"]
 
 
-def test_8_bit_moments_have_a_tolerance_of_their_own_in_fp32() -> None:
+def test_8_bit_moments_have_their_own_tolerance_in_fp32() -> None:
     eight = {"optimizer": {"name": "adamw_8bit"}}
     reference = run(spec("ddp", **eight))
     assert judged(run(spec(**eight), **losses(0.9 * TOLERANCE_8BIT)), reference) == ("ok", False)
@@ -103,7 +103,7 @@ def test_8_bit_moments_have_a_tolerance_of_their_own_in_fp32() -> None:
 
 @pytest.mark.parametrize("precision", NORM_TOLERANCE)
 @pytest.mark.parametrize("step", range(SUMMED_STEPS))
-def test_norms_of_the_first_steps_keep_to_the_tolerance_of_the_precision(precision: Precision, step: int) -> None:
+def test_tolerance_of_the_first_gradient_norms_depends_on_the_precision(precision: Precision, step: int) -> None:
     allowed, of = NORM_TOLERANCE[precision], spec(precision=precision)
     reference = run(spec("ddp", precision=precision), steps=steps(**SUMMED))
     assert judged(run(of, **norms(1 + 0.9 * allowed, step, **SUMMED)), reference) == ("ok", False)
@@ -111,13 +111,13 @@ def test_norms_of_the_first_steps_keep_to_the_tolerance_of_the_precision(precisi
     assert judged(run(of, **norms(2, SUMMED_STEPS, **SUMMED)), reference) == ("ok", False), "later ones drift"
 
 
-def test_a_mismatch_of_a_norm_names_its_step_and_what_was_allowed() -> None:
-    told = list_rows(run_table([run(**norms(1.01, 2, **SUMMED)), run(spec("ddp"), steps=steps(**SUMMED))]))[0]
-    assert "2.02 instead of 2.0 at step 2, 0.01 apart, 0.001 allowed in fp32" in told["reason"]
+def test_reason_for_a_mismatch_of_norms_has_step_and_tolerance() -> None:
+    row = list_rows(run_table([run(**norms(1.01, 2, **SUMMED)), run(spec("ddp"), steps=steps(**SUMMED))]))[0]
+    assert "2.02 instead of 2.0 at step 2, 0.01 apart, 0.001 allowed in fp32" in row["reason"]
 
 
 @pytest.mark.parametrize("mine", [{}, SUMMED])
-def test_where_one_run_did_not_sum_in_fp64_its_first_norm_may_be_off_by_a_tenth(mine: dict[str, int]) -> None:
+def test_norms_not_summed_in_fp64_have_a_tolerance_of_ten_percent(mine: dict[str, int]) -> None:
     """Norms are only compared loosely with runs that were recorded before norms were summed in fp64."""
     reference = run(spec("ddp"), steps=steps(**({} if mine else SUMMED)))
     assert judged(run(**norms(1 + 0.9 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("ok", False)
@@ -125,7 +125,7 @@ def test_where_one_run_did_not_sum_in_fp64_its_first_norm_may_be_off_by_a_tenth(
     assert judged(run(**norms(8, step=1, **mine)), reference) == ("ok", False)
 
 
-def test_recorded_runs_keep_to_the_tolerances_of_runs_that_sum() -> None:
+def test_recorded_runs_are_within_the_tolerances_of_fp64_sums() -> None:
     """With these tolerances no run in results/measured is invalid, so they are not too strict."""
     found = [store.read_record(path) for path in store.find_records([MEASURED])]
     summed = [
@@ -137,7 +137,7 @@ def test_recorded_runs_keep_to_the_tolerances_of_runs_that_sum() -> None:
     assert outcomes["ok"] == len(summed) > 100
 
 
-def test_a_gradient_of_norms_that_is_counted_twice_is_invalid() -> None:
+def test_gradients_of_norm_layers_counted_twice_are_invalid() -> None:
     """A real model with clipping. Its losses agree within their tolerance, and a tolerance of 10 % for norms would not
     detect the error."""
     right, twice = (train(factor) for factor in (1, 2))
@@ -176,7 +176,7 @@ def train(factor: float) -> dict[str, Any]:
     return {"loss": tuple(losses), "gradient_norm": tuple(found)}
 
 
-def test_norms_are_compared_where_weights_were_updated() -> None:
+def test_gradient_norms_of_skipped_steps_are_not_compared() -> None:
     """In fp16, the first steps that update weights are compared."""
     fp16, first = spec("ddp", precision="fp16"), {"skipped": (0, 1)}
     reference = run(fp16, steps=steps(**first))
@@ -184,7 +184,7 @@ def test_norms_are_compared_where_weights_were_updated() -> None:
     assert judged(run(spec(precision="fp16"), **norms(math.nan, step=0, **first)), reference) == ("ok", False)
 
 
-def test_losses_alone_do_not_verify_and_do_refute() -> None:
+def test_losses_without_norms_can_refute_but_not_verify() -> None:
     unknown = {"gradient_norm": ()}
     reference = run(spec("ddp"))
     assert judged(run(steps=steps(**unknown)), reference) == ("ok", True)
@@ -192,7 +192,7 @@ def test_losses_alone_do_not_verify_and_do_refute() -> None:
     assert judged(run(steps=steps(loss=(99.0,) * 35, **unknown)), reference) == ("invalid", False)
 
 
-def test_only_the_first_steps_count() -> None:
+def test_only_the_first_steps_are_verified() -> None:
     assert judged(run(**losses(0.5, step=4)), run(spec("ddp"))) == ("invalid", False)
     later = steps(loss=(*steps().loss[:STEPS], *(99.0,) * 30))
     assert judged(run(steps=later), run(spec("ddp"))) == ("ok", False)
@@ -211,7 +211,7 @@ def test_only_the_first_steps_count() -> None:
         spec("zero0"),
     ],
 )
-def test_another_question_is_no_reference(reference: Any) -> None:
+def test_run_of_another_question_is_no_reference(reference: Any) -> None:
     assert judged(run(), run(reference)) == ("ok", True)
 
 
@@ -223,16 +223,16 @@ def test_another_question_is_no_reference(reference: Any) -> None:
         {"optimizer": {"implementation": "fused"}},
     ],
 )
-def test_other_kernels_train_the_same_model(kernels: Any) -> None:
+def test_run_with_other_kernels_is_a_reference(kernels: Any) -> None:
     assert judged(run(), run(spec("ddp", **kernels))) == ("ok", False)
 
 
-def test_the_protocol_and_where_a_shape_comes_from_may_differ() -> None:
+def test_reference_may_differ_in_protocol_and_source_of_the_shape() -> None:
     reference = spec("ddp", measure={"min_steps": 40}, model={"source": "elsewhere"})
     assert judged(run(), run(reference)) == ("ok", False)
 
 
-def test_a_reference_of_version_1_whose_loss_was_another_mean_verifies_nothing() -> None:
+def test_reference_of_version_1_with_max_steps_verifies_nothing() -> None:
     assert judged(run(), run(spec("ddp", measure={"max_steps": 40}))) == ("ok", True)
 
 
@@ -247,16 +247,16 @@ def test_a_reference_of_version_1_whose_loss_was_another_mean_verifies_nothing()
         failed("oom", spec("ddp")),
     ],
 )
-def test_a_run_that_cannot_be_believed_is_no_reference(reference: RunRecord) -> None:
+def test_unusable_runs_are_no_reference(reference: RunRecord) -> None:
     assert judged(run(), reference) == ("ok", True)
 
 
-def test_dropout_draws_other_numbers_in_every_engine() -> None:
+def test_runs_with_dropout_are_not_verified() -> None:
     model = {"dropout": 0.1}
     assert judged(run(spec(model=model), **losses(0.5)), run(spec("ddp", model=model))) == ("ok", True)
 
 
-def test_other_skipped_updates_cannot_be_compared_and_the_same_can() -> None:
+def test_losses_are_compared_only_at_equal_skipped_updates() -> None:
     fp16 = {"precision": "fp16"}
     skipping, wrong = {"steps": steps(skipped=(0,))}, steps(skipped=(0,), loss=(99.0,) * 35)
     assert judged(run(spec(**fp16), **losses(0.5)), run(spec("ddp", **fp16), **skipping)) == ("ok", True)
@@ -264,11 +264,11 @@ def test_other_skipped_updates_cannot_be_compared_and_the_same_can() -> None:
     assert judged(run(spec(**fp16), steps=wrong), run(spec("ddp", **fp16), **skipping)) == ("invalid", False)
 
 
-def test_a_failure_stays_what_it_is() -> None:
+def test_failure_keeps_its_outcome() -> None:
     assert judged(failed("oom"), run(spec("ddp"))) == ("oom", False)
 
 
-def test_records_are_not_changed() -> None:
+def test_verification_does_not_change_records() -> None:
     record = run(**losses(0.5))
     run_table([record, run(spec("ddp"))])
     assert record.outcome.kind == "ok"
