@@ -64,25 +64,25 @@ class Study:
 
     def sweep(self, *words: str, **environment: str) -> dict[str, Any]:
         """Submit points with `zeroscale sweep`, and return the command's JSON output."""
-        told: dict[str, Any] = json.loads(self(*self.asking(*words), code=0, **environment))
-        return told
+        submission: dict[str, Any] = json.loads(self(*self.asking(*words), code=0, **environment))
+        return submission
 
     def resume(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self("resume", str(self.folder), "--json"))
-        return told
+        submission: dict[str, Any] = json.loads(self("resume", str(self.folder), "--json"))
+        return submission
 
     def status(self) -> dict[str, Any]:
         """Return the JSON output of `zeroscale status`. It runs in this process, because tests call it often."""
         with contextlib.redirect_stdout(io.StringIO()) as output:
             cli.main(["status", str(self.folder), "--json"])
-        told: dict[str, Any] = json.loads(output.getvalue())
-        return told
+        status: dict[str, Any] = json.loads(output.getvalue())
+        return status
 
     def until(self, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S) -> None:
         """Wait until `what` returns True for the output of `zeroscale status`."""
         until = time.monotonic() + patience_s
-        while not what(told := self.status()):
-            assert time.monotonic() < until, f"{json.dumps(told, indent=1)}\n{self.log()}"
+        while not what(status := self.status()):
+            assert time.monotonic() < until, f"{json.dumps(status, indent=1)}\n{self.log()}"
             time.sleep(0.5)
 
     def reasons(self) -> set[str]:
@@ -91,7 +91,7 @@ class Study:
 
     def ended(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until no job of this study is in the queue."""
-        self.until(lambda told: told["jobs"] == [], patience_s)
+        self.until(lambda status: status["jobs"] == [], patience_s)
 
     def next_record(self) -> RunRecord:
         """Wait until there is exactly one new record since the last call, and return this record."""
@@ -118,25 +118,25 @@ class Study:
         Each point has one final result or is still open. Every attempt has a record or a running job. No process of the
         study is left over.
         """
-        told, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
-        points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in told["points"]}
+        status, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
+        points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in status["points"]}
         for folder in self.attempts():
             circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
             key = RunKey(folder.parent.name, circumstance.machine.name, circumstance.repeat)
             if not (folder / store.RECORD).exists():
                 handle = self.folder / "jobs" / circumstance.launcher["job"] / "handle"
-                assert handle.read_text() in told["jobs"], f"{folder} is forgotten"
+                assert handle.read_text() in status["jobs"], f"{folder} is forgotten"
             elif not circumstance.launcher.get("control"):
                 attempts[key] += 1
                 record = store.read_record(folder / store.RECORD)
                 finals[key] += record.outcome.final and not (record.observations and record.observations.drill)
         for key, point in points.items():
-            assert point["state"] in _MAY_STAY[bool(told["jobs"])], point
+            assert point["state"] in _MAY_STAY[bool(status["jobs"])], point
             assert (finals[key], attempts[key]) == (point["state"] == "answered", point["attempts"]), point
-        assert set(attempts) <= set(points), "nobody asked for these"
-        if not told["jobs"]:
+        assert set(attempts) <= set(points), "every attempt belongs to a requested point"
+        if not status["jobs"]:
             wait_for(lambda: not ours(self.bed.name, self.folder))
-        return sorted(point["state"] for point in told["points"])
+        return sorted(point["state"] for point in status["points"])
 
     def _paths(self) -> list[Path]:
         return list(self.folder.glob("*/*.*/record.json"))

@@ -48,13 +48,13 @@ def study(accounting: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     wait_for(lambda: not ours(accounting.name, made.folder))
 
 
-def told(bed: Testbed, name: str) -> JobState:
+def wait_for_accounting(bed: Testbed, name: str) -> JobState:
     """Wait until the queue has forgotten a job, and return its state from accounting."""
     wait_for(lambda: ask([name])[name, None].source != "squeue")
     return ask([name])[name, None]
 
 
-def test_an_account_and_a_qos_that_nobody_has_are_refused_in_one_line_each(study: Study) -> None:
+def test_unknown_account_and_qos_are_refused_in_one_line_each(study: Study) -> None:
     for option, rule in (("account", "Invalid account or account/partition combination"), ("qos", "Invalid qos")):
         refused = study(*study.asking(*QUICK, f"launcher.{option}=nobody"), code=2)
         assert f"launcher.{option}=nobody: " in refused and rule in refused and refused.count("\n") == 1, refused
@@ -62,20 +62,18 @@ def test_an_account_and_a_qos_that_nobody_has_are_refused_in_one_line_each(study
     assert study.bed.slurm("squeue", "--noheader") == ""
 
 
-def test_account_and_qos_of_the_sites_options_arrive_and_sacct_tells_how_the_job_ended(
-    study: Study, tmp_path: Path
-) -> None:
+def test_account_and_qos_reach_the_job_and_sacct_has_its_final_state(study: Study, tmp_path: Path) -> None:
     bed = study.bed
     (tmp_path / "work").mkdir()
     work = Work("accounted", tmp_path / "work", "platform", ("--terse",), nodes=1, devices_per_node=1)
     handle = submit(plan(work, Options(account="project", qos="urgent", time_limit_min=3)))
-    state = told(bed, "accounted")
+    state = wait_for_accounting(bed, "accounted")
     assert (state.source, state.handle, state.state, state.live) == ("sacct", handle, "COMPLETED", False)
     shown = ("--noheader", "--parsable2", "--allocations", "--format=Account,QOS")
     assert bed.slurm("sacct", *shown, f"--jobs={handle}").strip() == "project|urgent"
 
 
-def test_the_limits_of_an_account_and_of_a_qos_are_known(study: Study) -> None:
+def test_limits_of_an_account_and_a_qos_are_read(study: Study) -> None:
     manage = ("sacctmgr", "--immediate", "modify")
     bed = study.bed
     assert limits(Options(account="project")).max_submit_jobs is None
@@ -97,7 +95,7 @@ def test_the_limits_of_an_account_and_of_a_qos_are_known(study: Study) -> None:
         bed.slurm(*manage, "qos", "urgent", "set", "MaxSubmitJobsPerUser=-1")
 
 
-def test_a_point_whose_job_an_urgent_one_preempts_is_measured_again_to_one_answer(study: Study) -> None:
+def test_point_of_a_preempted_job_is_measured_again_and_answered_once(study: Study) -> None:
     bed = study.bed
     long_enough = ("measure.window_s=8", "measure.max_s=8")
     study.sweep(*QUICK, *long_enough, "nodes=2", "launcher.qos=normal", "batch.micro=1")
@@ -105,12 +103,12 @@ def test_a_point_whose_job_an_urgent_one_preempts_is_measured_again_to_one_answe
     stepping(bed.node(1))
     urgent = ("--qos=urgent", "--exclusive", f"--nodelist={bed.node(2)}", "--output=/dev/null")
     bed.slurm("sbatch", *urgent, "--wrap=true")
-    put_back = study.next_record()
-    assert put_back.outcome.kind == "preempted", put_back.outcome
+    preempted = study.next_record()
+    assert preempted.outcome.kind == "preempted", preempted.outcome
     study.ended()
     again = study.next_record()
     assert (again.outcome.kind, again.outcome.reason) == ("ok", ""), study.log()
-    assert [record.circumstance.launcher["restart"] for record in (put_back, again)] == [0, 1]
+    assert [record.circumstance.launcher["restart"] for record in (preempted, again)] == [0, 1]
     assert study.check() == ["answered"]
     starts = ("--noheader", "--parsable2", "--allocations", "--duplicates", "--format=State")
     ended = ["PREEMPTED", "COMPLETED"]  # accounting is updated a few seconds after squeue

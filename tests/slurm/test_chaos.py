@@ -21,7 +21,7 @@ PIECE = plan_round(4)
 disconnect a link briefly."""
 
 
-def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:
+def test_rounds_are_reproducible_by_seed_and_cover_every_fault() -> None:
     rounds = [plan_round(seed) for seed in range(1, 201)]
     assert rounds == [plan_round(seed) for seed in range(1, 201)]
     done = Counter((planned.mode, fault.kind) for planned in rounds for fault in planned.faults)
@@ -29,7 +29,7 @@ def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:
     assert {*HERE, *ON_NODES} == set(EXPECTED) == set(list_kinds())
 
 
-def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
+def test_outcome_must_match_the_injected_fault() -> None:
     assert judge("kill rank", "error", "rank 1 was killed by SIGKILL in steps at step 7")
     assert not judge("kill rank", "cancelled", "interrupted by SIGTERM") and not judge("kill rank", "error", "no idea")
     assert judge("requeue", "preempted", "the job was asked to end and put back into the queue")
@@ -38,7 +38,9 @@ def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.thorough
-def test_a_short_piece_breaks_no_rule(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_round_of_faults_violates_no_rule(
+    drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
     monkeypatch.setenv(MARK, "")  # a round sets it
     table, planned = Table(), PIECE._replace(faults=PIECE.faults[:4])

@@ -58,7 +58,7 @@ def build_charliecloud(image: Path) -> dict[str, Any]:
     [("apptainer", build_apptainer), ("ch-run", build_charliecloud)],
     ids=["Apptainer", "Charliecloud"],
 )
-def test_a_point_runs_in_a_container_on_two_nodes_and_its_record_says_so(
+def test_point_runs_in_a_container_on_two_nodes_and_records_its_digest(
     study: Study, tmp_path: Path, program: str, build: Any
 ) -> None:
     if not shutil.which(program):

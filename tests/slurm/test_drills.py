@@ -15,49 +15,49 @@ from bench.core.record import RunRecord
 pytestmark = pytest.mark.processes
 
 
-def told(record: RunRecord | None) -> tuple[str, str]:
+def get_outcome(record: RunRecord | None) -> tuple[str, str]:
     assert record
     return record.outcome.kind, record.outcome.reason
 
 
 @pytest.mark.timeout(400)
-def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Study, drilled: Testbed) -> None:
+def test_each_fault_gives_its_record_and_the_sweep_continues(study: Study, drilled: Testbed) -> None:
     first, second = drilled.node(1), drilled.node(2)
     study.sweep(*ENDLESS, "nodes=2", "batch.micro=1,2,3,4", "launcher.time_limit_min=0.5")
 
     os.kill(stepping(second).pid, signal.SIGKILL)
-    kind, reason = told(study.next_record())
+    kind, reason = get_outcome(study.next_record())
     assert kind == "error" and "rank 1 was killed by SIGKILL in" in reason, reason
 
     cut_off = stepping(second)
     drilled("link", second, "--down")
-    kind, reason = told(study.next_record())
+    kind, reason = get_outcome(study.next_record())
     assert kind == "node_failure" and f"({second}) has sent no report" in reason, reason
     drilled("link", second, "--up")
 
     stepping(second, after=cut_off)
     drilled("controller", "stop")
     shown, errors = study.start("status", str(study.folder), "--json").communicate(timeout=PATIENCE_S)
-    assert "Unable to contact" in errors and not study.new(), "of a scheduler that is away nothing is concluded"
-    away = json.loads(shown)
-    assert "Unable to contact" in away["scheduler_away"] and away["jobs"] is away["queue"] is None
-    assert {point["state"] for point in away["points"]} == {"running", "unknown"}, "none is called waiting"
+    assert "Unable to contact" in errors and not study.new(), "nothing is concluded while the scheduler is unavailable"
+    unavailable = json.loads(shown)
+    assert "Unable to contact" in unavailable["scheduler_away"] and unavailable["jobs"] is unavailable["queue"] is None
+    assert {point["state"] for point in unavailable["points"]} == {"running", "unknown"}, "none is called waiting"
     drilled("controller", "start")
-    assert told(study.next_record()) == ("timeout", "the time limit of 0.5 min was reached")
+    assert get_outcome(study.next_record()) == ("timeout", "the time limit of 0.5 min was reached")
 
     stepping(second)
     urgent = ("--partition=urgent", "--exclusive", f"--nodelist={first}", "--output=/dev/null")
     drilled.slurm("sbatch", *urgent, "--wrap=true")
     study.ended()
     record = study.next_record()
-    assert told(record) == ("preempted", "the job was preempted")
+    assert get_outcome(record) == ("preempted", "the job was preempted")
     assert "PREEMPTED" in record.outcome.evidence["scheduler"]["words"]
     assert study.check() == ["waiting"] * 4
 
 
 @pytest.mark.timed
 @pytest.mark.timeout(300)
-def test_a_slow_link_and_a_slow_rank_are_named_and_the_slow_node_is_left_out(study: Study, drilled: Testbed) -> None:
+def test_slow_link_and_slow_rank_are_identified_and_the_slow_node_is_excluded(study: Study, drilled: Testbed) -> None:
     slow = drilled.node(3)
     drilled("link", slow, "--rate", "100mbit")
     study.sweep(*QUICK, "nodes=3", "batch.micro=1,2,3", ZEROSCALE_DRILL="rank=1 step=0 action=slow")
@@ -73,8 +73,8 @@ def test_a_slow_link_and_a_slow_rank_are_named_and_the_slow_node_is_left_out(stu
     assert excluded["host"] == slow and len(excluded["runs"]) == 2, excluded
 
     assert "Requested node configuration is not available" in study("resume", str(study.folder), code=2)
-    told = study.sweep(*QUICK, "launcher.begin=now+1hour", "nodes=2,3", "batch.micro=1,2,3")
-    (job,) = told["submitted"]
-    assert job["points"] == 3 and told["left"] == 3, "what needs three nodes waits; what needs two does not"
+    submission = study.sweep(*QUICK, "launcher.begin=now+1hour", "nodes=2,3", "batch.micro=1,2,3")
+    (job,) = submission["submitted"]
+    assert job["points"] == 3 and submission["left"] == 3, "points on three nodes wait, points on two do not"
     assert f" ExcNodeList={slow} " in drilled.slurm("scontrol", "show", "job", "--oneliner", job["job"])
     assert study.check() == ["pending"] * 3 + ["waiting"] * 3

@@ -34,14 +34,14 @@ def allocated(bed: Testbed, record: RunRecord) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_tasks_that_run_at_the_same_time_measure_on_their_own_nodes_each(wide: Study) -> None:
+def test_concurrent_array_tasks_run_on_separate_nodes(wide: Study) -> None:
     points = ("nodes=2", "batch.micro=1,2,3,4")
-    told = wide.sweep(*QUICK, *points, "launcher.mode=array", "launcher.throttle=null", "launcher.exclusive=true")
-    assert [job["points"] for job in told["submitted"]] == [4]
+    submission = wide.sweep(*QUICK, *points, "launcher.mode=array", "launcher.throttle=null", "launcher.exclusive=true")
+    assert [job["points"] for job in submission["submitted"]] == [4]
     wide.ended(3 * PATIENCE_S)
     records = wide.records()
-    said = [(record.outcome.kind, record.outcome.reason) for record in records]
-    assert wide.check() == ["answered"] * 4 and said == [("ok", "")] * 4, f"{said}\n{wide.log()}"
+    outcomes = [(record.outcome.kind, record.outcome.reason) for record in records]
+    assert wide.check() == ["answered"] * 4 and outcomes == [("ok", "")] * 4, f"{outcomes}\n{wide.log()}"
     for record in records:
         assert record.environment and list(record.environment.hosts) == allocated(wide.bed, record)
     assert {tuple(allocated(wide.bed, record)) for record in records} > {(wide.bed.node(1), wide.bed.node(2))}

@@ -62,45 +62,48 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.timeout(500)
-def test_a_job_that_is_put_back_settles_what_it_had_begun_and_begins_anew(study: Study, drilled: Testbed) -> None:
+def test_requeued_job_records_its_interrupted_attempt_and_starts_again(study: Study, drilled: Testbed) -> None:
     study.sweep(*ENDLESS, "nodes=2", "launcher.time_limit_min=20")
     (job,) = study.status()["jobs"]
 
     stepping(drilled.node(2))
     drilled.slurm("scontrol", "requeue", job)
-    put_back = study.next_record().outcome
-    assert (put_back.kind, put_back.reason) == ("preempted", "the job was asked to end and put back into the queue")
+    preempted = study.next_record().outcome
+    assert (preempted.kind, preempted.reason) == ("preempted", "the job was asked to end and put back into the queue")
 
     node = last_node(drilled, job)
     stepping(node)
     with killed_slurmd(drilled, node):
-        put_back = study.next_record().outcome
-        assert put_back.kind == "preempted" and put_back.evidence["interrupted"]["signal"] == "SIGTERM", put_back
+        preempted = study.next_record().outcome
+        assert preempted.kind == "preempted" and preempted.evidence["interrupted"]["signal"] == "SIGTERM", preempted
         other = last_node(drilled, job)
         assert other != node
 
     stepping(other)
     drilled.slurm("scontrol", "update", f"JobId={job}", "EndTime=now+1")
     study.ended()
-    over = study.next_record().outcome
-    assert (over.kind, over.reason) == ("timeout", "the job reached its time limit")
-    assert over.evidence["scheduler"]["state"] == "TIMEOUT" and " TIMEOUT " in over.evidence["scheduler"]["words"]
+    timed_out = study.next_record().outcome
+    assert (timed_out.kind, timed_out.reason) == ("timeout", "the job reached its time limit")
+    assert (
+        timed_out.evidence["scheduler"]["state"] == "TIMEOUT"
+        and " TIMEOUT " in timed_out.evidence["scheduler"]["words"]
+    )
     assert study.check() == ["waiting"]
     assert {record.circumstance.launcher["restart"] for record in study.records()} == {0, 1, 2}
 
 
 @pytest.mark.timeout(400)
-def test_a_start_that_slurm_gave_up_ends_once_the_job_has_begun_anew(study: Study, drilled: Testbed) -> None:
+def test_abandoned_start_of_a_job_ends_after_its_next_start(study: Study, drilled: Testbed) -> None:
     """A node's slurmd is killed while a rank runs there. Slurm then cannot end the rank, neither by a signal nor at a
     time limit."""
     study.sweep(*ENDLESS, "nodes=1", "launcher.time_limit_min=20")
     (job,) = study.status()["jobs"]
     node = last_node(drilled, job)
-    given_up = stepping(node)
+    abandoned = stepping(node)
     with killed_slurmd(drilled, node):
         other = last_node(drilled, job, other_than=node)
         again = stepping(other)
-        wait_for(lambda: not Path(f"/proc/{given_up.pid}").exists())
+        wait_for(lambda: not Path(f"/proc/{abandoned.pid}").exists())
         wait_for(lambda: not on_node(node))
         lost = study.next_record()
         assert (lost.outcome.kind, lost.circumstance.launcher["restart"]) == ("node_failure", 0), lost.outcome
@@ -113,7 +116,7 @@ def test_a_start_that_slurm_gave_up_ends_once_the_job_has_begun_anew(study: Stud
 
 
 @pytest.mark.timeout(400)
-def test_a_full_disk_loses_no_record_and_the_sweep_goes_on_when_there_is_room(
+def test_full_disk_loses_no_record_and_the_sweep_can_be_resumed(
     study: Study, drilled: Testbed, small_disk: Path
 ) -> None:
     study = Study(drilled, small_disk / "runs")

@@ -23,7 +23,7 @@ exec {sbatch} "$@"
 """
 
 
-def play_sbatch(folder: Path, script: str) -> dict[str, str]:
+def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
     """Return environment variables with which `sbatch` is this script. The script may call the real sbatch."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
@@ -39,7 +39,7 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
         self._gate.mkdir()
-        self.environment = play_sbatch(folder, _GATE) | {"GATE": str(self._gate)}
+        self.environment = replace_sbatch(folder, _GATE) | {"GATE": str(self._gate)}
 
     def wait_for(self, callers: int) -> None:
         wait_for(lambda: len(list(self._gate.iterdir())) == callers)
@@ -58,7 +58,9 @@ def queued(bed: Testbed) -> list[str]:
 
 
 @pytest.mark.timeout(200)
-def test_a_sweep_killed_while_it_submits_goes_on_where_it_was(study: Study, drilled: Testbed, gate: Gate) -> None:
+def test_sweep_killed_during_submission_continues_without_duplicate_jobs(
+    study: Study, drilled: Testbed, gate: Gate
+) -> None:
     points = (*QUICK, "launcher.begin=now+1hour", "launcher.mode=array", "batch.micro=1,2,3,4,5,6,7,8")
     for moment in ("sweeps/*", "jobs/*/job.json", "jobs/*/handle"):
         before = len(list(study.folder.glob(moment)))
@@ -75,12 +77,14 @@ def test_a_sweep_killed_while_it_submits_goes_on_where_it_was(study: Study, dril
     wait_for(lambda: len(queued(drilled)) == before + 1)
     study.sweep(*points)
     assert study.check() == ["pending"] * 8
-    assert len(queued(drilled)) == len(study.status()["jobs"]) == 4, "of two tasks each: no array may be longer here"
+    assert len(queued(drilled)) == len(study.status()["jobs"]) == 4, (
+        "two tasks each: longer arrays are not allowed here"
+    )
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.thorough
-def test_cancelling_a_sweep_takes_back_its_own_jobs_and_no_others(study: Study, drilled: Testbed) -> None:
+def test_cancelling_a_sweep_cancels_only_its_own_jobs(study: Study, drilled: Testbed) -> None:
     foreign = drilled.slurm("sbatch", "--parsable", "--begin=now+1hour", "--job-name=adhoc-foreign", "--wrap=true")
     task_per_device = ("launcher.mode=point", "launcher.span=device", "devices_per_node=2")
     study.sweep(*ENDLESS, *task_per_device, "launcher.time_limit_min=20", "batch.micro=1,2")
@@ -95,13 +99,13 @@ def test_cancelling_a_sweep_takes_back_its_own_jobs_and_no_others(study: Study, 
 
 @pytest.mark.timeout(300)
 @pytest.mark.thorough
-def test_a_job_that_was_put_back_and_waits_is_known_and_can_be_cancelled(study: Study, drilled: Testbed) -> None:
+def test_requeued_and_held_job_is_tracked_and_can_be_cancelled(study: Study, drilled: Testbed) -> None:
     study.sweep(*ENDLESS, "launcher.mode=point", "launcher.time_limit_min=20", "batch.micro=1")
     (job,) = study.status()["jobs"]
     stepping(drilled.node(1))
     drilled.slurm("scontrol", "requeuehold", job)
     assert study.next_record().outcome.kind == "preempted"
-    study.until(lambda told: told["points"][0]["state"] == "pending")
+    study.until(lambda status: status["points"][0]["state"] == "pending")
     assert study.status()["jobs"] == [job]
     assert study.resume()["submitted"] == [] and queued(drilled) == [job]
     study("cancel", str(study.folder))
@@ -111,7 +115,9 @@ def test_a_job_that_was_put_back_and_waits_is_known_and_can_be_cancelled(study: 
 
 @pytest.mark.timeout(300)
 @pytest.mark.thorough
-def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study, drilled: Testbed, gate: Gate) -> None:
+def test_two_concurrent_submissions_and_a_late_third_give_one_answer_per_point(
+    study: Study, drilled: Testbed, gate: Gate
+) -> None:
     both = [study.start(*study.asking(*QUICK, "batch.micro=1,2"), **gate.environment) for _ in range(2)]
     gate.wait_for(callers=2)
     gate.open()
@@ -130,14 +136,14 @@ def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study
 
 @pytest.mark.timeout(300)
 @pytest.mark.thorough
-def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_ever(
+def test_job_that_fails_before_its_first_attempt_is_reported_and_given_up(
     study: Study, drilled: Testbed, tmp_path: Path
 ) -> None:
-    refuses = play_sbatch(tmp_path, _NO_AUTOPILOT)
+    without_autopilot = replace_sbatch(tmp_path, _NO_AUTOPILOT)
     broken = ("launcher.modules=[cuda/13]", "batch.micro=1,2")
-    told = json.loads(study(*study.asking(*QUICK, *broken, "--autopilot"), code=1, **refuses))
-    (job,) = told["submitted"]
-    assert told["autopilot"] is None and "no job without a GPU" in told["autopilot_refused"]
+    submission = json.loads(study(*study.asking(*QUICK, *broken, "--autopilot"), code=1, **without_autopilot))
+    (job,) = submission["submitted"]
+    assert submission["autopilot"] is None and "no job without a GPU" in submission["autopilot_refused"]
     study.ended()
     (why,) = study.reasons()
     assert f"job {job['job']} FAILED after " in why and "no attempt begun; see jobs/" in why, why
@@ -148,12 +154,14 @@ def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_
     assert study.resume()["submitted"] == [] and study.check() == ["given up"] * 2
     point = study.status()["points"][0]["config_id"]
     assert study("logs", point, str(study.folder)).count("module: command not found") == 3
-    assert study.sweep(*QUICK, *broken, "launcher.begin=now+1hour")["submitted"], "who asks again has mended it"
+    assert study.sweep(*QUICK, *broken, "launcher.begin=now+1hour")["submitted"], (
+        "a new sweep submits given-up points again"
+    )
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.thorough
-def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
+def test_jobs_that_can_never_start_are_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
     refused = study(*study.asking(*QUICK, "nodes=4"), code=2)
     assert "nodes=4: the partition gives a job at most 3 nodes" in refused
     other = Study(drilled, study.results / "other")
@@ -168,12 +176,16 @@ def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled
 
 @pytest.mark.timeout(400)
 @pytest.mark.thorough
-def test_the_autopilot_finishes_a_sweep_in_a_queue_with_little_room_and_tells(study: Study, tmp_path: Path) -> None:
+def test_autopilot_finishes_a_sweep_in_a_small_queue_and_notifies(study: Study, tmp_path: Path) -> None:
     points = (*QUICK, "launcher.mode=array", "launcher.throttle=2", "batch.micro=1,2,3,4")
     inbox = tmp_path / "in box"
     inbox.mkdir()
-    told = study.sweep(*points, "--autopilot", "--max-queued=2", "--notify", f"cp --target-directory='{inbox}'")
-    assert [job["points"] for job in told["submitted"]] == [2] and told["left"] == 2 and told["autopilot"]
+    submission = study.sweep(*points, "--autopilot", "--max-queued=2", "--notify", f"cp --target-directory='{inbox}'")
+    assert (
+        [job["points"] for job in submission["submitted"]] == [2]
+        and submission["left"] == 2
+        and submission["autopilot"]
+    )
     study.ended(2 * PATIENCE_S)
     assert study.check() == ["answered"] * 4
     summary = (study.folder / "report" / "summary.md").read_text()

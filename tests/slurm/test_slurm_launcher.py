@@ -24,7 +24,7 @@ number, task = os.environ.get("SLURM_PROCID", "0"), os.environ.get("SLURM_ARRAY_
 def tell(kind, **what):
     new = Path(sys.argv[1], f"{kind}{task}.{number}.new")
     new.write_text(json.dumps(what))
-    new.rename(new.with_suffix(".json"))  # nobody reads half of it
+    new.rename(new.with_suffix(".json"))  # renamed, so that no reader sees a partial file
 def asked_to_end(signum, frame):
     tell("signal", name=signal.Signals(signum).name)
     time.sleep(0.5)
@@ -77,7 +77,7 @@ def start(job: Work, **options: Any) -> str:
     return submit(plan(job, Options.model_validate({"time_limit_min": 5, **options})))
 
 
-def told(job: Work, kind: str = "began") -> list[dict[str, Any]]:
+def read_messages(job: Work, kind: str = "began") -> list[dict[str, Any]]:
     """Return the messages of one kind that the job's processes have written, sorted by file name."""
     return [json.loads(path.read_text()) for path in sorted(job.folder.glob(f"{kind}*.json"))]
 
@@ -94,14 +94,14 @@ def log(job: Work) -> str:
     return "".join(path.read_text() for path in job.folder.glob("slurm-*.log"))
 
 
-def test_a_job_runs_once_on_every_node_and_every_name_stays_a_name(slurm: Testbed, job: Job, tmp_path: Path) -> None:
+def test_job_runs_once_per_node_and_shell_metacharacters_are_literal(slurm: Testbed, job: Job, tmp_path: Path) -> None:
     work = job("first", 0, NASTY, nodes=2, devices_per_node=2)
     handle = start(work, environment={"NASTY": NASTY, "LINES_": "a\nb"}, setup=['export FROM_SETUP="$NASTY"'])
     ended(handle)
     state = ask([work.name])[work.name, None]
     assert (state.state, state.handle, state.nodes, state.live) == ("COMPLETED", handle, 2, False), log(work)
     assert state.started_at and state.ended_at and 0 <= state.ended_at - state.started_at < 40
-    began = told(work)
+    began = read_messages(work)
     assert sorted(process["host"] for process in began) == [slurm.node(1), slurm.node(2)]
     for process in began:
         environment = process["environment"]
@@ -111,44 +111,46 @@ def test_a_job_runs_once_on_every_node_and_every_name_stays_a_name(slurm: Testbe
     assert list(tmp_path.rglob("gone")) == list(Path.cwd().glob("gone")) == []
 
 
-def test_one_task_per_device_where_that_is_wanted(slurm: Testbed, job: Job) -> None:
+def test_span_device_starts_one_task_per_device(slurm: Testbed, job: Job) -> None:
     work = job("devices", 0, nodes=2, devices_per_node=2)
     ended(start(work, span="device", cpus_per_device=1))
-    local = [(process["host"], process["environment"]["SLURM_LOCALID"]) for process in told(work)]
+    local = [(process["host"], process["environment"]["SLURM_LOCALID"]) for process in read_messages(work)]
     assert sorted(local) == [(slurm.node(node), rank) for node in (1, 2) for rank in ("0", "1")], log(work)
 
 
-def test_every_process_hears_a_warning_before_the_time_is_over(slurm: Testbed, job: Job) -> None:
+def test_every_process_gets_sigterm_before_the_time_limit(slurm: Testbed, job: Job) -> None:
     small = job("small", 90, time_limit_min=1)
     large = job("large", 90, nodes=2, devices_per_node=1, time_limit_min=1)
     # Slurm checks limits every 30 s and warns up to 30 s early. So a job has at least 5 s before the warning.
     handles = [start(small, warning_s=25, memory_gb=4), start(large, warning_s=25)]
     for handle in handles:
         ended(handle)
-    assert told(small, "signal") == [{"name": "SIGTERM"}] and told(small, "last_words"), log(small)
-    assert told(large, "signal") == [{"name": "SIGTERM"}] * 2 and len(told(large, "last_words")) == 2, log(large)
+    assert read_messages(small, "signal") == [{"name": "SIGTERM"}] and read_messages(small, "last_words"), log(small)
+    assert (
+        read_messages(large, "signal") == [{"name": "SIGTERM"}] * 2 and len(read_messages(large, "last_words")) == 2
+    ), log(large)
     states = ask([small.name, large.name]).values()
     assert {state.state for state in states} == {"COMPLETED"}, "all ended by themselves"
-    (began,) = told(small)
+    (began,) = read_messages(small)
     assert "SLURM_STEP_ID" not in began["environment"] and began["environment"]["SLURM_CPUS_ON_NODE"] == "1"
 
 
-def test_a_cancelled_job_has_time_for_its_last_words(slurm: Testbed, job: Job) -> None:
+def test_cancelled_job_has_time_to_write_its_last_messages(slurm: Testbed, job: Job) -> None:
     work = job("cancelled", 60, nodes=2, devices_per_node=1)
     handle = start(work)
-    wait_for(lambda: len(told(work)) == 2)
+    wait_for(lambda: len(read_messages(work)) == 2)
     assert not has_ended(handle) and ask([work.name])[work.name, None].running
     cancel_all([handle])
     ended(handle)
     state = ask([work.name])[work.name, None]
     assert state.state == "CANCELLED" and "CANCELLED" in state.words
-    assert len(told(work, "last_words")) == 2, log(work)
+    assert len(read_messages(work, "last_words")) == 2, log(work)
 
 
-def test_an_array_has_a_state_for_every_task(slurm: Testbed, job: Job) -> None:
+def test_array_has_a_state_per_task(slurm: Testbed, job: Job) -> None:
     work = job("array", 60, devices_per_node=1, tasks=4)
     handle = start(work, throttle=2)
-    wait_for(lambda: len(told(work)) >= 2)
+    wait_for(lambda: len(read_messages(work)) >= 2)
     found = ask([work.name, "nobody"])
     assert set(found) == {(work.name, task) for task in range(4)}
     assert {(state.handle, state.task) for state in found.values()} == {(handle, task) for task in range(4)}
@@ -156,13 +158,13 @@ def test_an_array_has_a_state_for_every_task(slurm: Testbed, job: Job) -> None:
     (work.folder / "enough").touch()
     ended(handle)
     assert {state.state for state in ask([work.name]).values()} == {"COMPLETED"}, log(work)
-    assert [process["environment"]["SLURM_ARRAY_TASK_ID"] for process in told(work)] == ["0", "1", "2", "3"]
+    assert [process["environment"]["SLURM_ARRAY_TASK_ID"] for process in read_messages(work)] == ["0", "1", "2", "3"]
     assert sorted(path.name for path in work.folder.glob("*.log")) == [
         f"slurm-{handle}_{task}.log" for task in range(4)
     ]
 
 
-def test_jobs_wait_their_turn_politely(slurm: Testbed, job: Job) -> None:
+def test_nice_exclude_begin_and_dependency_reach_the_jobs(slurm: Testbed, job: Job) -> None:
     first, second = (job(name, 0, nodes=2, devices_per_node=1) for name in ("polite", "after"))
     node = slurm.node(2)
     one = start(first._replace(exclude=(node,)), nice=7, begin="now+1hour")
@@ -175,22 +177,22 @@ def test_jobs_wait_their_turn_politely(slurm: Testbed, job: Job) -> None:
     assert ask([second.name])[second.name, None].reason == "Dependency"
     cancel_all([one])
     ended(two)
-    assert ask([second.name])[second.name, None].state == "COMPLETED", "it waited for an end, of whatever kind"
+    assert ask([second.name])[second.name, None].state == "COMPLETED", "a dependency is met by any end of the job"
     cancel_all([one, two])  # cancelling a job that has already ended is no error
 
 
-def test_a_job_that_is_put_back_is_known_to_be_another_start(slurm: Testbed, job: Job) -> None:
+def test_requeued_job_has_a_restart_count(slurm: Testbed, job: Job) -> None:
     work = job("again", 60, devices_per_node=1)
     handle = start(work)
-    wait_for(lambda: bool(told(work)))
+    wait_for(lambda: bool(read_messages(work)))
     slurm.slurm("scontrol", "requeue", handle)
     wait_for(lambda: ask([work.name])[work.name, None].pending)
     assert ask([work.name])[work.name, None].restarts == 1 and not has_ended(handle)
-    assert told(work, "last_words"), log(work)
+    assert read_messages(work, "last_words"), log(work)
     cancel_all([handle])
 
 
-def test_a_preempted_job_has_its_last_words_and_starts_again(
+def test_preempted_job_writes_its_last_messages_and_starts_again(
     other_testbed: Testbed, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preemption = ("--conf", "PreemptType=preempt/partition_prio", "--conf", "PreemptMode=REQUEUE")
@@ -199,36 +201,36 @@ def test_a_preempted_job_has_its_last_words_and_starts_again(
     other_testbed.slurm("scontrol", "create", "partition=urgent", "nodes=ALL", "prioritytier=10", "state=up")
     work, urgent = job("preempted", 60, devices_per_node=1), job("urgent", 0, devices_per_node=1)
     handle = start(work, partition="main", exclusive=True)
-    wait_for(lambda: bool(told(work)))
+    wait_for(lambda: bool(read_messages(work)))
     start(urgent, partition="urgent", exclusive=True)
-    wait_for(lambda: bool(told(urgent)))
+    wait_for(lambda: bool(read_messages(urgent)))
     state = ask([work.name])[work.name, None]
-    assert (state.pending, state.restarts) == (True, 1) and told(work, "last_words"), log(work)
-    wait_for(lambda: told(work)[0]["environment"].get("SLURM_RESTART_COUNT") == "1")
+    assert (state.pending, state.restarts) == (True, 1) and read_messages(work, "last_words"), log(work)
+    wait_for(lambda: read_messages(work)[0]["environment"].get("SLURM_RESTART_COUNT") == "1")
     assert ask([work.name])[work.name, None].running and not has_ended(handle)
     assert log(work).count("DUE TO PREEMPTION"), "the log of the first start is still there"
 
 
-def test_a_script_can_be_submitted_by_hand_from_anywhere(slurm: Testbed, job: Job, tmp_path: Path) -> None:
+def test_script_can_be_submitted_by_hand_from_any_folder(slurm: Testbed, job: Job, tmp_path: Path) -> None:
     work = job("by_hand", 0, devices_per_node=1)
     made = plan(work, Options(time_limit_min=5))
     (path,) = made.files
     path.write_text(made.files[path])
     ended(slurm.slurm("bash", "-c", 'cd / && sbatch --parsable "$1"', "bash", str(path)).strip())
-    assert [process["cwd"] for process in told(work)] == [str(Path.cwd())], log(work)
+    assert [process["cwd"] for process in read_messages(work)] == [str(Path.cwd())], log(work)
 
 
-def test_a_job_submitted_by_a_job_inherits_nothing_of_it(slurm: Testbed, job: Job, tmp_path: Path) -> None:
+def test_job_submitted_by_a_job_inherits_no_slurm_variables(slurm: Testbed, job: Job, tmp_path: Path) -> None:
     (tmp_path / "submitter.py").write_text(_SUBMITTER)
     inner, outer = job("inner", 0), job("outer", 0)
     ended(start(outer._replace(module="submitter", arguments=(str(inner.folder), inner.name))))
     ended(log(outer).split()[-1])
-    began = told(inner)
+    began = read_messages(inner)
     assert sorted(process["host"] for process in began) == [slurm.node(1), slurm.node(2)], log(inner)
-    assert all("SLURM_MEM_PER_NODE" not in process["environment"] for process in began), "its parent asked for 2 GB"
+    assert all("SLURM_MEM_PER_NODE" not in process["environment"] for process in began), "the parent job requested 2 GB"
 
 
-def test_a_controller_that_is_away_for_a_moment_is_waited_for(slurm: Testbed, job: Job) -> None:
+def test_submission_waits_for_a_controller_that_is_briefly_unavailable(slurm: Testbed, job: Job) -> None:
     work = job("patient", 0, devices_per_node=1)
     slurm("controller", "stop")
     back = threading.Timer(5, lambda: slurm("controller", "start"))
@@ -240,10 +242,10 @@ def test_a_controller_that_is_away_for_a_moment_is_waited_for(slurm: Testbed, jo
     finally:
         back.join() if back.ident else slurm("controller", "start")
     ended(handle)
-    assert len(told(work)) == 1, log(work)
+    assert len(read_messages(work)) == 1, log(work)
 
 
-def test_what_a_cluster_takes_is_known_and_what_it_refuses_told(
+def test_limits_of_a_cluster_are_read_and_its_refusals_are_reported(
     other_testbed: Testbed, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_testbed.up("--nodes", "1", "--max-array-size", "10", "--max-time", "90", "--min-job-age-s", "3")

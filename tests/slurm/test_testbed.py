@@ -59,7 +59,7 @@ def _job_state(bed: Testbed, job: str) -> str:
 # -- a cluster that behaves like one
 
 
-def test_slurm_sees_the_nodes_and_status_says_how_to_use_them(testbed: Testbed) -> None:
+def test_slurm_lists_the_nodes_and_status_prints_how_to_use_them(testbed: Testbed) -> None:
     nodes = [testbed.node(number) for number in (1, 2, 3)]
     assert testbed.slurm("sinfo", "-h", "-N", "-o", "%N %T").splitlines() == [f"{node} idle" for node in nodes]
     status, printed = testbed.status, testbed("status").stdout
@@ -67,14 +67,14 @@ def test_slurm_sees_the_nodes_and_status_says_how_to_use_them(testbed: Testbed) 
     assert f"export SLURM_CONF={status['slurm_conf']}" in printed and all(node in printed for node in nodes)
 
 
-def test_every_node_has_its_own_name_and_knows_the_others(testbed: Testbed) -> None:
+def test_each_node_has_its_own_name_and_resolves_the_others(testbed: Testbed) -> None:
     nodes = [testbed.node(number) for number in (1, 2, 3)]
     assert sorted(testbed.slurm("srun", "-N3", "hostname").split()) == nodes
-    asked = testbed.slurm("srun", "-N3", "getent", "hosts", nodes[1]).splitlines()
-    assert [line.split() for line in asked] == [[testbed.status["nodes"][nodes[1]]["address"], nodes[1]]] * 3
+    resolved = testbed.slurm("srun", "-N3", "getent", "hosts", nodes[1]).splitlines()
+    assert [line.split() for line in resolved] == [[testbed.status["nodes"][nodes[1]]["address"], nodes[1]]] * 3
 
 
-def test_a_batch_job_starts_ranks_on_its_nodes_and_ends_in_the_completion_log(testbed: Testbed, tmp_path: Path) -> None:
+def test_batch_job_starts_ranks_on_its_nodes_and_is_in_the_completion_log(testbed: Testbed, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     job = _submit(testbed, f"srun hostname > {names}; scontrol show hostnames >> {names}", "--nodes=2")
     log = Path(testbed.status["completion_log"])
@@ -88,7 +88,7 @@ def test_a_batch_job_starts_ranks_on_its_nodes_and_ends_in_the_completion_log(te
 
 
 @pytest.mark.timed
-def test_a_link_carries_the_rate_asked_for_and_another_when_changed(testbed: Testbed) -> None:
+def test_link_has_the_requested_rate_and_the_rate_can_be_changed(testbed: Testbed) -> None:
     one, two, three = (testbed.node(number) for number in (1, 2, 3))
     assert _mbit_per_s(testbed, one, two, megabytes=12) == pytest.approx(100, rel=0.15)
     testbed("link", two, "--rate", "40mbit")
@@ -96,7 +96,9 @@ def test_a_link_carries_the_rate_asked_for_and_another_when_changed(testbed: Tes
         assert testbed.status["nodes"][two]["link"]["rate_mbit"] == 40
         assert _mbit_per_s(testbed, one, two, megabytes=6) == pytest.approx(40, rel=0.15)
         assert _mbit_per_s(testbed, two, one, megabytes=6) == pytest.approx(40, rel=0.15), "also what it sends"
-        assert _mbit_per_s(testbed, one, three, megabytes=12) == pytest.approx(100, rel=0.15), "nobody else's"
+        assert _mbit_per_s(testbed, one, three, megabytes=12) == pytest.approx(100, rel=0.15), (
+            "other links keep their rate"
+        )
         testbed("link", "all", "--rate", "none")
         assert _mbit_per_s(testbed, one, two, megabytes=40) > 400
         assert testbed.status["nodes"][two]["link"]["rate_mbit"] is None
@@ -105,7 +107,7 @@ def test_a_link_carries_the_rate_asked_for_and_another_when_changed(testbed: Tes
 
 
 @pytest.mark.thorough
-def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed) -> None:
+def test_disconnected_link_makes_a_node_unreachable_until_it_is_reconnected(testbed: Testbed) -> None:
     one, two = testbed.node(1), testbed.node(2)
     knock = [sys.executable, "-c", f"import socket; socket.create_connection(('{two}', 6818))"]
     testbed("link", two, "--down")
@@ -118,16 +120,16 @@ def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed
 
 
 @pytest.mark.thorough
-def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: Path) -> None:
-    deaf, dead = testbed.node(2), testbed.node(3)
+def test_lost_node_is_declared_down_and_can_return(testbed: Testbed, tmp_path: Path) -> None:
+    silent, crashed = testbed.node(2), testbed.node(3)
     here = f"{tmp_path}/$SLURMD_NODENAME"  # separate names, because two jobs write at the same time
     write_pid = f"echo $$ > {here}.new; mv {here}.new {here}; exec sleep 300"
-    jobs = {node: _submit(testbed, write_pid, f"--nodelist={node}", "--no-requeue") for node in (deaf, dead)}
+    jobs = {node: _submit(testbed, write_pid, f"--nodelist={node}", "--no-requeue") for node in (silent, crashed)}
     wait_for(lambda: all((tmp_path / node).exists() for node in jobs))
-    testbed("slurmd", deaf, "stop")
-    testbed("slurmd", dead, "crash")
-    assert not _gone(int((tmp_path / deaf).read_text())), "without its slurmd a job goes on"
-    assert _gone(int((tmp_path / dead).read_text())), "a crash takes the jobs along"
+    testbed("slurmd", silent, "stop")
+    testbed("slurmd", crashed, "crash")
+    assert not _gone(int((tmp_path / silent).read_text())), "without its slurmd a job goes on"
+    assert _gone(int((tmp_path / crashed).read_text())), "a crash takes the jobs along"
     assert not any(testbed.status["nodes"][node]["slurmd"] for node in jobs)
     wait_for(lambda: all(testbed.state(node).startswith("down") for node in jobs))
     assert {_job_state(testbed, job) for job in jobs.values()} == {"NODE_FAIL"}
@@ -137,7 +139,7 @@ def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: 
 
 
 @pytest.mark.thorough
-def test_a_running_job_survives_a_restart_of_the_controller(testbed: Testbed) -> None:
+def test_running_job_survives_a_restart_of_the_controller(testbed: Testbed) -> None:
     job = _submit(testbed, "sleep 300")
     wait_for(lambda: _job_state(testbed, job) == "RUNNING")
     testbed("controller", "stop")
@@ -147,7 +149,7 @@ def test_a_running_job_survives_a_restart_of_the_controller(testbed: Testbed) ->
     testbed.slurm("scancel", job)
 
 
-def test_a_name_or_action_nobody_knows_is_refused(testbed: Testbed) -> None:
+def test_unknown_node_and_missing_option_are_refused(testbed: Testbed) -> None:
     for words in (["slurmd", "n9", "stop"], ["link", "n9", "--down"], ["exec", "n9", "--", "true"]):
         assert "n9: no such node; choose from" in testbed(*words, code=2).stderr
     assert "needs --rate" in testbed("link", testbed.node(1), code=2).stderr
@@ -157,7 +159,7 @@ def test_a_name_or_action_nobody_knows_is_refused(testbed: Testbed) -> None:
 
 
 @pytest.mark.thorough
-def test_up_twice_is_refused_and_leaves_the_first_as_it_is(testbed: Testbed) -> None:
+def test_second_up_is_refused_and_does_not_change_the_first_testbed(testbed: Testbed) -> None:
     assert "already exists" in testbed.up(code=2).stderr
     elsewhere = testbed.up("--dir", f"{testbed.folder}-second", code=2)
     assert "exists already" in elsewhere.stderr and not Path(f"{testbed.folder}-second").exists()
@@ -165,7 +167,7 @@ def test_up_twice_is_refused_and_leaves_the_first_as_it_is(testbed: Testbed) -> 
 
 
 @pytest.mark.thorough
-def test_two_testbeds_side_by_side_and_down_takes_all_of_one(testbed: Testbed, other_testbed: Testbed) -> None:
+def test_down_removes_one_of_two_testbeds_completely(testbed: Testbed, other_testbed: Testbed) -> None:
     other_testbed.up("--nodes", "1", "--conf", "MaxArraySize=10", "--max-time", "30")
     assert other_testbed.slurm("srun", "hostname").strip() == other_testbed.node(1)
     assert other_testbed.slurm("sinfo", "-h", "-o", "%l").strip() == "30:00"
@@ -183,7 +185,7 @@ def test_two_testbeds_side_by_side_and_down_takes_all_of_one(testbed: Testbed, o
 
 
 @pytest.mark.thorough
-def test_an_up_that_fails_leaves_nothing_and_shows_why(other_testbed: Testbed) -> None:
+def test_failed_up_leaves_nothing_behind_and_prints_the_reason(other_testbed: Testbed) -> None:
     failed = other_testbed.up("--nodes", "2", "--conf", "SelectType=select/nonsense", code=1)
     assert "Can't find plugin for select/nonsense" in failed.stderr and "slurmctld" in failed.stderr.splitlines()[-1]
     assert other_testbed.leftovers() == []
@@ -193,7 +195,7 @@ def test_an_up_that_fails_leaves_nothing_and_shows_why(other_testbed: Testbed) -
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.thorough
-def test_an_up_killed_on_the_way_can_be_taken_down(other_testbed: Testbed, number: signal.Signals) -> None:
+def test_killed_up_can_be_taken_down(other_testbed: Testbed, number: signal.Signals) -> None:
     command = [sys.executable, str(PROGRAM), "up", "--name", other_testbed.name, "--subnet", other_testbed.subnet]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: "slurmctld" in _processes(other_testbed))
@@ -216,7 +218,7 @@ def _processes(bed: Testbed) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.thorough
-def test_a_pid_given_to_another_process_is_not_killed(other_testbed: Testbed) -> None:
+def test_reused_pid_of_another_process_is_not_killed(other_testbed: Testbed) -> None:
     other_testbed.up("--nodes", "1")
     ledger = other_testbed.folder / "state.json"
     with subprocess.Popen(["sleep", "60"]) as bystander:
@@ -230,7 +232,7 @@ def test_a_pid_given_to_another_process_is_not_killed(other_testbed: Testbed) ->
     assert other_testbed.leftovers() == []
 
 
-def test_only_root_may(slurm_possible: None, other_testbed: Testbed) -> None:
+def test_up_requires_root(slurm_possible: None, other_testbed: Testbed) -> None:
     # In a new user namespace, root has no privileges, but can still read Python and this checkout.
     command = ["unshare", "--user", sys.executable, str(PROGRAM), "up", "--name", other_testbed.name]
     refused = subprocess.run(command, capture_output=True, text=True)

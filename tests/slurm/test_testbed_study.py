@@ -21,16 +21,16 @@ def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_only_root_may(slurm_possible: None, other_testbed: Testbed, tmp_path: Path) -> None:
+def test_study_requires_root(slurm_possible: None, other_testbed: Testbed, tmp_path: Path) -> None:
     with study(other_testbed, tmp_path / "runs", "unshare", "--user") as process:
-        printed, said = process.communicate(timeout=PATIENCE_S)
+        printed, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert said.splitlines() == [said.strip()] and "needs root; use sudo" in said
+    assert errors.splitlines() == [errors.strip()] and "needs root; use sudo" in errors
     assert "zeroscale" not in printed.replace(str(PROGRAM.parent), ""), "nothing was measured"
     assert other_testbed.leftovers() == [] and not (tmp_path / "runs").exists()
 
 
-def test_stopped_on_the_way_it_leaves_nothing_behind(
+def test_interrupted_study_leaves_no_testbed_behind(
     slurm_possible: None, other_testbed: Testbed, tmp_path: Path
 ) -> None:
     with study(other_testbed, tmp_path / "runs") as process:

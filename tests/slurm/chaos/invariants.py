@@ -99,20 +99,22 @@ def _find_pause_s(path: Path) -> float:
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
     """Yield a description of each rule that is broken at the end of a round."""
-    told = sweep.read_status()
-    asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
-    if len(asked) != sweep.asked:
-        yield f"{len(asked)} points are known of {sweep.asked}"
+    status = sweep.read_status()
+    states = {
+        RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in status["points"]
+    }
+    if len(states) != sweep.asked:
+        yield f"{len(states)} points are known of {sweep.asked}"
     finals, answers, failures = Counter[RunKey](), Counter[RunKey](), Counter[RunKey]()
     for folder in sorted(sweep.attempts()):
         name = f"{folder.parent.name}/{folder.name}"
         if not (folder / store.CIRCUMSTANCE).exists():
-            yield f"{name} was claimed, and nobody said for what"
+            yield f"{name} was claimed, but has no circumstance file"
             continue
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         key = RunKey(folder.parent.name, circumstance.machine.name, circumstance.repeat)
-        if key not in asked:
-            yield f"{name} was asked for by nobody"
+        if key not in states:
+            yield f"{name} belongs to no requested point"
         if not (folder / store.RECORD).exists():
             yield f"{name} has no record"
             continue
@@ -124,11 +126,11 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
             record.outcome.kind in _FAILURES and not record.outcome.evidence.get("disk_full") and not paused
         )
         yield from _list_foreign_hosts(sweep, name, record)
-    for key, state in asked.items():
+    for key, state in states.items():
         used_up = failures[key] == _ATTEMPTS
         if failures[key] > _ATTEMPTS or state != ("given up" if used_up and not finals[key] else "answered"):
             yield f"{key.config_id} repeat {key.repeat} is {state} after {failures[key]} failures of its own"
-    wrong = {key: finals[key] for key, at in asked.items() if finals[key] != (at == "answered")}
+    wrong = {key: finals[key] for key, at in states.items() if finals[key] != (at == "answered")}
     yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in wrong.items())
     yield from (f"{key.config_id} repeat {key.repeat} has {n} ok" for key, n in answers.items() if n > 1)
     yield from sweep.list_tracebacks()

@@ -37,8 +37,8 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
         broken.append(f"not judged: {str(error)[:300]}")
     finally:
         _clear(sweep)
-    said = "; ".join(broken) or "every rule held"
-    print(f"  seed {planned.seed} took {time.monotonic() - began:.0f} s: {said}", flush=True)
+    line = "; ".join(broken) or "every rule held"
+    print(f"  seed {planned.seed} took {time.monotonic() - began:.0f} s: {line}", flush=True)
     return broken
 
 
@@ -56,8 +56,8 @@ def _make(sweep: Sweep, fault: PlannedFault, disk: Path, table: Table) -> list[s
             table[fault.kind, sweep.planned.mode, ""] += 1
             table.update((fault.kind, "", outcome.partition(":")[0]) for outcome in outcomes)
         sign = "BROKEN" if untrue else "as expected" if struck else "too late"
-        said = f"{fault.kind} ({made.target}) -> {'; '.join(outcomes)} [{sign}]"
-        print(f"  {said} {time.monotonic() - began:.0f} s", flush=True)
+        line = f"{fault.kind} ({made.target}) -> {'; '.join(outcomes)} [{sign}]"
+        print(f"  {line} {time.monotonic() - began:.0f} s", flush=True)
         if untrue or struck:
             return untrue
     return []

@@ -96,10 +96,10 @@ class Sweep(Study):
             assert self.command.returncode != 2, "".join(self.command.communicate())
             self.begin()
             return False
-        told = self.read_status()
-        if told["jobs"]:
+        status = self.read_status()
+        if status["jobs"]:
             return False
-        ended = bool(told["points"]) and all(point["state"] in ("answered", "given up") for point in told["points"])
+        ended = bool(status["points"]) and all(point["state"] in ("answered", "given up") for point in status["points"])
         if ended and more:
             self.asked += POINTS
             self.begin()
