@@ -73,10 +73,10 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
                 bound[way].append(np.isfinite(low) & np.isfinite(high))
                 covered[way].append((low <= truth) & (truth <= high))
     known = {way: np.concatenate(bound[way]) for way in methods}
-    told = "  ".join(f" {share(np.concatenate(covered[way])[known[way]], count)}" for way in methods)
+    cells = "  ".join(f" {share(np.concatenate(covered[way])[known[way]], count)}" for way in methods)
     size, shown, ours = np.concatenate(sizes), known["taken"], np.concatenate(covered["taken"])
     rest = (share(ours[shown & (size >= least)], count) for least in (20, 200))
-    return f"{1 / np.mean(errors):6.0f}  {told}{100 * shown.mean():7.0f}%{''.join(rest)}"
+    return f"{1 / np.mean(errors):6.0f}  {cells}{100 * shown.mean():7.0f}%{''.join(rest)}"
 
 
 def share(covered: Array, count: int) -> str:
@@ -211,8 +211,8 @@ def tests(count: int) -> None:
             one, other = draw(rng, (count, n)), draw(rng, (count, n))
             alike, apart = compute_p_values(one, other), compute_p_values(one + 10, other)
             limits = ((alike, 0.05, 16), (alike, 0.005, 16), (apart, 0.005, 24))
-            told = [f"{100 * np.mean(p[0] <= a):5.1f}{100 * np.mean(p[1] <= a):8.1f}".rjust(w) for p, a, w in limits]
-            print(f"{name:<16}{n:>6}  {'  '.join(told)}", flush=True)
+            cells = [f"{100 * np.mean(p[0] <= a):5.1f}{100 * np.mean(p[1] <= a):8.1f}".rjust(w) for p, a, w in limits]
+            print(f"{name:<16}{n:>6}  {'  '.join(cells)}", flush=True)
     pairs(count // 20)
 
 

@@ -38,8 +38,8 @@ def alike(count: int) -> Iterable[str]:
     is reported."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
-        told = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
-        yield f"{name:<20}{series:>7}  {format_shares(told)}"
+        detected = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
+        yield f"{name:<20}{series:>7}  {format_shares(detected)}"
 
 
 def wrong(name: str, length: int, series: int, count: int) -> float:
@@ -81,14 +81,14 @@ def found(effect: float, shape: str, length: int, count: int) -> tuple[float, fl
     rng = np.random.default_rng([int(effect), length, *shape.encode()])
     there = shaped(shape, length)
     true = np.flatnonzero(np.diff(there.astype(int))) + 1
-    told, right, covers = [], [], []
+    detected, right, covers = [], [], []
     for _ in range(count):
         (changes,) = find_changes([0.01 * (rng.standard_normal(length) + effect * there)], draws=DRAWS)
-        told.append(bool(changes))
+        detected.append(bool(changes))
         if changes:
             right.append(_right(changes, true))
             covers += [one.interval.low <= np.expm1(_true_size(one, effect)) <= one.interval.high for one in changes]
-    return tuple(100 * float(np.mean(one)) if one else float("nan") for one in (told, right, covers))  # type: ignore
+    return tuple(100 * float(np.mean(one)) if one else float("nan") for one in (detected, right, covers))  # type: ignore
 
 
 def _true_size(change: LevelChange, effect: float) -> float:
@@ -104,15 +104,15 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 def stairs(count: int) -> Iterable[str]:
     """Yield the mean number of five true changes that are detected, and the mean number of false detections."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
-    rng, told, more = np.random.default_rng(0), [], []
+    rng, detected, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)
     for _ in range(count // 2):
         levels = np.cumsum(np.isin(np.arange(60), true) * rng.choice([-1, 1], 60)) * 5
         (changes,) = find_changes([0.01 * (rng.standard_normal(60) + levels)], draws=DRAWS)
         near = [int(np.abs(true - one.after).min()) <= 1 for one in changes]
-        told.append(sum(near))
+        detected.append(sum(near))
         more.append(len(near) - sum(near))
-    yield f"{np.mean(told):7.2f}{np.mean(more):7.2f}"
+    yield f"{np.mean(detected):7.2f}{np.mean(more):7.2f}"
 
 
 if __name__ == "__main__":

@@ -44,10 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000])
     sizes = parser.parse_args().records
-    told = [measured(size) for size in sizes]
+    all_seconds = [measured(size) for size in sizes]
     print("\n" + " " * 28 + "".join(f"{size:>14,}" for size in sizes) + "   time per record, last ÷ first")
-    for part in told[-1]:
-        seconds = [of_size.get(part, math.nan) for of_size in told]
+    for part in all_seconds[-1]:
+        seconds = [of_size.get(part, math.nan) for of_size in all_seconds]
         growth = seconds[-1] / sizes[-1] / (seconds[0] / sizes[0])
         print(f"{part:28}" + "".join(f"{second:12.2f} s" for second in seconds) + f"{growth:32.2f}")
 
@@ -66,16 +66,16 @@ def measured(size: int) -> dict[str, float]:
 
 
 def read(runs: Path, size: int) -> dict[str, float]:
-    told: dict[str, float] = {}
-    first = timed("first read", told, lambda: results.read([runs]))
-    kept = timed("consolidated read", told, lambda: results.read([runs]))
+    seconds_by_part: dict[str, float] = {}
+    first = timed("first read", seconds_by_part, lambda: results.read([runs]))
+    kept = timed("consolidated read", seconds_by_part, lambda: results.read([runs]))
     assert len(first.table) == size and kept.table.equals(first.table)
     answers: dict[str, float] = {}
     timed("summary", answers, lambda: kept.summary)
     found = timed("answers, scaling, drift", answers, lambda: compute_findings(kept))
     timed("tables: CSV, Markdown, LaTeX", answers, lambda: render_tables(found))
     timed("figures of the page", answers, lambda: draw_all(kept))
-    return {**told, "all tables and figures": sum(answers.values()), **answers}
+    return {**seconds_by_part, "all tables and figures": sum(answers.values()), **answers}
 
 
 def draw_all(found: results.Results) -> None:
@@ -83,11 +83,11 @@ def draw_all(found: results.Results) -> None:
         render_figure(figure.name, figure.title, figure.alt, picture, Tips())
 
 
-def timed(part: str, told: dict[str, float], work: Callable[[], Any]) -> Any:
+def timed(part: str, seconds_by_part: dict[str, float], work: Callable[[], Any]) -> Any:
     begin = time.perf_counter()
     done = work()
-    told[part] = time.perf_counter() - begin
-    print(f"{part:28}{told[part]:10.2f} s", flush=True)
+    seconds_by_part[part] = time.perf_counter() - begin
+    print(f"{part:28}{seconds_by_part[part]:10.2f} s", flush=True)
     return done
 
 
@@ -98,15 +98,15 @@ def write(runs: Path, size: int) -> None:
     rng = random.Random(0)
     for place in range(size):
         repeat, which = divmod(place, len(texts))
-        config, told = texts[which]
+        config, content = texts[which]
         folder = runs / "synthetic" / config / f"{repeat}.0"
         folder.mkdir(parents=True)
         middle = 0.1 * (1 + which % 20)
         steps = [middle * (1.5 if step < CUT else 1) * rng.gauss(1, 0.02) for step in range(STEPS)]
         values = {"repeat": repeat, "job": f"{repeat}", "step_s": steps, "window_s": sum(steps[CUT:])}
         for name, value in values.items():
-            told = told.replace(f'"@{name}"', json.dumps(value))
-        (folder / "record.json").write_text(told)
+            content = content.replace(f'"@{name}"', json.dumps(value))
+        (folder / "record.json").write_text(content)
 
 
 def text(record: RunRecord) -> str:
@@ -128,15 +128,15 @@ def configurations() -> Iterator[RunRecord]:
 def record(recorded: dict[str, Any], model: str, engine: str, micro: int, nodes: int) -> RunRecord:
     """Return a copy of a recorded run for another model, engine, micro-batch and number of nodes. Its outcome is out
     of memory if the model and micro-batch are large and the engine's stage is low."""
-    asked = recorded["spec"] | {"nodes": nodes, "devices_per_node": DEVICES, "batch": {"micro": micro}}
-    asked["model"] = asked["model"] | {"name": model, "parameters": None}
+    spec_fields = recorded["spec"] | {"nodes": nodes, "devices_per_node": DEVICES, "batch": {"micro": micro}}
+    spec_fields["model"] = spec_fields["model"] | {"name": model, "parameters": None}
     backend = "ddp" if engine == "ddp" else "deepspeed"
-    asked["engine"] = {
+    spec_fields["engine"] = {
         "name": engine,
         "backend": backend,
         "options": {} if engine == "ddp" else {"stage": int(engine[-1])},
     }
-    spec = RunSpec.model_validate(asked)
+    spec = RunSpec.model_validate(spec_fields)
     observed = recorded["observations"] | {
         "steps": recorded["observations"]["steps"]
         | {"cut": CUT, "skipped": [], **dict.fromkeys(SERIES, [0.001] * STEPS)},

@@ -32,9 +32,9 @@ def main() -> None:
         command = [sys.executable, "-m", "bench.cli", "status", str(folder)]
         status = [seconds(command) for _ in range(rounds)]
     python = [seconds([sys.executable, "-c", "pass"]) for _ in range(rounds)]
-    told = statistics.median(status)
-    print(f"zeroscale status of {RUNS} runs: {told:.2f} s (slowest of {rounds}: {max(status):.2f})")
-    print(f"that is {told / statistics.median(python):.0f} times Python's own start")
+    median_s = statistics.median(status)
+    print(f"zeroscale status of {RUNS} runs: {median_s:.2f} s (slowest of {rounds}: {max(status):.2f})")
+    print(f"that is {median_s / statistics.median(python):.0f} times Python's own start")
 
 
 def fill(results: Path) -> Path:

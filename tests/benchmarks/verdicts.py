@@ -89,8 +89,8 @@ def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
     yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {format_sizes(SIZES)}"
     for name in names:
         for repeats, blocked in LAYOUTS:
-            told = [wrong(name, size, repeats, count, blocked=blocked) for size in SIZES]
-            yield f"{name:<20}{repeats:>3}  {format_shares(told)}  {'within' if blocked else 'apart'}"
+            shares = [wrong(name, size, repeats, count, blocked=blocked) for size in SIZES]
+            yield f"{name:<20}{repeats:>3}  {format_shares(shares)}  {'within' if blocked else 'apart'}"
 
 
 def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
@@ -124,8 +124,8 @@ def pairs(count: int) -> Iterable[str]:
                 [_told_pairs(draw(rng, (2 * size, repeats))) for _ in range(min(count, _MOST // size))]
                 for size in PAIRS
             ]
-            told = [100 * float(np.mean([min(p_values) <= 0.05 for p_values in one])) for one in sets]
-            yield f"{name:<20}{repeats:>3}  {format_shares(told)}"
+            shares = [100 * float(np.mean([min(p_values) <= 0.05 for p_values in one])) for one in sets]
+            yield f"{name:<20}{repeats:>3}  {format_shares(shares)}"
 
 
 def _told_pairs(times: Array) -> list[float]:
@@ -146,12 +146,12 @@ def equal(count: int) -> Iterable[str]:
     margin = np.log1p(0.03)
     yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, repeats in itertools.product(NOISES, REPEATS):
-        told = [called_equal(name, size, repeats, count, 0.01, margin)[0] for size in PAIRS]
-        yield f"{name:<20}{repeats:>3}  {format_shares(told)}"
+        shares = [called_equal(name, size, repeats, count, 0.01, margin)[0] for size in PAIRS]
+        yield f"{name:<20}{repeats:>3}  {format_shares(shares)}"
     yield f"\nequal pairs, normal noise: % of pairs called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for noise, repeats in itertools.product((0.005, 0.01), (3, 5, 10)):
-        told = [called_equal("normal", size, repeats, count // 4, noise, 0.0)[1] for size in PAIRS]
-        yield f"{f'noise {100 * noise:g} %':<20}{repeats:>3}  {format_shares(told)}"
+        shares = [called_equal("normal", size, repeats, count // 4, noise, 0.0)[1] for size in PAIRS]
+        yield f"{f'noise {100 * noise:g} %':<20}{repeats:>3}  {format_shares(shares)}"
 
 
 def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, gap: float) -> tuple[float, float]:
@@ -178,12 +178,12 @@ def equal_to_best(count: int) -> Iterable[str]:
     head = f"{'':26}{'n':>3}  {format_sizes(sizes)}"
     yield f"\nhalf take 3 % longer: % of families with one of them called equal to the best\n{head}"
     for name, noise, repeats in itertools.product(NOISES, (0.005, 0.01), REPEATS):
-        told = [called_equal_to_best(name, size, repeats, count, noise)[0] for size in sizes]
-        yield f"{f'{name}, {100 * noise:g} %':<26}{repeats:>3}  {format_shares(told)}"
+        shares = [called_equal_to_best(name, size, repeats, count, noise)[0] for size in sizes]
+        yield f"{f'{name}, {100 * noise:g} %':<26}{repeats:>3}  {format_shares(shares)}"
     yield f"\nthe others, normal noise: % of them called equal to the best\n{head}"
     for noise, repeats in itertools.product((0.005, 0.01), (3, 5, 10)):
-        told = [called_equal_to_best("normal", size, repeats, count // 4, noise)[1] for size in sizes]
-        yield f"{f'noise {100 * noise:g} %':<26}{repeats:>3}  {format_shares(told)}"
+        shares = [called_equal_to_best("normal", size, repeats, count // 4, noise)[1] for size in sizes]
+        yield f"{f'noise {100 * noise:g} %':<26}{repeats:>3}  {format_shares(shares)}"
 
 
 def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: float) -> tuple[float, float]:
@@ -196,17 +196,17 @@ def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: 
     wrongly, rightly = [], []
     for _ in range(min(count, _MOST // size)):
         truth = np.where(np.arange(size) < (size + 1) // 2, 0.0, np.log1p(INTEREST))
-        told = Family(list(truth[:, None] + noise * NOISES[name](rng, (size, repeats))))
-        rivals = [place for place in range(size) if place != told.lead]
-        equal = {place for place in rivals if is_equal(told, place)}
-        wrongly.append(any(truth[place] != truth[told.lead] for place in equal))
-        rightly += [place in equal for place in rivals if truth[place] == truth[told.lead]]
+        compared = Family(list(truth[:, None] + noise * NOISES[name](rng, (size, repeats))))
+        rivals = [place for place in range(size) if place != compared.lead]
+        equal = {place for place in rivals if is_equal(compared, place)}
+        wrongly.append(any(truth[place] != truth[compared.lead] for place in equal))
+        rightly += [place in equal for place in rivals if truth[place] == truth[compared.lead]]
     return 100 * float(np.mean(wrongly)), 100 * float(np.mean(rightly))
 
 
-def is_equal(told: Family, place: int) -> bool:
+def is_equal(compared: Family, place: int) -> bool:
     """Return whether the configuration at index `place` is called equal to the fastest."""
-    gap = told.gap(place, told.lead)
+    gap = compared.gap(place, compared.lead)
     low, high = (float(np.exp(end)) for end in (gap.value - gap.margin, gap.value + gap.margin))
     return judge_interval(Interval(low, high, "between repeats", LEVEL, 0)) == EQUAL
 
@@ -216,12 +216,12 @@ def power(count: int) -> Iterable[str]:
     yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:
-            rng, told = np.random.default_rng([int(10 * effect), repeats]), []
+            rng, shares = np.random.default_rng([int(10 * effect), repeats]), []
             for size in PAIRS:
                 sets = rng.standard_normal((min(count, _MOST // size), 2 * size, repeats))
                 sets[:, 0] += effect
-                told.append(100 * float(np.mean([_told_pairs(one)[0] <= 0.05 for one in sets])))
-            yield f"{effect:<20}{repeats:>3}  {format_shares(told)}"
+                shares.append(100 * float(np.mean([_told_pairs(one)[0] <= 0.05 for one in sets])))
+            yield f"{effect:<20}{repeats:>3}  {format_shares(shares)}"
 
 
 def spread(count: int) -> Iterable[str]:
@@ -240,8 +240,8 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
     ties, farthest, kept = [], [], []
     for _ in range(count):
         truth = rng.uniform(0, 0.3, size)
-        told = family(truth[:, None] + 0.01 * rng.standard_normal((size, repeats)), rng, blocked=blocked)
-        left = ~np.array(slower(told))
+        compared = family(truth[:, None] + 0.01 * rng.standard_normal((size, repeats)), rng, blocked=blocked)
+        left = ~np.array(slower(compared))
         ties.append(left.sum() - 1)
         farthest.append(np.expm1(truth[left].max() - truth.min()))
         kept.append(left[truth.argmin()])
@@ -254,13 +254,13 @@ def measure_bias_by_size(count: int) -> Iterable[str]:
     yield "\nselection bias of the fastest, noise 2 %, n 3: true and estimated, %"
     yield f"{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
-        true, told = [], []
+        true, estimated = [], []
         for size in SIZES:
             rng = np.random.default_rng([size, int(100 * width)])
             found = [measure_selection_bias(rng, size, width) for _ in range(count)]
             true.append(100 * float(np.mean([one[0] for one in found])))
-            told.append(100 * float(np.mean([one[1] for one in found])))
-        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(told)}  estimated"
+            estimated.append(100 * float(np.mean([one[1] for one in found])))
+        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(estimated)}  estimated"
 
 
 def measure_selection_bias(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
