@@ -28,18 +28,18 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MADE = ("_site", "_pages")
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not {*MADE} & {*page.parts})]
-BESIDE = [ROOT / folder / "README.md" for folder in ("slurm", "slurm/testbed", "tests/data", "results/measured")]
+OTHER_READMES = [ROOT / folder / "README.md" for folder in ("slurm", "slurm/testbed", "tests/data", "results/measured")]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
-def test_the_readme_is_short_and_shows_a_figure_first() -> None:
+def test_readme_is_short_and_begins_with_a_figure() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 130
     figure = next(number for number, line in enumerate(lines) if line.startswith("!["))
     assert figure < next(number for number, line in enumerate(lines) if line.startswith("## "))
 
 
-def test_the_reference_is_what_the_code_says() -> None:
+def test_reference_is_up_to_date() -> None:
     written = {page.name: page.read_text() for page in FOLDER.glob("*.md") if page.name != "index.md"}
     assert written == pages(), "run `make reference`"
 
@@ -49,8 +49,8 @@ def test_the_reference_is_what_the_code_says() -> None:
 _LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
 
 
-@pytest.mark.parametrize("page", [*PAGES, *BESIDE], ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_READMES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_relative_link_has_a_target(page: Path) -> None:
     for target, anchor in _LINK.findall(_without_code(page.read_text())):
         there = page.parent / target if target else page
         assert there.exists(), f"{page.name}: {target}"
@@ -59,7 +59,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_example_in_the_help_of_a_verb_is_one_that_it_takes(verb: str) -> None:
+def test_examples_in_the_help_of_a_verb_are_valid(verb: str) -> None:
     for command in _commands((FOLDER / "verbs.md").read_text()):
         if command.words[0] == verb:
             verbs.parser(verb).parse_intermixed_args(command.words[1:])
@@ -139,7 +139,7 @@ _MT5 = {
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the pages mention."""
     folder = tmp_path_factory.mktemp("house")
     recorded = ROOT / "results" / "measured"
@@ -168,7 +168,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Command, house: Path) -> None:
+def test_command_of_a_page_prints_the_output_shown_below_it(command: Command, sample_folder: Path) -> None:
     verb, *words = command.words
     parser = verbs.parser(verb)
     parser.parse_intermixed_args(words)
@@ -176,7 +176,7 @@ def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Comma
         assert command.output is None, f"nothing compares what {verb} prints"
         return
     dry = _dry(verb, words, parser)
-    printed, code = _printed(house, (verb, *(dry or words)))
+    printed, code = _printed(sample_folder, (verb, *(dry or words)))
     if command.output is None:
         assert code in (0, 1, 3), printed  # 1 if a gate fails, because the records stand in for those of the page
     elif dry and dry != words and code == 0:
@@ -216,7 +216,7 @@ def _printed(folder: Path, words: tuple[str, ...]) -> tuple[str, int]:
 # -------------------------------------------------------------------------------------------------- workflow and site
 
 
-def test_the_workflow_for_a_ci_is_read_and_its_command_is_one() -> None:
+def test_ci_workflow_of_the_guide_has_a_valid_command() -> None:
     text = (DOCS / "guides" / "ci.md").read_text()
     found = re.search(r'^```yaml title="[^"]+"\n(.*?)^```$', text, flags=re.MULTILINE | re.DOTALL)
     assert found
@@ -226,7 +226,7 @@ def test_the_workflow_for_a_ci_is_read_and_its_command_is_one() -> None:
     assert verbs.parser(verb).parse_intermixed_args(words).format == "md"
 
 
-def test_the_workflow_of_this_repository_runs_a_make_target_and_keeps_the_report_that_it_writes() -> None:
+def test_workflow_of_this_repository_runs_a_make_target_and_uploads_its_report() -> None:
     steps = yaml.safe_load((ROOT / ".github/workflows/smoke.yml").read_text())["jobs"]["smoke"]["steps"]
     target = next(step["run"] for step in steps if "run" in step).removeprefix("make ")
     recipe = re.search(rf"^{target}: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -234,7 +234,7 @@ def test_the_workflow_of_this_repository_runs_a_make_target_and_keeps_the_report
     assert f"--out {steps[-1]['with']['path']} " in recipe[1]
 
 
-def test_a_command_that_is_none_is_found() -> None:
+def test_invalid_command_of_a_page_is_detected() -> None:
     with pytest.raises((SystemExit, UserError)), contextlib.redirect_stderr(io.StringIO()):
         verbs.parser("run").parse_intermixed_args(["--no-such-option"])
 
@@ -242,7 +242,7 @@ def test_a_command_that_is_none_is_found() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(600)  # it runs the notebooks
 @pytest.mark.thorough
-def test_the_site_is_made_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+def test_site_is_built_without_warnings_and_loads_nothing_external(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", "-d", str(tmp_path / "read")]
     done = subprocess.run(

@@ -24,40 +24,40 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); import bench.cli, bench.core.files;"
         "print(bench.core.files.find_conf_folder()); sys.exit(bench.cli.main())"
     )
     command = [sys.executable, "-c", code, str(installed), "sweep", "study=smoke", "--dry-run"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.splitlines()[0] == str(installed / "bench" / "conf")
-    assert "15 runs of 5 points, nothing started" in told.stdout.splitlines()
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines()[0] == str(installed / "bench" / "conf")
+    assert "15 runs of 5 points, nothing started" in completed.stdout.splitlines()
 
 
-def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_module(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a module of the installed package in a folder outside the checkout."""
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=cwd, env=environment)
 
 
-def test_a_wheel_leaves_out_what_reads_the_runs_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_wheel_excludes_the_validation_package(installed: Path, tmp_path: Path) -> None:
     assert not (installed / "analysis" / "validation").exists()
-    told = called(installed, tmp_path, "bench.cli", "predictions")
+    completed = run_module(installed, tmp_path, "bench.cli", "predictions")
     remedy = "call `python -m analysis.validation` in a checkout of the repository"
-    assert (told.returncode, told.stderr) == (2, f"zeroscale: predictions: this verb was removed; {remedy}\n")
+    assert (completed.returncode, completed.stderr) == (2, f"zeroscale: predictions: this verb was removed; {remedy}\n")
 
 
-def test_a_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path) -> None:
     words = ["model=tiny", "machine=h200", "devices_per_node=8", "--page", "prediction.html"]
-    told = called(installed, tmp_path, "bench.cli", "predict", *words)
-    assert told.returncode == 0, told.stderr
+    completed = run_module(installed, tmp_path, "bench.cli", "predict", *words)
+    assert completed.returncode == 0, completed.stderr
     assert (tmp_path / "prediction.html").read_text().count("<figure") == 2
 
 
-def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:
+def test_wheel_contains_every_file_read_at_run_time(installed: Path) -> None:
     for source in (
         "bench/measure/cpu_allocator.cpp",
         "bench/core/record.schema.json",

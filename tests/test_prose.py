@@ -18,5 +18,5 @@ def test_each_kind_of_defect_is_found(source: str, finding: str) -> None:
     assert found.startswith(finding)
 
 
-def test_a_plain_docstring_is_accepted() -> None:
+def test_plain_docstring_is_accepted() -> None:
     assert not list(find_in_source('def f():\n    """Return the job id of a run, or None."""\n    print("run failed")'))

@@ -14,7 +14,7 @@ OFTEN = {name for verb in VERBS for name in [name for name in CASES if name.spli
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 )
-def test_the_command_answers_as_before(name: str) -> None:
+def test_output_of_the_command_is_unchanged(name: str) -> None:
     """If this test fails, write the outputs of both revisions with `make golden` and compare them."""
     assert digests.digest(CASES[name]()) == digests.read()[name]
 
