@@ -32,7 +32,7 @@ from bench.core.scheduling import JobContext
         (["machine=cpu", "--name", "x", "--out", "y.yaml"], "--out y.yaml: machine=x looks for x.yaml"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_invalid_calibration_requests_are_refused_in_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -42,7 +42,7 @@ def test_what_cannot_be_is_said_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_a_job_one_process_a_node_is_started_and_in_a_step_none() -> None:
+def test_calibration_in_a_job_starts_one_process_per_node_through_srun() -> None:
     script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"}
     assert find_job({}) == (None, JobContext())
     launcher, job = find_job(script)
@@ -53,7 +53,9 @@ def test_in_a_job_one_process_a_node_is_started_and_in_a_step_none() -> None:
     assert command[-2:] == ["python3", "measure"]
 
 
-def test_every_task_of_a_step_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_in_every_task_of_a_step_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main(["calibrate", "machine=cpu"]) == 2
@@ -84,7 +86,7 @@ def job_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timed
 @pytest.mark.processes
 @pytest.mark.usefixtures("job_of_two_nodes")
-def test_two_nodes_measure_what_lies_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_nodes_measure_the_collectives_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "machine" / "mine.yaml"
     words = ["calibrate", "machine=testbed_1gbit", "--seconds", "1", "--only", "collectives,contention,launches"]
     words += ["launcher=slurm", "launcher.network.rendezvous_host=127.0.0.1", "launcher.network.interface=lo"]
@@ -109,7 +111,7 @@ def test_two_nodes_measure_what_lies_between_them(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.processes
-def test_a_rank_that_finds_another_device_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_on_an_unexpected_device_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["calibrate", "machine=cpu", "machine.device_names=[Cray-1]", "--ranks", "1", "--only", "launches"]
     assert main([*words, "--out", str(tmp_path / "mine.yaml")]) == 2
     err = capsys.readouterr().err

@@ -59,7 +59,7 @@ MEASURED = CalibrationResult(
 )
 
 
-def test_measured_numbers_replace_published_ones_and_say_so() -> None:
+def test_measured_values_replace_published_ones_and_are_marked_as_calibrated() -> None:
     machine = build_machine(PUBLISHED, MEASURED, "mine")
     assert (machine.name, machine.device, machine.device_names) == ("mine", "cpu", ("EPYC",))
     assert machine.memory_bytes_per_s == 1.2e10
@@ -75,7 +75,7 @@ def test_measured_numbers_replace_published_ones_and_say_so() -> None:
     assert (machine.power_w, machine.source) == (100.0, "somebody"), "what was not measured stays"
 
 
-def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published() -> None:
+def test_second_calibration_of_a_part_keeps_other_parts_and_published_values() -> None:
     first = build_machine(PUBLISHED, MEASURED, "mine")
     again = CalibrationResult(
         device_name="EPYC",
@@ -94,14 +94,16 @@ def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published(
     }
 
 
-def test_without_several_nodes_nothing_is_said_of_links_between_them() -> None:
+def test_bandwidth_between_nodes_is_unknown_without_several_nodes() -> None:
     calibration = Calibration(collectives=COLLECTIVES[:2])
     assert find_best_bus_bytes_per_s(calibration, between_nodes=True) is None
     assert find_best_bus_bytes_per_s(calibration, between_nodes=False) == pytest.approx(2e9)
     assert find_best_bus_bytes_per_s(Calibration(), between_nodes=False) is None
 
 
-def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrated_machine_file_can_be_used_for_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine = build_machine(PUBLISHED, MEASURED, "mine")
     text = format_yaml(machine)
     (tmp_path / "machine").mkdir()
@@ -117,7 +119,7 @@ def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pyt
     capsys.readouterr()
 
 
-def test_a_file_tells_a_reader_what_it_is_and_has_a_line_per_row() -> None:
+def test_machine_file_has_a_header_and_one_line_per_row() -> None:
     lines = format_yaml(build_machine(PUBLISHED, MEASURED, "mine")).splitlines()
     assert "    kind nodes ranks payload_bytes s" in lines
     assert "    all_reduce 4 4 8000000 0.25" in lines
@@ -127,7 +129,7 @@ def test_a_file_tells_a_reader_what_it_is_and_has_a_line_per_row() -> None:
     assert yaml.safe_load("\n".join(lines))["name"] == "mine"
 
 
-def test_a_table_with_a_missing_word_is_refused(tmp_path: Path) -> None:
+def test_table_with_a_missing_value_is_refused(tmp_path: Path) -> None:
     (tmp_path / "machine").mkdir()
     file = "name: mine\ncalibration:\n  matmul: |\n    precision m k n tflops\n    fp32 128 128 384\n"
     (tmp_path / "machine" / "mine.yaml").write_text(file)
@@ -135,7 +137,7 @@ def test_a_table_with_a_missing_word_is_refused(tmp_path: Path) -> None:
         compose.compose_request([("machine", "mine"), ("devices_per_node", 2)], tmp_path)
 
 
-def test_records_keep_the_machine_without_its_tables() -> None:
+def test_recorded_machine_has_no_calibration_tables() -> None:
     machine = build_machine(PUBLISHED, MEASURED, "mine").on("cpu")
     assert machine.calibration is None and machine.device == "cpu"
     assert machine.calibrated, "that it was calibrated stays known"

@@ -22,13 +22,13 @@ from bench.predict.work import compute_training_flops
 TINY = Shape.model_validate(compose_request([("model", "tiny")]).spec.model.shape)
 
 
-def test_a_models_products_are_its_matrices() -> None:
+def test_matmul_shapes_of_a_model_are_its_weight_matrices() -> None:
     # d_model 128, heads × d_kv 6 × 32, d_ff 384, vocab 384: the head has the shape of a feed-forward's first matrix
     assert set(list_products([stacks(TINY)])) == {(128, 192), (192, 128), (128, 384), (384, 128)}
     assert list_products([stacks(TINY)] * 2) == list_products([stacks(TINY)])
 
 
-def test_the_products_of_tiny_make_up_its_forward_flops() -> None:
+def test_matmuls_of_tiny_make_up_its_training_flops() -> None:
     # one gated encoder block of 512 tokens without attention's squares: query, key, value, output, and three of d_ff
     of_block = 4 * count_flops(512, 128, 192) + 3 * count_flops(512, 128, 384)
     squares = count_attention_flops(1, 6, 512, 32)
@@ -37,19 +37,19 @@ def test_the_products_of_tiny_make_up_its_forward_flops() -> None:
     assert compute_training_flops(two, sample) - compute_training_flops(one, sample) == 3 * (of_block + squares)
 
 
-def test_small_products_come_first() -> None:
+def test_small_matmuls_come_first() -> None:
     sizes = [count_flops(*shape) for shape in sort_shapes(list_products([stacks(TINY)]))]
     assert sizes == sorted(sizes) and len(set(sort_shapes(list_products([stacks(TINY)])))) == len(sizes)
 
 
-def test_groups_grow_within_a_node_and_then_over_nodes() -> None:
+def test_rank_groups_grow_within_a_node_and_then_over_nodes() -> None:
     assert list_groups(1, 2) == [RankGroup(1, 1), RankGroup(1, 2)]
     assert list_groups(4, 1) == [RankGroup(1, 1), RankGroup(2, 2), RankGroup(3, 3), RankGroup(4, 4)]
     assert list_groups(2, 4) == [RankGroup(1, 1), RankGroup(1, 2), RankGroup(1, 3), RankGroup(1, 4), RankGroup(2, 8)]
     assert thin_out(20) == [1, 2, 3, 4, 8, 16, 20]
 
 
-def test_payloads_divide_among_the_ranks() -> None:
+def test_payloads_are_divisible_by_the_number_of_ranks() -> None:
     assert list_payloads("cpu", 2) == [8, 64, 512, 4096, 32768, 262144, 2097152, 16777216]
     assert list_payloads("cpu", 3)[:3] == [12, 72, 516]
     assert all(size % (4 * 3) == 0 for size in list_payloads("cpu", 3))
@@ -57,7 +57,7 @@ def test_payloads_divide_among_the_ranks() -> None:
     assert list_payloads("cuda", 2)[-1] == 2**30
 
 
-def test_calls_are_as_many_as_the_time_allows() -> None:
+def test_number_of_calls_follows_from_the_time_left() -> None:
     assert count_calls(1e-3, left_s=10.0, last=False) == 40, "never more than tell a median"
     assert count_calls(0.01, left_s=2.0, last=False) == 24, "an eighth of the time, the first call to warm up"
     assert count_calls(0.1, left_s=1.0, last=True) == 9, "the last has all of it"
@@ -65,13 +65,13 @@ def test_calls_are_as_many_as_the_time_allows() -> None:
     assert count_calls(2.0, left_s=5.0, last=True) == 0, "four calls do not fit"
 
 
-def test_slowdown_is_by_medians_over_one_alone() -> None:
+def test_slowdown_is_the_median_relative_to_one_rank_alone() -> None:
     assert collectives.compute_slowdown([[0.1, 0.1, 0.5], [0.11, 0.12, 0.13], [0.2, 0.2, 0.2]]) == pytest.approx(
         (1, 1.2, 2)
     )
 
 
-def test_ranks_share_a_processor_within_a_node_unless_nodes_do_too() -> None:
+def test_ranks_that_share_a_processor_are_those_of_a_node_or_of_all_nodes() -> None:
     apart = CalibrationRequest(
         machine=Machine(name="m"), device="cpu", nodes=4, ranks_per_node=2, seconds=10, parts=("contention",)
     )
@@ -109,7 +109,7 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
-def test_shapes_of_every_size_that_fits_are_measured_however_short_the_time_is(seconds: float) -> None:
+def test_shapes_of_every_size_are_measured_within_any_time(seconds: float) -> None:
     """All shapes together take 1000 s, and the largest takes 350 s. With less time, only shapes that would take most of
     it may be missing. For every smaller shape, a shape with a tenth to ten times its FLOPs is measured."""
     device = Stopwatch()
@@ -122,7 +122,7 @@ def test_shapes_of_every_size_that_fits_are_measured_however_short_the_time_is(s
             assert any(0.1 <= count_flops(*shape) / size <= 10 for size in sizes), shape
 
 
-def test_every_shape_is_measured_where_there_is_time_and_those_that_are_not_are_told() -> None:
+def test_all_shapes_are_measured_given_time_and_unmeasured_ones_are_reported() -> None:
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, 1e4, lambda: device.s)
     assert found.keys() == set(MANY) and len(spread(MANY)) == len(MANY)
@@ -134,7 +134,7 @@ def test_every_shape_is_measured_where_there_is_time_and_those_that_are_not_are_
     )
 
 
-def test_a_beginning_of_the_order_lies_evenly_among_all_shapes() -> None:
+def test_first_shapes_of_the_order_are_spread_evenly() -> None:
     numbers = [(number, 1, 1) for number in range(11)]
     assert [first for first, *_ in spread(numbers)] == [0, 8, 4, 2, 10, 6, 1, 9, 5, 3, 7]
     assert spread(numbers[:1]) == numbers[:1] and spread([]) == []

@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.processes
-def test_it_starts_work_at_the_lowest_priority_and_knows_when_that_has_ended(root: Path) -> None:
+def test_example_launcher_starts_work_at_lowest_priority_and_detects_its_end(root: Path) -> None:
     (root / "written.py").write_text(PROGRAM)
     launcher = importlib.import_module("bench.launchers.gently")
     assert launchers.load("gently") is launcher and not launcher.QUEUES

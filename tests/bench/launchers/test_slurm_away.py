@@ -67,21 +67,19 @@ def submitted(folder: Path) -> str:
     return submit(plan(work(folder=folder), Options()))
 
 
-def test_a_submission_is_tried_again_until_the_controller_is_back(programs: Programs, tmp_path: Path) -> None:
+def test_submission_is_retried_until_the_controller_is_available(programs: Programs, tmp_path: Path) -> None:
     programs.play("sbatch", error=f"Batch job submission failed: {AWAY}", then="echo '12;cluster'; exit 0")
     programs.play("squeue")
     assert submitted(tmp_path) == "12" and programs.called("sbatch") == 2
 
 
-def test_a_job_that_was_taken_without_an_answer_is_not_submitted_twice(programs: Programs, tmp_path: Path) -> None:
+def test_job_accepted_without_a_reply_is_not_submitted_twice(programs: Programs, tmp_path: Path) -> None:
     programs.play("sbatch", error=f"Batch job submission failed: {SLOW}")
     programs.play("squeue", says=row("another", 76) + row(work().name, 77))
     assert submitted(tmp_path) == "77" and programs.called("sbatch") == 1
 
 
-def test_nothing_is_submitted_again_while_nobody_can_say_whether_it_was_taken(
-    programs: Programs, tmp_path: Path
-) -> None:
+def test_submission_is_not_retried_while_squeue_is_unavailable(programs: Programs, tmp_path: Path) -> None:
     programs.play("sbatch", error=f"Batch job submission failed: {SLOW}")
     programs.play("squeue", error=AWAY)
     with pytest.raises(SchedulerUnavailable):
@@ -89,7 +87,7 @@ def test_nothing_is_submitted_again_while_nobody_can_say_whether_it_was_taken(
     assert programs.called("sbatch") == 1 and programs.called("squeue") == 3
 
 
-def test_a_refusal_is_told_at_once_in_slurms_words(programs: Programs, tmp_path: Path) -> None:
+def test_refused_submission_is_reported_at_once_with_slurms_message(programs: Programs, tmp_path: Path) -> None:
     programs.play("sbatch", error="Batch job submission failed: Invalid account or account/partition combination")
     with pytest.raises(
         UserError, match=r"launcher\.account=null: .*Invalid account or account/partition combination; `sacctmgr"
@@ -99,16 +97,16 @@ def test_a_refusal_is_told_at_once_in_slurms_words(programs: Programs, tmp_path:
     assert (tmp_path / "job.sh").exists(), "to be looked at"
 
 
-def test_a_machine_without_slurm_is_told_what_to_do(programs: Programs, tmp_path: Path) -> None:
+def test_submission_without_slurm_is_refused_with_a_remedy(programs: Programs, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not on this machine; use a machine of the cluster"):
         submitted(tmp_path)
 
 
-def test_a_sweep_can_be_planned_on_a_machine_without_slurm(programs: Programs) -> None:
+def test_cluster_limits_are_empty_on_a_machine_without_slurm(programs: Programs) -> None:
     assert limits(options("slurm_gpu_modules")) == ClusterLimits()
 
 
-def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(programs: Programs) -> None:
+def test_unavailable_scheduler_is_an_error_and_not_an_empty_queue(programs: Programs) -> None:
     programs.play("squeue", error=AWAY)
     programs.play("scontrol", error=AWAY)
     questions: list[Callable[[], object]] = [lambda: ask(["a"]), list_queued, lambda: limits(Options())]
@@ -121,7 +119,7 @@ def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(pro
     assert ask(["a"]) == {}
 
 
-def test_everybody_is_asked_once_for_all_jobs(programs: Programs) -> None:
+def test_each_program_is_called_once_for_all_jobs(programs: Programs) -> None:
     names = [f"job-{number}" for number in range(5000)]
     programs.play("squeue", says="".join(row(name, number) for number, name in enumerate(names[:3000])))
     programs.play("sacct", says="9000|FAILED|1|2026-01-02T03:04:05|2026-01-02T03:04:06|1:0|None|job-3000\n")
@@ -130,19 +128,19 @@ def test_everybody_is_asked_once_for_all_jobs(programs: Programs) -> None:
     assert [programs.called(name) for name in ("squeue", "sacct", "scontrol")] == [1, 1, 1]
 
 
-def test_who_knows_best_is_believed(programs: Programs) -> None:
+def test_state_from_squeue_takes_precedence_over_sacct(programs: Programs) -> None:
     programs.play("squeue", says=row("a", 12, "RUNNING"))
     programs.play("sacct", says="12|REQUEUED|1|2026-01-02T03:04:05|2026-01-02T03:04:06|0:0|None|a\n")
     assert ask(["a"])["a", None].state == "RUNNING" and programs.called("sacct") == 0
 
 
-def test_a_users_own_settings_do_not_change_the_answers(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_squeue_variables_do_not_change_the_output(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     programs.write("squeue", '[ -z "$SQUEUE_STATES" ]')
     assert list(list_queued()) == []
 
 
-def test_a_job_of_a_job_inherits_nothing_of_its_parent(
+def test_job_submitted_within_a_job_inherits_no_variables_of_that_job(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in {
@@ -164,7 +162,7 @@ def test_a_job_of_a_job_inherits_nothing_of_its_parent(
     assert {name for name in kept if name.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
 
 
-def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Programs) -> None:
+def test_cancelling_is_one_call_and_ended_jobs_are_no_error(programs: Programs) -> None:
     programs.play("scancel", error="Kill job error on job id 3: Invalid job id specified")
     cancel_all(["1", "2", "3", "3"])
     assert programs.called("scancel") == 1
@@ -176,7 +174,7 @@ def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Program
         cancel_all(["3"])
 
 
-def test_a_program_that_has_not_answered_for_5_s_is_reported_and_waited_for(
+def test_program_without_a_reply_for_5_s_is_reported_and_waited_for(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert cluster._NOTICE_S == 5
@@ -186,14 +184,14 @@ def test_a_program_that_has_not_answered_for_5_s_is_reported_and_waited_for(
     assert caplog.messages == ["sbatch has not answered for 0 s; still waiting, Ctrl-C ends it"]
 
 
-def test_a_program_that_answers_at_once_is_not_reported(
+def test_program_that_replies_at_once_is_not_reported(
     programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     programs.write("sbatch", "echo 7")
     assert submitted(tmp_path) == "7" and caplog.messages == []
 
 
-def test_an_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path: Path) -> None:
+def test_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path: Path) -> None:
     retries = "echo 'sbatch: error: no such file, retrying' >&2; echo 'sbatch: error: no such file, retrying' >&2"
     programs.write("sbatch", f"{retries}; echo 'sbatch: fatal: Unable to process configuration file' >&2; exit 1")
     with pytest.raises(UserError) as refused:
@@ -203,7 +201,7 @@ def test_an_error_of_many_lines_is_reported_in_one(programs: Programs, tmp_path:
     )
 
 
-def test_a_controller_that_is_unavailable_is_reported_before_each_new_attempt(
+def test_unavailable_controller_is_reported_before_each_retry(
     programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     programs.play("sbatch", error=f"Batch job submission failed: {AWAY}", then="echo 12; exit 0")
@@ -213,7 +211,7 @@ def test_a_controller_that_is_unavailable_is_reported_before_each_new_attempt(
     assert AWAY in line and line.endswith("trying again in 0.01 s, Ctrl-C ends it")
 
 
-def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squeue_call_has_a_timeout(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.launchers.slurm.cluster._ANSWER_S", 0.2)
     programs.write("squeue", "exec sleep infinity")
     with pytest.raises(SchedulerUnavailable, match="no answer within"):

@@ -15,11 +15,11 @@ VARIABLES = {
 }
 
 
-def test_a_process_in_no_job_has_no_context() -> None:
+def test_process_outside_a_job_has_no_context() -> None:
     assert context({"PATH": "/bin"}) is None
 
 
-def test_a_record_says_the_job_in_words_of_no_scheduler_and_keeps_slurms_own() -> None:
+def test_recorded_job_has_scheduler_neutral_fields_and_slurms_variables() -> None:
     around = context(VARIABLES)
     assert around
     told = probe(classify("cpu", 1), ("gpu1", "gpu2"), {}, around)

@@ -58,13 +58,13 @@ CONF = compose.find_conf_folder() / "launcher"
         ),
     ],
 )
-def test_a_wrong_option_is_told_in_one_line(override: str, told: str) -> None:
+def test_invalid_option_is_refused_in_one_line(override: str, told: str) -> None:
     with pytest.raises(UserError) as error:
         options("slurm", *override.split(" "))
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
-def test_several_nodes_need_a_name_that_is_the_first_ones() -> None:
+def test_rendezvous_host_of_several_nodes_must_name_the_first_node() -> None:
     asked = compose.compose_request(
         compose.parse_single(
             ["nodes=2", "devices_per_node=2", "launcher=slurm", "launcher.network.rendezvous_host=head"]
@@ -138,7 +138,7 @@ GPUS = "launcher.gpus=--gres=gpu:{devices}"
 
 
 @pytest.mark.parametrize("words", [[GPUS], ["launcher.extra=[--gpus=8]"], ["launcher.exclusive=true"]])
-def test_a_job_on_a_machine_with_gpus_has_to_ask_for_gpus(words: list[str]) -> None:
+def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
     """Without this rule, the job's ranks would find no GPU and fail after hours in the queue."""
     asked = ["machine=h200", "devices_per_node=8", "launcher=slurm"]
     without = compose.compose_request(compose.parse_single(asked))
@@ -178,13 +178,13 @@ def test_an_option_of_a_queue_names_the_site_file_without_one(
     assert capsys.readouterr().err.startswith("zeroscale: --nice: launcher=mine has no queue; ")
 
 
-def test_a_job_on_a_machine_without_gpus_need_not() -> None:
+def test_job_on_a_machine_without_gpus_need_not_request_gpus() -> None:
     for machine in ("cpu", "auto"):
         asked = [f"machine={machine}", "devices_per_node=2", "launcher=slurm"]
         inputs.check_devices(compose.compose_request(compose.parse_single(asked)))
 
 
-def test_a_dry_run_of_such_a_job_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_a_gpu_job_without_requested_gpus_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "model=tiny", "machine=h200", "devices_per_node=8", "launcher=slurm", "--dry-run"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -201,18 +201,18 @@ def test_a_dry_run_of_such_a_job_is_refused_too(capsys: pytest.CaptureFixture[st
         ("+launcher.environment.FLAGS=-a=1", "-a=1"),
     ],
 )
-def test_an_option_with_an_equals_sign_needs_no_quotes_inside_the_shells(override: str, value: object) -> None:
+def test_option_with_an_equals_sign_needs_no_extra_quotes(override: str, value: object) -> None:
     assert [found for _, found in compose.parse_single([override])] == [value]
 
 
-def test_other_keys_are_parsed_by_hydras_grammar_alone() -> None:
+def test_malformed_overrides_are_refused_in_one_line() -> None:
     for text in ("model.name=a=b", "launcher.gpus", "launcher.extra=[--gpus=8"):
         with pytest.raises(UserError) as refused:
             options("slurm", text)
         assert str(refused.value).count("\n") == 0
 
 
-def test_every_option_stands_in_the_defaults_with_its_comment() -> None:
+def test_default_file_has_every_option_with_a_comment() -> None:
     path = CONF / "slurm.yaml"
     told = yaml.safe_load(path.read_text())
     assert told.pop("name") == "slurm"
@@ -223,13 +223,13 @@ def test_every_option_stands_in_the_defaults_with_its_comment() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("slurm_*.yaml")), ids=lambda path: path.stem)
-def test_a_sites_file_says_only_what_differs_from_the_defaults(path: Path) -> None:
+def test_site_file_has_only_options_that_differ_from_the_defaults(path: Path) -> None:
     told, defaults = yaml.safe_load(path.read_text()), Options().model_dump(mode="json")
     assert told.pop("defaults") == ["slurm", "_self_"]
     assert told.keys() <= defaults.keys() and not [key for key in told if told[key] == defaults[key]]
 
 
-def test_options_survive_being_written_down() -> None:
+def test_options_survive_a_round_trip_through_json() -> None:
     for path in CONF.glob("slurm*.yaml"):
         chosen = options(path.stem)
         assert Options.model_validate_json(chosen.model_dump_json()) == chosen

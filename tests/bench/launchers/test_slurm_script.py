@@ -59,7 +59,7 @@ def command(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("site", ["slurm_gpu_modules", "slurm_gpu_pyxis"])
-def test_the_examples_become_these_scripts(site: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_example_sites_generate_the_golden_scripts(site: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     array = {"tasks": 30} if site == "slurm_gpu_pyxis" else {"after": ("12", "13"), "exclude": ("gpu07",)}
     made = script(work(**array), options(site)).replace(str(tmp_path), "/home/me/zeroscale")
@@ -74,7 +74,9 @@ def test_the_examples_become_these_scripts(site: str, monkeypatch: pytest.Monkey
     [({}, {}), ({}, {"devices_per_node": 0}), (EVERYTHING, {}), (EVERYTHING, {"tasks": 3, "after": ("1", "2_3")})],
     ids=["site", "small", "everything", "array"],
 )
-def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+def test_every_script_passes_bash_and_shellcheck(
+    site: str, more: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "x; rm -rf ~ %j" / "jobs" / "it's"
     chosen = Options.model_validate(options(site).model_dump() | more)
     path = tmp_path / "job.sh"
@@ -85,7 +87,7 @@ def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[st
     subprocess.run([shellcheck, "--shell=bash", f"--exclude={meant}", path], check=True)
 
 
-def test_modules_are_loaded_into_an_environment_without_those_of_the_shell_that_submits() -> None:
+def test_modules_are_purged_before_the_sites_modules_are_loaded() -> None:
     lines = script(
         work(), Options(modules=("gcc/13", "cuda"), setup=("source /etc/profile.d/modules.sh",))
     ).splitlines()
@@ -98,7 +100,7 @@ def test_modules_are_loaded_into_an_environment_without_those_of_the_shell_that_
     assert "module" not in script(work(), Options())
 
 
-def test_a_script_that_a_dry_run_shows_does_not_claim_to_be_a_file() -> None:
+def test_header_of_a_script_explains_that_a_dry_run_writes_no_file() -> None:
     about = script(work(), Options()).splitlines()[1]
     assert "zeroscale writes this script when it submits the job (not in a dry run)" in about
     assert about.endswith(f"sbatch {FOLDER}/job.sh")
@@ -107,7 +109,7 @@ def test_a_script_that_a_dry_run_shows_does_not_claim_to_be_a_file() -> None:
 # -- everything that reaches a shell is quoted
 
 
-def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
+def test_names_given_by_users_are_never_executed(tmp_path: Path) -> None:
     folder = tmp_path / "x; touch gone" / "jobs" / "$(touch gone)"
     folder.mkdir(parents=True)
     chosen = Options.model_validate({"environment": {"NASTY": NASTY}, "python": ["printenv; true", "$(touch gone)"]})
@@ -121,17 +123,17 @@ def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["plain-1.2_3", "x; rm -rf ~", 'a "b" \\c', "#no comment", "é", "%j", "a\\"])
-def test_a_directive_is_quoted_as_sbatch_reads_it(text: str) -> None:
+def test_directive_is_quoted_for_sbatch(text: str) -> None:
     # sbatch parses a line like a shell without expansions. shlex does the same.
     assert shlex.split(f"--output={quote_directive(text)} --next", comments=True) == [f"--output={text}", "--next"]
 
 
-def test_a_log_file_keeps_the_name_of_its_folder() -> None:
+def test_percent_signs_in_the_log_path_are_escaped() -> None:
     text = script(work(folder=Path("/r/100% %j/jobs/a")), Options())
     assert '--output="/r/100%% %%j/jobs/a/slurm-%j.log"' in directives(text)
 
 
-def test_nothing_of_the_environment_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_contains_no_environment_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abc")
     assert "hf_abc" not in script(work(), options("slurm_gpu_modules"))
 
@@ -139,7 +141,7 @@ def test_nothing_of_the_environment_is_written_down(monkeypatch: pytest.MonkeyPa
 # -- resources
 
 
-def test_a_job_asks_for_what_its_points_need() -> None:
+def test_job_requests_the_resources_of_its_points() -> None:
     chosen = Options(gpus="--gres=gpu:a100:{devices}", cpus_per_device=12, memory_gb=0)
     asked = directives(script(work(nodes=4, devices_per_node=6), chosen))
     wanted = {"--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=72", "--gres=gpu:a100:6", "--mem=0", "--time=90"}
@@ -147,25 +149,25 @@ def test_a_job_asks_for_what_its_points_need() -> None:
     assert "--mem=480G" in directives(script(work(), Options(memory_gb=480)))
 
 
-def test_one_supervisor_per_device_where_that_is_wanted() -> None:
+def test_span_device_starts_one_supervisor_per_device() -> None:
     text = script(work(), Options(span="device", cpus_per_device=12, gpus="--gpus-per-node={devices}"))
     assert {"--ntasks-per-node=8", "--cpus-per-task=12", "--gpus-per-node=8"} <= set(directives(text))
     assert {"--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=12"} <= set(command(text))
 
 
-def test_what_is_not_said_is_left_to_the_cluster() -> None:
+def test_script_has_no_directives_for_unset_options() -> None:
     asked = {option.partition("=")[0] for option in directives(script(work(time_limit_min=None), Options()))}
     mine = {"--job-name", "--output", "--open-mode", "--chdir", "--nodes", "--ntasks-per-node", "--signal", "--requeue"}
     assert asked == mine
 
 
-def test_a_time_limit_of_the_attempt_leaves_time_for_the_job_to_begin() -> None:
+def test_time_limit_of_a_job_includes_setup_time() -> None:
     chosen = Options(time_limit_min=30.5, setup_min=10)
     assert "--time=41" in directives(script(work(time_limit_min=None), chosen))
     assert "--time=90" in directives(script(work(), chosen))
 
 
-def test_a_small_job_takes_one_core_and_no_gpu_and_no_container() -> None:
+def test_autopilot_job_requests_one_core_and_no_gpu_or_container() -> None:
     text = script(work(devices_per_node=0, module="bench.cli"), options("slurm_gpu_pyxis", "launcher.python=[python]"))
     asked = directives(text)
     assert {"--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=2G", "--partition=batch"} <= set(asked)
@@ -174,18 +176,18 @@ def test_a_small_job_takes_one_core_and_no_gpu_and_no_container() -> None:
     assert command(text) == [sys.executable, "-P", "-m", "bench.cli", str(FOLDER)]
 
 
-def test_an_array_has_a_log_per_task_and_a_throttle() -> None:
+def test_array_has_a_log_per_task_and_a_throttle() -> None:
     asked = directives(script(work(tasks=30), Options(throttle=4)))
     assert {"--array=0-29%4", f"--output={FOLDER}/slurm-%A_%a.log"} <= set(asked)
     assert "--array=0-29" in directives(script(work(tasks=30), Options()))
 
 
-def test_a_job_waits_for_others_and_avoids_nodes() -> None:
+def test_job_has_directives_for_dependencies_and_excluded_nodes() -> None:
     asked = directives(script(work(after=("12", "13_4"), exclude=("n1", "n2")), Options(nice=3, begin="20:00")))
     assert {"--dependency=afterany:12:13_4", "--exclude=n1,n2", "--nice=3", "--begin=20:00"} <= set(asked)
 
 
-def test_a_warning_is_a_signal_that_nccl_leaves_alone() -> None:
+def test_warning_before_the_time_limit_is_sigterm() -> None:
     assert "--signal=TERM@90" in directives(script(work(), Options(warning_s=90)))
     assert not any("signal" in option for option in directives(script(work(), Options(warning_s=0))))
 
@@ -193,7 +195,7 @@ def test_a_warning_is_a_signal_that_nccl_leaves_alone() -> None:
 # -- the command that a job runs
 
 
-def test_our_own_python_runs_unless_another_is_named() -> None:
+def test_job_runs_the_current_python_unless_another_is_set() -> None:
     assert command(script(work(), Options()))[-5:] == [
         sys.executable,
         "-P",
@@ -204,7 +206,7 @@ def test_our_own_python_runs_unless_another_is_named() -> None:
     assert command(script(work(), Options(python=("python3", "-O"))))[-6:-4] == ["python3", "-O"]
 
 
-def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
+def test_srun_ends_all_tasks_if_one_fails_and_exports_the_environment() -> None:
     words = command(script(work(), Options(srun=("--mpi=none",))))
     assert words[0] == "srun" and {"--kill-on-bad-exit=1", "--export=ALL", "--mpi=none"} <= set(words)
 
@@ -214,7 +216,7 @@ def bindings(**chosen: Any) -> list[str]:
     return [word for word in command(script(work(), Options.model_validate(chosen))) if "-bind" in word]
 
 
-def test_a_supervisor_of_a_node_has_all_of_it_and_a_task_per_device_its_cores_and_every_device() -> None:
+def test_bindings_of_one_supervisor_per_node_and_of_one_task_per_device() -> None:
     gpus = "--gpus-per-node={devices}"
     assert bindings() == ["--cpu-bind=none"]
     assert bindings(gpus=gpus, cpus_per_device=12) == ["--cpu-bind=none", "--gpu-bind=none"]
@@ -225,13 +227,13 @@ def test_a_supervisor_of_a_node_has_all_of_it_and_a_task_per_device_its_cores_an
     assert bindings(**per_device, gpus="--gpus-per-task=1") == ["--cpu-bind=cores", "--mem-bind=local"]
 
 
-def test_the_site_has_the_last_word_on_binding() -> None:
+def test_bindings_of_the_site_take_precedence() -> None:
     site = ["--cpu-bind=map_ldom:0,1", "--gpu-bind=closest"]
     assert bindings(gpus="--gpus-per-node={devices}", srun=site) == site
     assert bindings(span="device", cpus_per_device=12, srun=site) == ["--mem-bind=local", *site]
 
 
-def test_a_container_sees_the_whole_study() -> None:
+def test_container_mounts_the_studys_folder() -> None:
     container = {"image": "/images/z.sif", "mounts": ["/data:/data:ro", "/src"], "options": ["--nv"]}
     apptainer = Options.model_validate({"container": container | {"runtime": "apptainer"}})
     words = command(script(work(), apptainer))
@@ -244,7 +246,7 @@ def test_a_container_sees_the_whole_study() -> None:
     assert "--container-image=/images/z.sif" in words and words[-5] == "python3"
 
 
-def test_a_site_may_say_itself_how_a_command_gets_into_a_container() -> None:
+def test_site_can_set_its_own_container_command() -> None:
     prefix = ["podman-hpc", "run", "--volume={study}:{study}", "{image}"]
     container = {"runtime": "command", "image": "zeroscale:1", "command": prefix}
     words = command(script(work(), Options.model_validate({"container": container})))
@@ -255,7 +257,7 @@ def test_a_site_may_say_itself_how_a_command_gets_into_a_container() -> None:
             Options.model_validate({"container": container | wrong})
 
 
-def test_a_container_is_part_of_the_environment_class() -> None:
+def test_container_digest_is_part_of_the_environment_class() -> None:
     container = {"runtime": "apptainer", "image": "z.sif"}
     digest = "export ZEROSCALE_CONTAINER_DIGEST="
     assert f"{digest}z.sif\n" in script(work(), Options.model_validate({"container": container}))
@@ -266,24 +268,24 @@ def test_a_container_is_part_of_the_environment_class() -> None:
 # -- the launch plan, and options that it refuses
 
 
-def test_a_plan_is_a_value_that_writes_nothing(tmp_path: Path) -> None:
+def test_launch_plan_writes_no_files(tmp_path: Path) -> None:
     made = plan(work(folder=tmp_path), Options())
     assert made.command == ("sbatch", "--parsable", f"{tmp_path}/job.sh") and list(made.files) == [tmp_path / "job.sh"]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["/r/back\\slash/jobs/a", "/r/line\nbreak/jobs/a"])
-def test_a_folder_that_slurm_cannot_name_is_refused(folder: str) -> None:
+def test_folder_with_characters_unsupported_by_slurm_is_refused(folder: str) -> None:
     with pytest.raises(UserError, match="choose another results folder"):
         plan(work(folder=Path(folder)), Options())
 
 
-def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
+def test_folder_that_cannot_be_mounted_is_refused() -> None:
     with pytest.raises(UserError, match="cannot be mounted"):
         plan(work(folder=Path("/r/12:30/jobs/a")), options("slurm_gpu_pyxis"))
 
 
-def test_the_small_job_has_a_place_and_a_time_of_its_own() -> None:
+def test_autopilot_job_has_its_own_partition_and_begin_time() -> None:
     small = work(module="bench.cli", arguments=("resume", "x"), devices_per_node=0)
     site = {"partition": "gpu", "qos": "long", "constraint": "a100", "account": "me", "begin": "20:00"}
 

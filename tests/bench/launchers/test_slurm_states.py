@@ -37,7 +37,7 @@ def _in_the_time_zone_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the same job in three sources
 
 
-def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
+def test_squeue_lists_pending_running_and_ended_jobs() -> None:
     found = select_latest(states.parse_squeue(recorded("squeue.txt")))
     assert {key: state.state for key, state in found.items()} == {
         ("smoke-cancelled", None): "CANCELLED",
@@ -55,7 +55,7 @@ def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
     assert later.words == "20 5 PENDING 0 1 2026-11-21T13:56:38 2026-11-21T14:01:38 BeginTime 0 smoke-later"
 
 
-def test_accounting_tells_how_jobs_ended() -> None:
+def test_sacct_has_the_final_states_of_jobs() -> None:
     found = select_latest(states.parse_sacct(recorded("sacct.txt")))
     assert {key: state.state for key, state in found.items()} == {
         **dict.fromkeys(ARRAY, "COMPLETED"),
@@ -71,7 +71,7 @@ def test_accounting_tells_how_jobs_ended() -> None:
     assert found["smoke-cancelled", None].words.startswith("17|CANCELLED by 0|")
 
 
-def test_accounting_and_the_completion_log_say_the_same() -> None:
+def test_sacct_and_the_completion_log_agree() -> None:
     accounted, logged = (
         {
             key: (state.handle, state.state, state.restarts, state.nodes, state.started_at, state.ended_at)
@@ -86,13 +86,13 @@ def test_accounting_and_the_completion_log_say_the_same() -> None:
     assert {state.source for state in states.parse_completion_log(recorded("completion.log"))} == {"completion log"}
 
 
-def test_a_job_that_was_put_back_into_the_queue_tells_how_often() -> None:
+def test_requeued_job_has_its_number_of_restarts() -> None:
     restarts = {key: state.restarts for key, state in select_latest(states.parse_sacct(recorded("sacct.txt"))).items()}
     again = [name for (name, _), number in restarts.items() if number == 1]
     assert again == ["smoke-requeued", "preempted-requeue"] and set(restarts.values()) == {0, 1}
 
 
-def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
+def test_times_are_seconds_since_the_epoch_and_an_expected_end_is_no_end() -> None:
     found = select_latest(states.parse_squeue(recorded("squeue.txt")))
     assert found["smoke-cancelled", None].started_at == 1795265799  # date -ud 2026-11-21T12:56:39 +%s
     assert found["smoke-cancelled", None].ended_at == 1795265807
@@ -102,7 +102,7 @@ def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
 # -- a newer Slurm
 
 
-def test_the_programs_of_slurm_24_are_read_like_those_of_22() -> None:
+def test_output_of_slurm_24_is_parsed_like_that_of_22() -> None:
     expected = {
         ("smoke-ok", None): "COMPLETED",
         ("smoke-cancelled", None): "CANCELLED",
@@ -133,7 +133,7 @@ def test_the_programs_of_slurm_24_are_read_like_those_of_22() -> None:
     assert {name for (name, _), state in accounted.items() if state.restarts} == {"smoke-requeued", "smoke-preempted"}
 
 
-def test_all_three_witnesses_of_slurm_24_tell_the_exit_code() -> None:
+def test_all_three_sources_of_slurm_24_have_the_exit_code() -> None:
     queued = select_latest(states.parse_squeue(recorded("24.11/squeue.txt")))
     accounted = select_latest(states.parse_sacct(recorded("24.11/sacct.txt")))
     logged = select_latest(states.parse_completion_log(recorded("24.11/completion.log")))
@@ -142,7 +142,7 @@ def test_all_three_witnesses_of_slurm_24_tell_the_exit_code() -> None:
         assert (failed.exit, failed.exit_code, good.exit, good.exit_code) == ("exit code 1", 1, "", 0)
 
 
-def test_the_programs_of_slurm_26_are_read_like_those_of_22() -> None:
+def test_output_of_slurm_26_is_parsed_like_that_of_22() -> None:
     ended = {
         ("smoke-ok", None): ("COMPLETED", 0, ""),
         ("smoke-cancelled", None): ("CANCELLED", 0, ""),
@@ -169,7 +169,7 @@ def test_the_programs_of_slurm_26_are_read_like_those_of_22() -> None:
     assert queued["smoke-75", None].exit_code == logged["smoke-75", None].exit_code == 75
 
 
-def test_the_limits_of_a_slurm_26_are_found() -> None:
+def test_limits_of_slurm_26_are_parsed() -> None:
     known = cluster.parse_config(recorded("26.05/config.txt"))
     assert (known["SLURM_VERSION"], known["JobCompType"], known["MaxArraySize"]) == (
         "26.05.5",
@@ -180,7 +180,7 @@ def test_the_limits_of_a_slurm_26_are_found() -> None:
     assert (cluster.find_max_time_min(found), cluster.find_max_nodes(found)) == (None, 3)
 
 
-def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
+def test_output_in_an_unknown_format_is_refused_in_one_line() -> None:
     """Output in an unknown format must not be interpreted as missing jobs. Otherwise zeroscale would submit all
     points again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
@@ -189,7 +189,7 @@ def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
         assert list(parse("")) == list(parse("CLUSTER: one\n")) == []
 
 
-def test_the_limits_of_a_slurm_24_are_found() -> None:
+def test_limits_of_slurm_24_are_parsed() -> None:
     known = cluster.parse_config(recorded("24.11/config.txt"))
     assert (known["MaxArraySize"], known["ClusterName"], known["JobCompType"]) == ("1001", "n", "jobcomp/filetxt")
     assert known["SLURM_VERSION"] == "24.11.5"
@@ -200,19 +200,19 @@ def test_the_limits_of_a_slurm_24_are_found() -> None:
 
 
 @pytest.mark.parametrize("word", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
-def test_what_waits_is_live_and_not_running(word: str) -> None:
+def test_pending_states_are_live_and_not_running(word: str) -> None:
     state = JobState("1", "a", None, find_phase(word), word)
     assert (state.pending, state.running, state.live) == (True, False, True)
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "A_NEWER_WORD"])
-def test_what_has_not_ended_counts_as_running(word: str) -> None:
+def test_states_of_jobs_that_have_started_or_are_unknown_count_as_running(word: str) -> None:
     state = JobState("1", "a", None, find_phase(word), word)
     assert (state.pending, state.running, state.live) == (False, True, True)
 
 
 @pytest.mark.parametrize("word", ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "DEADLINE"])
-def test_what_has_ended_is_neither(word: str) -> None:
+def test_final_states_are_neither_pending_nor_running(word: str) -> None:
     state = JobState("1", "a", None, find_phase(word), word)
     assert (state.pending, state.running, state.live) == (False, False, False)
 
@@ -230,7 +230,7 @@ def test_what_has_ended_is_neither(word: str) -> None:
         ("12|FAILED|1|Unknown|Unknown|1:0|None|a\nthe rest of a name with a line break", [("12", None, "FAILED")]),
     ],
 )
-def test_accounting_in_other_words(line: str, told: list[tuple[str, int | None, str]]) -> None:
+def test_sacct_lines_of_other_versions_and_sites(line: str, told: list[tuple[str, int | None, str]]) -> None:
     assert [(state.handle, state.task, state.state) for state in states.parse_sacct(line)] == told
 
 
@@ -238,16 +238,16 @@ def test_accounting_in_other_words(line: str, told: list[tuple[str, int | None, 
     ("text", "tasks"),
     [("3", [3]), ("0-3", [0, 1, 2, 3]), ("0,2,5-7%2", [0, 2, 5, 6, 7]), ("8-14:3", [8, 11, 14]), ("", [])],
 )
-def test_tasks_that_wait_together_are_told_apart(text: str, tasks: list[int]) -> None:
+def test_pending_array_tasks_are_expanded(text: str, tasks: list[int]) -> None:
     assert states.parse_tasks(text) == tasks
 
 
-def test_of_two_jobs_of_one_name_the_younger_is_meant() -> None:
+def test_latest_of_two_jobs_of_one_name_is_selected() -> None:
     older, younger = (JobState(number, "a", None, "running", "RUNNING") for number in ("9", "10"))
     assert select_latest([older, younger]) == select_latest([younger, older]) == {("a", None): younger}
 
 
-def test_ten_thousand_jobs_are_read_at_once() -> None:
+def test_ten_thousand_jobs_are_parsed_within_a_second() -> None:
     line = recorded("squeue.txt").splitlines()[0]
     text = "\n".join(f"{number:<12}{line[12:]}" for number in range(10_000))
     begin = time.process_time()  # CPU time of this process, so that background load does not matter
@@ -258,13 +258,13 @@ def test_ten_thousand_jobs_are_read_at_once() -> None:
 # -- limits
 
 
-def test_the_limits_of_arrays_and_the_completion_log_are_found() -> None:
+def test_array_size_and_completion_log_are_parsed_from_the_config() -> None:
     known = cluster.parse_config(recorded("config.txt"))
     assert known["MaxArraySize"] == "10" and known["ClusterName"] == "lr"
     assert (known["JobCompType"], known["JobCompLoc"]) == ("jobcomp/filetxt", "/var/log/slurm/jobcomp.log")
 
 
-def test_the_time_limit_is_the_partitions() -> None:
+def test_time_limit_is_that_of_the_partition() -> None:
     told = recorded("partitions.txt")  # one partition, the default, with MaxTime=1-02:00:00
     told += "PartitionName=gpu Default=NO MaxTime=04:30:00 State=UP\nPartitionName=long Default=NO MaxTime=UNLIMITED\n"
 
@@ -279,19 +279,19 @@ def test_the_time_limit_is_the_partitions() -> None:
 @pytest.mark.parametrize(
     ("account", "partition", "expected"), [(None, None, [25, 10]), ("proj", None, [25]), ("proj", "gpu", [25, 4])]
 )
-def test_the_number_of_jobs_is_the_accounts(account: str | None, partition: str | None, expected: list[int]) -> None:
+def test_job_limit_is_that_of_the_account(account: str | None, partition: str | None, expected: list[int]) -> None:
     told = "proj||long|25|\nproj|gpu|long|4|\nroot|||10|\nroot|gpu|||\n"
     assert list(cluster.list_submit_limits(told, account, partition)) == expected
 
 
-def test_a_group_has_a_limit_too_and_the_default_qos_is_that_of_the_account() -> None:
+def test_group_limit_and_default_qos_are_parsed_from_the_account() -> None:
     told = "proj||long|25|12\nroot|||10|\n"
     assert list(cluster.list_submit_limits(told, "proj", None)) == [25, 12]
     assert cluster.find_default_qos(told, "proj", None) == {"long"}
     assert cluster.find_default_qos(told, None, None) == {"long", "normal"}
 
 
-def test_gpus_are_counted_by_their_type() -> None:
+def test_gpus_are_counted_by_type() -> None:
     found = cluster.select_partitions("PartitionName=gpu Default=YES State=UP\n", None)
     nodes = "gpu*|64|gpu:a100:4(S:0-1)\ngpu*|64|gpu:a100:8,gpu:v100:2\ngpu*|2|(null)\nother|64|gpu:16\n"
     assert cluster.find_max_cpus(found, nodes) == 64
@@ -302,7 +302,7 @@ def test_gpus_are_counted_by_their_type() -> None:
     assert cluster.find_max_gpus(found, "", "--gres=gpu:{devices}") is None
 
 
-def test_what_no_node_has_is_known_before_a_job_asks_for_it() -> None:
+def test_largest_job_and_node_of_a_partition_are_found() -> None:
     told = recorded("partitions.txt")  # two nodes
     told += "PartitionName=gpu TotalNodes=40 MaxNodes=4 State=UP\nPartitionName=all TotalNodes=60 MaxNodes=UNLIMITED\n"
 
@@ -332,7 +332,7 @@ def test_what_no_node_has_is_known_before_a_job_asks_for_it() -> None:
         (0, 126, "killed by signal 126"),
     ],
 )
-def test_exit_codes_are_words(code: int, number: int, words: str) -> None:
+def test_exit_codes_are_described(code: int, number: int, words: str) -> None:
     assert states.describe_exit(code, number) == words
 
 
@@ -356,11 +356,11 @@ def queued_line(exit_code: int | str, state: str = "FAILED", reason: str = "NonZ
     [(35072, "exit code 137, as of SIGKILL"), (256, "exit code 1"), (9, "killed by SIGKILL"), (0, ""), (1, ""),
      ("137:0", "exit code 137, as of SIGKILL"), ("1:0", "exit code 1"), ("0:9", "killed by SIGKILL"), ("0:1", "")],
 )  # fmt: skip
-def test_squeue_gives_what_wait_gives_or_code_and_signal(status: int | str, words: str) -> None:
+def test_squeues_exit_code_is_a_wait_status_or_code_and_signal(status: int | str, words: str) -> None:
     assert queued_line(status).exit == words
 
 
-def test_all_three_witnesses_tell_the_exit_code() -> None:
+def test_all_three_sources_have_the_exit_code() -> None:
     accounted = select_latest(states.parse_sacct(recorded("sacct.txt")))["smoke-array", 1]
     logged = select_latest(states.parse_completion_log(recorded("completion.log")))["smoke-array", 1]
     assert accounted.exit == logged.exit == queued_line(256).exit == "exit code 1"
@@ -381,10 +381,10 @@ def test_all_three_witnesses_tell_the_exit_code() -> None:
         ("ReqNodeNotAvail, UnavailableNodes:n1", ""),
     ],
 )
-def test_what_does_not_go_away_by_itself_is_told_from_waiting(reason: str, stuck: str) -> None:
+def test_reasons_that_need_the_user_are_described(reason: str, stuck: str) -> None:
     assert queued_line(0, "PENDING", reason).stuck == stuck
     assert queued_line(0, "RUNNING", reason).stuck == ""
 
 
-def test_a_reason_that_is_none_is_none() -> None:
+def test_reason_none_is_empty() -> None:
     assert queued_line(0, "PENDING", "None").reason == ""

@@ -80,14 +80,14 @@ def flat(rate: float, tokens: int) -> float:
     return 2.0 + abs(rate - 0.020) * 100 + 1_000 / tokens
 
 
-def test_rungs_are_parts_of_a_training_down_to_the_least() -> None:
+def test_rungs_are_the_training_divided_by_powers_of_the_factor() -> None:
     assert list_rung_tokens(RungSection(least=1_000), TOKENS) == [1_000, 3_000, 9_000]
     assert list_rung_tokens(RungSection(least=1_001), TOKENS) == [3_000, 9_000]
     assert list_rung_tokens(RungSection(least=10_000), TOKENS) == [9_000]
     assert list_rung_tokens(RungSection(least=1, factor=2), 10) == [1, 2, 5, 10]
 
 
-def test_of_27_trainings_nine_go_on_and_three_to_their_end() -> None:
+def test_of_27_trainings_about_nine_and_three_are_promoted() -> None:
     """Promotion is asynchronous. A training may be promoted because it is among the best third at that time, though it
     is not in the end."""
     results = search(a_section(), flat)
@@ -99,14 +99,14 @@ def test_of_27_trainings_nine_go_on_and_three_to_their_end() -> None:
     assert best.trial.values["optimizer.lr"] == pytest.approx(0.020)
 
 
-def test_it_finds_the_best_for_half_the_tokens_of_all() -> None:
+def test_halving_needs_less_than_half_the_tokens_of_all_full_trainings() -> None:
     spent, before = 0, {1_000: 0, 3_000: 1_000, 9_000: 3_000}
     for result in search(a_section(), flat):
         spent += end(result.trial) - before[end(result.trial)]
     assert spent < 0.5 * len(RATES) * TOKENS
 
 
-def test_what_is_promoted_goes_on_from_the_run_that_it_was() -> None:
+def test_promoted_training_continues_its_own_run() -> None:
     results = search(a_section(), flat)
     by_id = {result.trial.point.config_id: result.trial for result in results}
     assert len(by_id) == len(results), "no run twice"
@@ -119,7 +119,7 @@ def test_what_is_promoted_goes_on_from_the_run_that_it_was() -> None:
             assert by_id[before].number < trial.number
 
 
-def test_a_promoted_training_is_among_the_best_third_of_its_rung() -> None:
+def test_promoted_training_is_among_the_best_third_of_its_rung() -> None:
     results = search(a_section(), flat)
     for number, result in enumerate(results):
         if result.trial.point.goes_on_from:
@@ -128,7 +128,7 @@ def test_a_promoted_training_is_among_the_best_third_of_its_rung() -> None:
             assert flat(result.trial.values["optimizer.lr"], 1) <= losses[len(losses) // 3 - 1]
 
 
-def test_what_failed_is_not_promoted() -> None:
+def test_failed_training_is_not_promoted() -> None:
     def fails_above(rate: float, tokens: int) -> float | None:
         return flat(rate, tokens) if rate < 0.015 else None
 
@@ -139,13 +139,13 @@ def test_what_failed_is_not_promoted() -> None:
     assert all(end(one.trial) == 1_000 for one in search(a_section(), fails_above) if one.quantities is None)
 
 
-def test_a_search_that_was_killed_goes_on_with_the_same_trials() -> None:
+def test_resumed_search_continues_with_the_same_trials() -> None:
     whole = search(a_section(), flat)
     for number in (0, 1, 5, 20, len(whole) - 1):
         assert [*whole[:number], *go_on(a_section(), flat, whole[:number])] == whole
 
 
-def test_losses_in_the_middle_of_a_schedule_are_no_result() -> None:
+def test_verdict_ignores_losses_of_unfinished_trainings() -> None:
     def better_at_first(rate: float, tokens: int) -> float:
         return 1.0 if tokens < TOKENS else 2.0
 
@@ -158,7 +158,7 @@ def test_losses_in_the_middle_of_a_schedule_are_no_result() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
-def test_of_fewer_points_than_two_promotions_take_the_best_is_trained_to_its_end(count: int) -> None:
+def test_with_few_points_the_best_is_trained_to_its_end(count: int) -> None:
     few = section({"optimizer.lr": RATES[:count]}, objective="validation_loss", sampler="grid", rungs={"least": 1_000})
     results = search(few, flat)
     counted = Counter(end(result.trial) for result in results)
@@ -168,14 +168,14 @@ def test_of_fewer_points_than_two_promotions_take_the_best_is_trained_to_its_end
     assert verdict.best.trial.values["optimizer.lr"] == RATES[count - 1], "the nearest to 0.020"
 
 
-def test_where_the_best_fails_later_on_the_next_best_is_trained_to_its_end() -> None:
+def test_next_best_is_trained_to_its_end_if_the_best_fails() -> None:
     few = section({"optimizer.lr": RATES[:4]}, objective="validation_loss", sampler="grid", rungs={"least": 1_000})
     results = search(few, lambda rate, tokens: None if rate == RATES[3] and tokens > 1_000 else flat(rate, tokens))
     verdict = conclude(pool(few), results)
     assert verdict.best and verdict.best.trial.values["optimizer.lr"] == RATES[2] and end(verdict.best.trial) == TOKENS
 
 
-def test_a_training_is_finished_only_once_all_answers_are_there() -> None:
+def test_last_promotion_waits_for_all_results_of_the_rung() -> None:
     few = section({"optimizer.lr": RATES[:2]}, objective="validation_loss", sampler="grid", rungs={"least": 1_000})
     first, second = search(few, flat)[:2]
     asked = build_proposer(pool(few))
@@ -183,7 +183,7 @@ def test_a_training_is_finished_only_once_all_answers_are_there() -> None:
     assert asked.propose([first, second]) is not None
 
 
-def test_a_budget_that_ends_before_any_training_does_is_told(tmp_path: Path) -> None:
+def test_verdict_reports_a_budget_spent_before_any_training_ended(tmp_path: Path) -> None:
     few = a_section(trials=5)
     verdict = conclude(pool(few), search(few, flat))
     assert verdict.is_spent and verdict.none_ended
@@ -194,7 +194,7 @@ def test_a_budget_that_ends_before_any_training_does_is_told(tmp_path: Path) -> 
     )
 
 
-def test_brackets_begin_as_many_trainings_as_hyperband_does() -> None:
+def test_number_of_trainings_per_bracket_matches_hyperband() -> None:
     """Number of trainings that begin in each bracket by table 1 of arXiv 1603.06560, for 81 units and a factor of 3:
     81, 34, 15, 8 and 5."""
     rungs, begun = RungSection(least=1, brackets=5), Counter[int]()
@@ -209,5 +209,5 @@ def test_trainings_of_a_later_bracket_begin_at_its_rung() -> None:
     assert set(firsts) == {1_000, 3_000}
 
 
-def test_a_budget_of_trials_counts_every_rung() -> None:
+def test_trial_budget_counts_every_rung() -> None:
     assert len(search(a_section(trials=10), flat)) == 10

@@ -46,7 +46,7 @@ def run(values: Mapping[str, Any]) -> float | str:
 BEST = {"engine": "zero1", "batch.micro": 8, "nodes": 8}
 
 
-def test_a_grid_is_gone_through_once_in_its_order() -> None:
+def test_grid_search_tries_every_point_once_in_order() -> None:
     done = search(build_sampler(pool(section(sampler="grid"))), run, 1_000)
     assert len(done) == 48
     assert [one.trial.values for one in done[:2]] == [
@@ -55,7 +55,7 @@ def test_a_grid_is_gone_through_once_in_its_order() -> None:
     ]
 
 
-def test_random_search_tries_every_point_once_in_an_order_of_its_seed() -> None:
+def test_random_search_tries_every_point_once_in_an_order_set_by_the_seed() -> None:
     orders = {}
     for seed in (1, 2):
         done = search(build_sampler(pool(section(sampler="random", seed=seed))), run, 99)
@@ -67,7 +67,7 @@ BY_RATIOS = {"from": 1, "to": 64, "log": True}
 
 
 @pytest.mark.parametrize("sampler", ("random", "tpe"))
-def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> None:
+def test_logarithmic_range_of_integers_is_sampled_uniformly_in_its_logarithm(sampler: str) -> None:
     """On a logarithmic scale from 1 to 64, 8 is the middle, so about half of the first trials are at most 8. With
     uniform draws it would be one in eight."""
     asked = (
@@ -78,14 +78,14 @@ def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> 
     assert sum(value <= 8 for value in found) / 80 == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_grid_by_ratios_begins_with_doubles() -> None:
+def test_grid_of_a_logarithmic_range_begins_with_powers_of_two() -> None:
     asked = build_sampler(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler="grid")))
     done = search(asked, lambda values: 1.0, 99)
     assert [one.trial.values["batch.micro"] for one in done[:9]] == [1, 2, 4, 8, 16, 32, 64, 3, 5]
     assert len(done) == 64
 
 
-def test_a_range_too_large_to_list_is_drawn_by_ratios_as_well() -> None:
+def test_logarithmic_range_too_large_to_list_is_sampled_uniformly_in_its_logarithm() -> None:
     """On a logarithmic scale up to a million, about half of the draws are at most a thousand. With uniform draws it
     would be one in a thousand."""
     space = {"engine": ["ddp"], "batch.micro": BY_RATIOS | {"to": 10**6}}
@@ -94,14 +94,14 @@ def test_a_range_too_large_to_list_is_drawn_by_ratios_as_well() -> None:
     assert sum(value <= 1_000 for value in found) / 60 == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_range_of_a_billion_whole_numbers_is_drawn() -> None:
+def test_range_of_a_billion_integers_is_sampled() -> None:
     space = {"engine": ["ddp"], "batch.micro": [1], "seed": {"from": 0, "to": 10**9}}
     done = search(build_sampler(pool(section(space, sampler="random"))), lambda values: 1.0, 30)
     seeds = [one.trial.values["seed"] for one in done]
     assert len(set(seeds)) == 30 and min(seeds) < 5e8 < max(seeds) <= 10**9
 
 
-def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_end_the_search() -> None:
+def test_predicted_best_of_each_engine_comes_first_and_exact_predictions_end_the_search() -> None:
     candidates = pool(section(gain=0.01), step_s)
     done = search(build_sampler(candidates), step_s, 99)
     assert [one.trial.values for one in done[:3]] == [
@@ -124,7 +124,7 @@ def disturb(result: TrialResult) -> TrialResult:
     return result._replace(quantities=result.quantities and result.quantities._replace(step_noise=BUSY))
 
 
-def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> None:
+def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() -> None:
     """The best of 48 trials, with 55 samples/s, ran on a busy machine, so its interval reaches from e^-0.59 to e^0.59
     times its value. All trials with at least 31 samples/s are therefore reported as equal."""
     candidates = pool(section(sampler="grid"))
@@ -138,7 +138,7 @@ def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> Non
     assert len(verdict.equals) == sum(rate / 0.99 > low for rate in rates) - 1 > 0
 
 
-def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
+def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
     """A step of 0.5 s, measured on a busy machine, may in truth take 0.9 s. A step of 0.6 s on a quiet machine ends
     trials whose steps take more than 0.67 s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
@@ -152,7 +152,7 @@ def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
     assert limit_s == pytest.approx(1.1 * 0.6 * 1.01)
 
 
-def test_a_sampler_that_knows_no_noise_is_told_less_of_a_busy_trial() -> None:
+def test_costs_of_busy_trials_are_shrunk_towards_the_mean_for_samplers_without_noise() -> None:
     """Costs are the logarithms of 1, 2 and 4 s; the last was measured on a busy machine.
 
     The variance of the three costs is 0.320 and the mean noise variance is 0.030. The difference, 0.290, is the
@@ -171,7 +171,7 @@ def test_a_sampler_that_knows_no_noise_is_told_less_of_a_busy_trial() -> None:
 
 
 @pytest.mark.parametrize("sampler", ("tpe", "gp"))
-def test_optuna_is_told_so(sampler: str) -> None:
+def test_optuna_gets_the_shrunk_costs(sampler: str) -> None:
     asked = section(objective="step_s", sampler=sampler)
     done = search(build_sampler(pool(asked)), step_s, 6)
     done[3] = disturb(done[3])
@@ -180,7 +180,7 @@ def test_optuna_is_told_so(sampler: str) -> None:
     assert made.trials[3].value != pytest.approx(math.log(step_s(done[3].trial.values)))
 
 
-def test_a_search_is_not_settled_by_a_lucky_time_of_a_busy_machine() -> None:
+def test_noisy_best_trial_of_a_busy_machine_does_not_settle_a_search() -> None:
     """The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s.
 
     If the first trial is not noisy, no later trial improves on it. If it was measured on a busy machine, the last one
@@ -199,7 +199,7 @@ def test_a_search_is_not_settled_by_a_lucky_time_of_a_busy_machine() -> None:
     assert not is_settled(asked, [disturb(done[0]), *done[1:]])
 
 
-def test_the_verdict_on_runs_of_a_busy_machine_asks_for_another_measurement(tmp_path: Path) -> None:
+def test_verdict_recommends_another_measurement_after_runs_on_a_busy_machine(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid"), step_s)
     done = search(build_sampler(candidates), step_s, 5)
     busy = [disturb(one) for one in done]
@@ -208,7 +208,7 @@ def test_the_verdict_on_runs_of_a_busy_machine_asks_for_another_measurement(tmp_
     assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
-def test_runs_correct_predictions() -> None:
+def test_measured_runs_correct_wrong_predictions() -> None:
     def predict(values: Mapping[str, Any]) -> float:  # zero3 is predicted to be the fastest, but is the slowest
         return step_s(values) / (3 if values["engine"] == "zero3" else 1)
 
@@ -219,7 +219,7 @@ def test_runs_correct_predictions() -> None:
     assert len(done) < 30
 
 
-def test_the_predicted_best_points_are_enqueued() -> None:
+def test_ten_predicted_best_points_are_enqueued() -> None:
     """The ten points with the best predictions, of 48, are tried first. They include one point of the slowest
     engine."""
     done = search(build_sampler(pool(section(), step_s)), step_s, 12)
@@ -227,12 +227,12 @@ def test_the_predicted_best_points_are_enqueued() -> None:
     assert [one.trial.why for one in done] == ["among the predicted best"] * 10 + [""] * 2
 
 
-def test_without_predictions_it_finds_the_best_of_points_of_which_a_sixth_runs_out_of_memory() -> None:
+def test_search_without_predictions_finds_the_best_point_among_some_out_of_memory() -> None:
     done = search(build_sampler(pool(section(gain=0.005))), run, 99)
     assert len(done) < 48 and any(one.trial.values == BEST for one in done)
 
 
-def test_a_suggestion_that_was_tried_is_replaced_by_its_neighbour() -> None:
+def test_suggestion_tried_before_is_replaced_by_an_untried_point() -> None:
     """All but two points were tried before. Every suggestion of the sampler is replaced by one of these two; then the
     search ends."""
     candidates = pool(section(sampler="qmc", gain=0))
@@ -242,7 +242,7 @@ def test_a_suggestion_that_was_tried_is_replaced_by_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize("sampler", ("gp", "random", "tpe", "qmc", "nsga2"))
-def test_a_search_killed_after_any_trial_asks_for_the_same(sampler: str) -> None:
+def test_search_killed_after_any_trial_proposes_the_same_trials(sampler: str) -> None:
     asked = section(sampler=sampler, seed=3, gain=0)
     whole = search(build_sampler(pool(asked)), run, 14)
     for killed_after in (1, 6, 11):
@@ -251,7 +251,7 @@ def test_a_search_killed_after_any_trial_asks_for_the_same(sampler: str) -> None
 
 
 @pytest.mark.parametrize("sampler", OPTUNA)
-def test_every_sampler_finds_a_good_point_and_names_none_twice(sampler: str) -> None:
+def test_every_sampler_finds_a_good_point_and_proposes_none_twice(sampler: str) -> None:
     if sampler == "cma_es":
         pytest.importorskip("cmaes")
     done = search(
@@ -262,7 +262,7 @@ def test_every_sampler_finds_a_good_point_and_names_none_twice(sampler: str) -> 
     assert max(rate for rate in rates if rate) > 0.6 * 64 / step_s(BEST)
 
 
-def test_trials_without_an_answer_are_not_asked_for_again() -> None:
+def test_trials_without_a_result_are_not_proposed_again() -> None:
     asked = build_sampler(pool(section()))
     done = search(asked, run, 5)
     under_way = [one._replace(outcome=None, quantities=None) for one in done]
@@ -271,12 +271,12 @@ def test_trials_without_an_answer_are_not_asked_for_again() -> None:
         assert proposal and proposal.point.config_id not in {one.trial.point.config_id for one in results}
 
 
-def test_the_budget_ends_a_search() -> None:
+def test_search_ends_when_its_budget_is_spent() -> None:
     assert len(search(build_sampler(pool(section(trials=4))), run, 99)) == 4
     assert len(search(build_sampler(pool(section(node_hours=0.05, gain=0))), run, 99)) == 5, "each takes 0.01"
 
 
-def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
+def test_best_trial_keeps_to_the_constraints() -> None:
     candidates = pool(section(constraints={"step_s": {"at_most": 0.5}}))
     verdict = conclude(candidates, search(build_sampler(candidates), run, 99))
     assert verdict.best and verdict.best.quantities and verdict.best.quantities.step_s <= 0.5
@@ -295,7 +295,7 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
          "that ended `ok` keeps to all of them; loosen one, or change the space"),
     ],
 )  # fmt: skip
-def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
+def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
     tmp_path: Path, constraints: dict[str, Any], told: str
 ) -> None:
     """Steps take from 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes).
@@ -309,7 +309,7 @@ def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
     assert format_verdict(verdict, tmp_path, as_json=False).splitlines()[0] == f"search.constraints{told}"
 
 
-def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) -> None:
+def test_failed_trials_are_not_reported_as_violated_constraints(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
     verdict = conclude(candidates, search(build_sampler(candidates), lambda values: "oom", 99))
     assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial ended well\n")
@@ -324,7 +324,7 @@ def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) ->
         ("peak_bytes", None),  # does not follow from the step time
     ],
 )
-def test_a_trial_may_take_a_tenth_longer_than_the_best_for_the_same_work(objective: str, limit_s: float | None) -> None:
+def test_step_limit_is_a_tenth_above_the_best_trial_for_the_same_work(objective: str, limit_s: float | None) -> None:
     asked = section(objective=objective, sampler="grid", space={"engine": ["ddp"], "batch.micro": [2], "nodes": [1, 4]})
     proposer = EarlyEnd(ListProposer(pool(asked), at_random=False), asked)
     first = proposer.propose([])
@@ -336,14 +336,14 @@ def test_a_trial_may_take_a_tenth_longer_than_the_best_for_the_same_work(objecti
     assert second and second.point.step_limit_s == (limit_s and pytest.approx(limit_s))
 
 
-def test_a_condition_leaves_a_field_out() -> None:
+def test_conditional_field_is_left_out_unless_its_condition_holds() -> None:
     space = {**SPACE, "engine.stage": {"values": [1, 2], "when": {"engine": ["zero1"]}}}
     listed = pool(section(space)).space.list_candidates(0)
     assert len(listed) == 16 + 2 * 16 + 16
     assert all(("engine.stage" in values) == (values["engine"] == "zero1") for values in listed)
 
 
-def test_without_optuna_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_optuna_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise ImportError(name)
 

@@ -63,7 +63,9 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
         (rungs({"optimizer.lr": [{"optimizer.lr": 1, "learning.stop_after": 9}]}), "remove learning.stop_after from"),
     ),
 )
-def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], message: str | None) -> None:
+def test_invalid_search_section_is_refused_in_one_line(
+    tmp_path: Path, search: dict[str, Any], message: str | None
+) -> None:
     if message is None:
         assert len(plan(tmp_path, search).pool.list_all()) == 1, (
             "of a space of which a part cannot run, the rest is tried"
@@ -82,12 +84,12 @@ def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], m
         ({"at_least": 1, "at_most": 2}, (1, 1.5, 2), (0.9, 2.1, None)),
     ),
 )
-def test_what_a_bound_holds(bound: Any, held: tuple[Any, ...], broken: tuple[Any, ...]) -> None:
+def test_bound_holds_for_values_within_its_limits(bound: Any, held: tuple[Any, ...], broken: tuple[Any, ...]) -> None:
     made = Bound.model_validate(bound)
     assert all(made.holds(value) for value in held) and not any(made.holds(value) for value in broken)
 
 
-def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:
+def test_search_without_runnable_points_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of its points can run"):
         plan(tmp_path, ask(), exclude=["batch.micro > 0"])
 
@@ -104,7 +106,7 @@ ON_CLUSTER = {"machine": "h100", "launcher": "slurm", "launcher.exclusive": True
          r"predicted far above the memory of a device of h100; change the space, or the machine$"),
     ],
 )  # fmt: skip
-def test_a_space_of_which_nothing_is_within_reach_is_refused(
+def test_search_with_all_points_predicted_beyond_memory_or_constraints_is_refused(
     tmp_path: Path, base: dict[str, Any], constraints: dict[str, Any], told: str
 ) -> None:
     asked = ask(space={"batch.micro": [1, 2]}, constraints=constraints)
@@ -116,31 +118,31 @@ def test_a_space_of_which_nothing_is_within_reach_is_refused(
     assert plan(tmp_path, asked, base=local | {"machine": "cpu", "model": "tiny"})
 
 
-def test_a_study_without_a_search_is_told(tmp_path: Path) -> None:
+def test_study_without_a_search_section_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no `search` section"):
         api.plan_search("smoke")
 
 
-def test_a_search_is_no_sweep(tmp_path: Path) -> None:
+def test_planning_a_search_as_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has a search and no axes; use `zeroscale search`"):
         api.plan("search_smoke")
 
 
 @pytest.mark.parametrize("verb", [api.plan_search, api.plan])
-def test_axes_beside_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
+def test_axes_next_to_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps({"name": "mine", "base": BASE, "search": ask(), "axes": {"nodes": [1, 2]}}))
     with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) and a search.*move the axes into"):
         verb(str(file))
 
 
-def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
+def test_field_set_on_the_command_line_is_not_searched(tmp_path: Path) -> None:
     made = plan(tmp_path, ask(), "batch.micro=2", "search.sampler=grid")
     assert made.pool.section.sampler == "grid"
     assert [one.point.spec["batch"]["micro"] for one in made.pool.list_all()] == [2, 2]
 
 
-def test_a_loss_is_sought_among_trainings_alone(tmp_path: Path) -> None:
+def test_validation_loss_as_objective_needs_a_training_with_an_end(tmp_path: Path) -> None:
     asked = ask(objective="validation_loss", space={"optimizer.lr": [1e-3, 1e-2]})
     with pytest.raises(UserError, match=r"validation_loss: needs a training with an end; .*learning\.tokens"):
         plan(tmp_path, asked)
@@ -148,7 +150,7 @@ def test_a_loss_is_sought_among_trainings_alone(tmp_path: Path) -> None:
     assert [one.predicted for one in made.pool.list_all()] == [None, None]
 
 
-def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tmp_path: Path) -> None:
+def test_invalid_and_duplicate_points_are_no_candidates(tmp_path: Path) -> None:
     space = {"batch.global": [2, 3], "batch.micro": [1, 2], "engine": ["ddp"]}
     made = plan(tmp_path, ask(space=space))
     assert len(made.pool.list_all()) == 3 and len(made.pool.explain_left_out()) == 1, "3 is not a multiple of 2"
@@ -167,12 +169,12 @@ def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tm
         ({"from": 3, "to": 15, "log": True}, (3, 6, 12, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15)),
     ),
 )
-def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:
+def test_values_of_a_dimension(dimension: Any, values: Any) -> None:
     assert Dimension.model_validate(dimension).list_values() == values
 
 
 @pytest.mark.parametrize("given", ["base", "command line"])
-def test_where_trainings_stop_is_said_by_rungs_alone(tmp_path: Path, given: str) -> None:
+def test_stop_after_next_to_rungs_is_refused(tmp_path: Path, given: str) -> None:
     base = BASE | {"data": "text", "learning.tokens": 100_000} | ({"learning.stop_after": 9} if given == "base" else {})
     overrides = ["learning.stop_after=9"] if given == "command line" else []
     with pytest.raises(UserError, match=r"stop_after: a search with rungs decides where its trainings stop"):

@@ -31,7 +31,7 @@ def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_dry_run_begins_with_its_summary_and_predicts_every_point(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_its_summary_and_a_prediction_of_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     told = dry(capsys, *GPUS, "engine=zero0,zero3", "--list").splitlines()
     assert told[0].startswith("2 points in 1 job, ")
     assert told[1].startswith("predicted: ") and "node-hours for 1 point" in told[1]
@@ -46,7 +46,7 @@ def test_a_dry_run_begins_with_its_summary_and_predicts_every_point(capsys: pyte
     assert shlex.split("\n".join(told[repeats + 1 :]))[-2:] == ["--repeats", "5"]
 
 
-def test_a_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*GPUS, "engine=zero0,zero3")
     assert " zero0 " not in dry(capsys, *words) and " zero0 " in dry(capsys, *words, "--list")
 
@@ -73,7 +73,7 @@ def test_a_dry_run_says_how_many_runs_are_left_where_some_have_an_answer(
         assert "1 answer was made on a busy machine" in summary() and "--repeats 5 launcher.quiet_within_s" in summary()
 
 
-def test_a_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*GPUS, "engine=zero3", f"seed={','.join(map(str, range(21)))}")
     told, _, _ = dry(capsys, *words).partition("── script")
     assert told.splitlines()[2:4] == [
@@ -86,7 +86,7 @@ def test_a_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: 
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
-def test_mt5_xxl_is_run_on_8_nodes_of_a100_40_at_the_lower_stages(
+def test_mt5_xxl_is_feasible_on_8_nodes_of_a100_40_at_the_lower_stages(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step needs 38.8 to 41.2 GB per device. The prediction must not ask for room for two copies of the weights."""
@@ -95,12 +95,12 @@ def test_mt5_xxl_is_run_on_8_nodes_of_a100_40_at_the_lower_stages(
     assert "infeasible" not in told and "does not fit" not in told
 
 
-def test_no_prune_runs_them_and_says_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_prune_keeps_infeasible_points_and_prints_their_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     told = dry(capsys, *GPUS, "engine=zero0", "--no-prune")
     assert "GB of 85 (does not fit)" in told and "infeasible" not in told
 
 
-def test_what_is_unknown_is_called_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_predictions_are_printed_as_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     told = dry(capsys, "model=tiny", "machine=auto", "devices_per_node=2", "launcher=slurm")
     assert "predicted: memory unknown; step time unknown" in told
     assert "limit 20 min" in told and "node-hours for" not in told
@@ -109,7 +109,7 @@ def test_what_is_unknown_is_called_unknown(capsys: pytest.CaptureFixture[str]) -
     assert plain["predicted"] == {"infeasible": False, **dict.fromkeys(nothing)}
 
 
-def test_points_that_run_on_this_processor_share_its_memory(
+def test_ranks_on_the_local_processor_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each rank needs memory for its tensors, and 0.4 to 0.7 GB for its process."""
@@ -131,7 +131,7 @@ def foretold(limit_min: float, nodes: int = 4, **forecast: Any) -> PredictionTex
     return PredictionText(sweep([one], repeats=2).model_copy(update={"machines": {"cpu": machine}}))
 
 
-def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
+def test_predicted_node_hours_count_all_repeats_on_all_nodes() -> None:
     told = foretold(60, step=StepForecast(low_s=1, s=1.5, high_s=2))
     taken = compute_minutes(spec().measure, 1, 2)
     low, high = 2 * 4 * taken.low / 60, 2 * 4 * taken.high / 60
@@ -140,7 +140,7 @@ def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
     assert told.plain(0)["fits"] is None and told.plain(0)["minutes"] == taken._asdict()
 
 
-def test_a_submission_says_so_too(
+def test_submission_warns_of_a_time_limit_that_may_be_too_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -154,6 +154,6 @@ def test_a_submission_says_so_too(
     assert told.out.startswith("nothing to submit: ")
 
 
-def test_a_limit_that_may_not_be_enough_is_said() -> None:
+def test_summary_warns_of_a_time_limit_that_may_be_too_short() -> None:
     told = list(foretold(2, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
     assert told[-1] == "2 points may need more than the time limit: give launcher.time_limit_min"

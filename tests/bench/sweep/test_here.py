@@ -34,7 +34,7 @@ def left(one: LocalSweep) -> list[PlannedRun]:
     return [run for run in one.runs if not find_skip(run, SweepPlan(one.runs), one.snapshot())]
 
 
-def test_a_pruned_point_is_told_apart_from_one_that_had_its_answer(tmp_path: Path) -> None:
+def test_pruned_points_and_answered_points_are_counted_separately(tmp_path: Path) -> None:
     small, large = spec(batch__micro=2), spec(batch__micro=4)
     for _ in range(2):
         attempt(tmp_path, small, "oom")
@@ -67,7 +67,7 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"
 
 
-def test_a_point_that_another_process_has_is_unanswered_and_one_of_a_dead_process_is_free(tmp_path: Path) -> None:
+def test_point_claimed_by_a_live_process_is_skipped_and_one_of_a_dead_process_is_run(tmp_path: Path) -> None:
     four = spec(batch__micro=4)
     dead = subprocess.run([sys.executable, "-c", CLAIM], capture_output=True, check=True).stdout
     place = Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={})
@@ -80,7 +80,7 @@ def test_a_point_that_another_process_has_is_unanswered_and_one_of_a_dead_proces
     assert options.format_ended(ended, {}) == said
 
 
-def test_attempts_on_another_machine_do_not_use_up_those_on_this_one(tmp_path: Path) -> None:
+def test_attempts_are_counted_separately_for_each_machine(tmp_path: Path) -> None:
     four = spec(batch__micro=4)
     for machine in ("cpu", "other"):
         attempt(tmp_path, four, "error", machine=machine)
@@ -103,7 +103,7 @@ def ended_well(step_s: float, micro: int = 4, **overrides: Any) -> RunRecord:
     )
 
 
-def test_a_sweep_prints_the_best_so_far_of_points_that_differ_in_engine_and_micro_batch_alone() -> None:
+def test_best_so_far_compares_points_that_differ_in_engine_and_micro_batch_only() -> None:
     best = BestSoFar()
     assert best.add(ended_well(0.2)) == "", "nothing to compare with"
     assert best.add(ended_well(0.1, engine="ddp")).startswith("best so far: ddp micro 4, ")
@@ -111,7 +111,7 @@ def test_a_sweep_prints_the_best_so_far_of_points_that_differ_in_engine_and_micr
     assert best.add(ended_well(0.01, precision="fp32")) == "", "another precision is another question"
 
 
-def test_the_last_line_of_a_sweep_and_the_line_of_a_run_have_the_flags(tmp_path: Path) -> None:
+def test_last_line_of_a_sweep_and_line_of_a_run_have_the_flags(tmp_path: Path) -> None:
     here_ = here(tmp_path, 4)
     attempt(tmp_path, spec(batch__micro=4), "ok")
     line = options.format_ended(here_.run(), {"short": 1, "busy": 1})
@@ -127,7 +127,7 @@ def started_sweep(results: Path, *overrides: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.processes
-def test_all_runs_of_a_local_sweep_are_forked_from_one_process_and_a_dead_supervisor_is_replaced(
+def test_runs_of_a_local_sweep_are_forked_from_one_supervisor_and_a_dead_one_is_replaced(
     tmp_path: Path,
 ) -> None:
     plan, supervisors = api.plan(overrides=[*QUICK, "devices_per_node=1", "engine=ddp", "seed=0,1,2"]), []
@@ -150,7 +150,7 @@ def test_all_runs_of_a_local_sweep_are_forked_from_one_process_and_a_dead_superv
 
 
 @pytest.mark.processes
-def test_a_sweep_ended_by_sigterm_prints_how_to_continue_and_status_prints_it_too(tmp_path: Path) -> None:
+def test_sweep_ended_by_sigterm_and_its_status_print_the_resume_command(tmp_path: Path) -> None:
     process = started_sweep(tmp_path, *ENDLESS, "engine=ddp", "seed=0,1")
     until = time.monotonic() + PATIENCE_S
     while not any('"step": 1' in beat.read_text() for beat in tmp_path.rglob(store.HEARTBEAT)):

@@ -46,7 +46,7 @@ def play(folder: Path, program: str, shell: str) -> None:
     (folder / program).chmod(0o755)
 
 
-def test_a_controller_that_is_away_is_waited_for_also_where_limits_are_asked_for(study: Path, tmp_path: Path) -> None:
+def test_submission_waits_for_an_unavailable_controller_when_it_reads_limits(study: Path, tmp_path: Path) -> None:
     play(tmp_path, "scontrol", f"if ((number < 3)); then echo '{AWAY}' >&2; exit 1; fi")
     with pytest.raises(SchedulerUnavailable):
         submitting.submit_pending(study, autopilot=False, patience_s=0)
@@ -74,7 +74,7 @@ echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
 """
 
 
-def test_an_array_that_is_too_long_is_halved_and_the_autopilot_has_a_place(study: Path, tmp_path: Path) -> None:
+def test_array_above_the_submit_limit_is_halved_and_leaves_room_for_the_autopilot(study: Path, tmp_path: Path) -> None:
     """The scheduler accepts at most three jobs and does not report this limit."""
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
@@ -85,7 +85,7 @@ def test_an_array_that_is_too_long_is_halved_and_the_autopilot_has_a_place(study
     assert len(done.left) == 6 and done.good
 
 
-def test_points_that_no_cluster_node_could_start_are_told_and_the_exit_code_says_so(
+def test_points_too_large_for_the_cluster_are_reported_with_exit_code_one(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     large = sweep([point(spec(batch__micro=4, nodes=nodes)) for nodes in (1, 4)])
@@ -97,7 +97,7 @@ def test_points_that_no_cluster_node_could_start_are_told_and_the_exit_code_says
     assert "still to come" not in told and told.count("job 1") == 2, told
 
 
-def test_what_was_submitted_before_it_went_away_is_told(
+def test_jobs_submitted_before_the_scheduler_failed_are_reported(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(tmp_path, "sbatch", f"if ((number > 1)); then echo '{AWAY}' >&2; exit 1; fi; echo 11")
@@ -107,7 +107,7 @@ def test_what_was_submitted_before_it_went_away_is_told(
     assert [job["job"] for job in told["submitted"]] == ["11"] and "Unable to contact" in told["cut_short"]
 
 
-def test_a_refused_autopilot_does_not_hide_what_was_submitted(
+def test_submitted_jobs_are_printed_if_the_autopilot_is_refused(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(tmp_path, "sbatch", "case $2 in *-autopilot-*) echo 'no job without a GPU' >&2; exit 1;; esac; echo $number")
@@ -117,13 +117,13 @@ def test_a_refused_autopilot_does_not_hide_what_was_submitted(
     assert said[2].startswith("no autopilot: sbatch: no job without a GPU; the script is ")
 
 
-def test_the_small_job_takes_the_command_along(study: Path) -> None:
+def test_autopilot_job_gets_the_notify_command(study: Path) -> None:
     done = submitting.submit_pending(study, autopilot=True, notify="mail -s 'it is done' me")
     [script] = [path / "job.sh" for path in (study / jobs.FOLDER).iterdir() if "-autopilot-" in path.name]
     assert done.autopilot == "13" and """--autopilot '--notify=mail -s '"'"'it is done'"'"' me'""" in script.read_text()
 
 
-def test_a_shape_that_no_node_has_is_refused_and_the_others_are_submitted(study: Path, tmp_path: Path) -> None:
+def test_points_with_too_many_nodes_are_refused_and_the_other_points_are_submitted(study: Path, tmp_path: Path) -> None:
     play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=1 MaxNodes=UNLIMITED'")
     many = sweep([point(spec(nodes=2))]).model_copy(update={"launcher": {"name": "slurm"}})
     definition.write(study, many)
@@ -140,7 +140,7 @@ def _alone(folder: Path) -> Path:
     return study
 
 
-def test_a_refused_sweep_leaves_the_study_as_it_was(
+def test_refused_sweep_leaves_the_study_unchanged(
     tmp_path: Path, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(tmp_path, "sbatch", "grep -q partition=typo $2 && { echo 'Invalid partition' >&2; exit 1; }; echo 7")

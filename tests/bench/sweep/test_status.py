@@ -27,7 +27,7 @@ def zeroscale(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
-def test_status_shows_what_is_not_ok_and_succeeds_once_all_are_answered(tmp_path: Path) -> None:
+def test_status_lists_points_without_success_and_exits_0_once_all_are_answered(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     definition.write(tmp_path, sweep([point(four), point(eight)]))
     attempt(tmp_path, four, "ok")
@@ -45,7 +45,7 @@ def test_status_shows_what_is_not_ok_and_succeeds_once_all_are_answered(tmp_path
 
 
 @pytest.mark.processes
-def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> None:
+def test_unreadable_record_is_named_and_does_not_answer_its_point(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     definition.write(tmp_path, sweep([point(four), point(eight)]))
     attempt(tmp_path, four, "ok")
@@ -79,7 +79,7 @@ def put_back(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("outcome", ["preempted", "ok"])
-def test_a_job_that_was_put_back_is_known_until_its_points_are_answered_and_cancelled_in_any_case(
+def test_requeued_job_is_shown_until_its_points_are_answered_and_is_always_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: OutcomeKind
 ) -> None:
     study, made = tmp_path / "study", sweep([point(spec())])
@@ -99,7 +99,7 @@ def test_a_job_that_was_put_back_is_known_until_its_points_are_answered_and_canc
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("begun_in", "outcome"), [(0, "node_failure"), (1, "error")])
-def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last_one_ended(
+def test_attempt_before_a_restart_of_its_job_is_not_judged_by_the_jobs_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_in: int, outcome: OutcomeKind
 ) -> None:
     study, made = tmp_path / "study", sweep([point(spec())])
@@ -124,7 +124,7 @@ def waiting(folder: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_a_job_in_the_queue_is_shown_with_its_number_its_reason_and_when_it_may_start(
+def test_queued_job_is_shown_with_its_number_reason_and_expected_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = waiting(tmp_path)
@@ -142,7 +142,7 @@ def test_a_job_in_the_queue_is_shown_with_its_number_its_reason_and_when_it_may_
 
 
 @pytest.mark.processes
-def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
+def test_unavailable_scheduler_is_reported_and_its_points_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = waiting(tmp_path)
@@ -159,13 +159,13 @@ def summarise(folder: Path) -> str:
     return format_progress(read_state(folder, ask=False))
 
 
-def test_the_time_left_is_estimated_from_the_limits_in_the_plan_until_a_point_has_finished(tmp_path: Path) -> None:
+def test_time_left_is_estimated_from_time_limits_before_a_point_has_finished(tmp_path: Path) -> None:
     points = [point(spec(batch__micro=micro), limit_min=10) for micro in (1, 2, 4)]
     definition.write(tmp_path, sweep(points))
     assert summarise(tmp_path) == "3 points: 3 waiting; at most 30 min left, by the time limits in the plan"
 
 
-def test_the_time_left_is_estimated_from_the_median_of_finished_points(
+def test_time_left_is_estimated_from_the_median_of_finished_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [spec(batch__micro=micro) for micro in (1, 2, 4, 8, 16)]
@@ -177,7 +177,7 @@ def test_the_time_left_is_estimated_from_the_median_of_finished_points(
     assert summarise(tmp_path).endswith("; about 24 min left, by the median of 3 finished points")
 
 
-def test_no_time_is_left_of_a_sweep_without_open_points(tmp_path: Path) -> None:
+def test_sweep_without_open_points_has_no_time_left(tmp_path: Path) -> None:
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     assert summarise(tmp_path) == "1 point: 1 ok"
@@ -191,7 +191,7 @@ def test_no_time_is_left_of_a_sweep_without_open_points(tmp_path: Path) -> None:
         (["--notify", ""], "--notify: followed by an empty word"),
     ],
 )
-def test_a_command_that_nobody_would_call_is_refused(
+def test_notify_command_without_autopilot_or_with_bad_quotes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
     for verb in ("sweep", "resume"):
@@ -200,7 +200,7 @@ def test_a_command_that_nobody_would_call_is_refused(
         assert why in said and said.count("\n") == 1
 
 
-def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -> None:
+def test_two_sweeps_requested_at_the_same_moment_are_both_kept(tmp_path: Path) -> None:
     made = sweep([point(spec())])
     assert definition.write(tmp_path, made) != definition.write(tmp_path, made)
     assert len(definition.read(tmp_path)) == 2
@@ -231,7 +231,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
+def test_unreadable_sweep_is_named_and_other_sweeps_count(tmp_path: Path) -> None:
     """The unreadable files include one of an earlier version, which wrote an infinite limit as null."""
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
