@@ -26,7 +26,7 @@ def network_of(name: str) -> Stacks:
     return network
 
 
-def dearest(costs: list[int], cut: list[range]) -> int:
+def highest_cost(costs: list[int], cut: list[range]) -> int:
     return max(sum(costs[unit] for unit in stage) for stage in cut)
 
 
@@ -36,31 +36,31 @@ def every_cut(units: int, stages: int) -> list[list[range]]:
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.data())
-def test_no_cut_has_a_cheaper_dearest_stage(costs: list[int], data: st.DataObject) -> None:
+def test_cut_minimises_the_cost_of_the_most_expensive_stage(costs: list[int], data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(costs)))
     cut = cut_units(costs, stages)
     assert cut in every_cut(len(costs), stages)
-    assert dearest(costs, cut) == min(dearest(costs, other) for other in every_cut(len(costs), stages))
+    assert highest_cost(costs, cut) == min(highest_cost(costs, other) for other in every_cut(len(costs), stages))
 
 
-def test_equal_blocks_are_cut_evenly() -> None:
+def test_equal_blocks_are_divided_evenly() -> None:
     assert [len(stage) for stage in cut_units([1] * 12, 4)] == [3, 3, 3, 3]
     assert [len(stage) for stage in cut_units([0, *[4] * 4, 0], 3)] == [2, 2, 2]
 
 
-def test_many_units_are_cut_at_once() -> None:
+def test_10000_units_are_cut_into_64_balanced_stages() -> None:
     cut = cut_units([0, *[1] * 10_000, 3], 64)
-    assert dearest([0, *[1] * 10_000, 3], cut) == 157
+    assert highest_cost([0, *[1] * 10_000, 3], cut) == 157
 
 
 @pytest.mark.parametrize("stages", [0, 4])
-def test_a_stage_without_units_is_refused(stages: int) -> None:
+def test_impossible_numbers_of_stages_are_refused(stages: int) -> None:
     with pytest.raises(ValueError, match="3 units"):
         cut_units([1, 2, 3], stages)
 
 
 @pytest.mark.parametrize("name", ["tiny", "mt5_xl", "gpt2"])
-def test_all_units_together_have_the_flops_of_the_model(name: str) -> None:
+def test_flops_of_all_units_add_up_to_the_flops_of_the_model(name: str) -> None:
     network = network_of(name)
     units = count_unit_flops(network, SAMPLES)
     assert len(units) == 2 + sum(stack.layers for stack in network.stacks)
@@ -70,7 +70,7 @@ def test_all_units_together_have_the_flops_of_the_model(name: str) -> None:
 @pytest.mark.parametrize(("name", "ranks", "even", "by_flops"), [
     ("mt5_xl", 2, 1.285, 1.02), ("mt5_xl", 8, 1.285, 1.08), ("mt5_xxl", 4, 1.321, 1.02), ("mt5_xxl", 8, 1.321, 1.11),
 ])  # fmt: skip
-def test_cutting_by_flops_beats_as_many_blocks_on_each_rank(
+def test_cut_by_flops_is_more_balanced_than_a_cut_by_number_of_blocks(
     name: str, ranks: int, even: float, by_flops: float
 ) -> None:
     """The values are the cost of the slowest stage divided by the mean cost. With 1024 encoder and 256 decoder tokens,
@@ -80,5 +80,5 @@ def test_cutting_by_flops_beats_as_many_blocks_on_each_rank(
     bounds = [0, *(1 + blocks * rank // ranks for rank in range(1, ranks)), len(costs)]
     equal = [range(*pair) for pair in itertools.pairwise(bounds)]
     mean = sum(costs) / ranks
-    assert dearest(costs, equal) / mean == pytest.approx(even, abs=1e-3)
-    assert dearest(costs, cut_units(costs, ranks)) / mean <= by_flops
+    assert highest_cost(costs, equal) / mean == pytest.approx(even, abs=1e-3)
+    assert highest_cost(costs, cut_units(costs, ranks)) / mean <= by_flops

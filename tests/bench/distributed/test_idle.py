@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timed, pytest.mark.timeout(120)
     ("interleaved", PipelineSize(2, 2, 4), 1 / 9),
     ("breadth_first", PipelineSize(2, 2, 4), 1 / 9),
 ])  # fmt: skip
-def test_measured_idle_time_is_the_simulated_bubble(
+def test_measured_idle_time_equals_the_simulated_bubble(
     tmp_path: Path, name: ScheduleName, size: PipelineSize, bubble: float
 ) -> None:
     """The bubble is (p - 1) / (v m + p - 1) of a step, with p ranks, v stages per rank and m micro-batches. It has two

@@ -97,7 +97,7 @@ def order_of_torch(pipelining: Any, name: str, size: PipelineSize) -> list[list[
     *(("ScheduleLoopedBFS", "breadth_first", PipelineSize(ranks, stages, micro))
       for ranks, stages, micro in ((2, 2, 4), (4, 2, 8), (4, 4, 2), (1, 6, 4), (3, 2, 5))),
 ])  # fmt: skip
-def test_ranks_compute_in_the_order_of_torch(
+def test_passes_of_all_ranks_have_the_order_of_torch(
     pipelining: Any, torchs: str, name: ScheduleName, size: PipelineSize
 ) -> None:
     ours = [[tuple(action) for action in order] for order in build_computation(name, size)]
@@ -105,13 +105,13 @@ def test_ranks_compute_in_the_order_of_torch(
 
 
 @pytest.mark.parametrize("size", [PipelineSize(2, 1, 4), PipelineSize(4, 1, 8), PipelineSize(3, 1, 5)])
-def test_the_first_rank_of_1f1b_computes_in_the_order_of_torch(pipelining: Any, size: PipelineSize) -> None:
+def test_passes_of_the_first_rank_of_1f1b_have_the_order_of_torch(pipelining: Any, size: PipelineSize) -> None:
     # for later ranks, torch 2.13 prints forwards with numbers from 1 (it runs them from 0)
     ours = [tuple(action) for action in build_computation("1f1b", size)[0]]
     assert ours == order_of_torch(pipelining, "Schedule1F1B", size)[0]
 
 
-def test_1f1b_as_its_paper_draws_it() -> None:
+def test_1f1b_has_the_order_of_its_papers_figure() -> None:
     """The order is that of figure 3 in arXiv 2006.09503 for four workers, here with four micro-batches."""
 
     def read(text: str, rank: int) -> list[Action]:
@@ -128,14 +128,14 @@ def test_1f1b_as_its_paper_draws_it() -> None:
 # requirements of every schedule
 
 
-def test_each_pass_is_computed_once_on_its_stages_rank() -> None:
+def test_each_pass_is_computed_once_on_the_rank_of_its_stage() -> None:
     for name, size in CASES:
         for rank, order in enumerate(build_computation(name, size)):
             wanted = itertools.product(("forward", "backward"), size.stages_of(rank), range(size.micro_batches))
             assert Counter(order) == Counter(itertools.starmap(Action, wanted))
 
 
-def test_no_rank_waits_in_vain_even_where_both_ends_of_a_transfer_wait() -> None:
+def test_schedules_have_no_deadlock_with_blocking_transfers() -> None:
     for name, size in CASES:
         run_with_rendezvous(build_schedule(name, size), size)
 
@@ -181,7 +181,7 @@ def list_transfers(order: Order, other: int, size: PipelineSize) -> list[Action]
     return [action for action in order if not action.computes and peer_of(action, size) == other]
 
 
-def test_transfers_between_two_ranks_stand_in_one_order_on_both() -> None:
+def test_transfers_between_two_ranks_have_the_same_order_on_both_ranks() -> None:
     for name, size in CASES:
         schedule = build_schedule(name, size)
 
@@ -191,7 +191,7 @@ def test_transfers_between_two_ranks_stand_in_one_order_on_both() -> None:
             assert [counterpart(action) for action in there] == back
 
 
-def test_a_rank_sends_and_receives_as_often_as_the_closed_form_says() -> None:
+def test_number_of_transfers_per_rank_equals_the_closed_form() -> None:
     for name, size in [case for case in CASES if case[1].ranks > 1]:
         ranks, stages, micro_batches = size
         for rank, order in enumerate(build_schedule(name, size)):
@@ -200,11 +200,11 @@ def test_a_rank_sends_and_receives_as_often_as_the_closed_form_says() -> None:
             assert kinds["send"] == kinds["receive"] == micro_batches * (2 * stages - 1 if ends else 2 * stages)
 
 
-def test_a_rank_alone_sends_nothing() -> None:
+def test_single_rank_has_no_transfers() -> None:
     assert all(action.computes for action in build_schedule("breadth_first", PipelineSize(1, 6, 4))[0])
 
 
-def test_an_order_that_no_rank_can_follow_is_refused() -> None:
+def test_order_of_passes_with_a_deadlock_is_refused() -> None:
     size = PipelineSize(2, 1, 2)
     first, second = (
         (Action("forward", 0, 0), Action("backward", 0, 1)),
@@ -226,7 +226,7 @@ def test_an_order_that_no_rank_can_follow_is_refused() -> None:
     ("interleaved", PipelineSize(2, 1, 4), "several stages on a rank"),
     ("interleaved", PipelineSize(4, 2, 6), "4 at a time"),
 ])  # fmt: skip
-def test_a_schedule_that_is_not_there_is_refused(name: ScheduleName, size: PipelineSize, rule: str) -> None:
+def test_schedule_for_an_unsupported_size_is_refused(name: ScheduleName, size: PipelineSize, rule: str) -> None:
     obstacle = find_obstacle(name, size)
     assert obstacle and rule in obstacle[0]
     with pytest.raises(ValueError, match=rule):
@@ -236,7 +236,7 @@ def test_a_schedule_that_is_not_there_is_refused(name: ScheduleName, size: Pipel
 # time and memory
 
 
-def test_the_bubble_is_that_of_the_closed_form() -> None:
+def test_bubble_equals_the_closed_form() -> None:
     """The bubble relative to busy time is (P − 1) / (v·m), with P ranks, v stages per rank and m micro-batches (arXiv
     2104.04473, section 2.2, and 2211.05953)."""
     for name, size in FULL:
@@ -248,13 +248,13 @@ def test_the_bubble_is_that_of_the_closed_form() -> None:
 @pytest.mark.parametrize(
     "size", [PipelineSize(4, 4, 2), PipelineSize(8, 4, 4), PipelineSize(4, 2, 2), PipelineSize(8, 2, 4)]
 )
-def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_stages(size: PipelineSize) -> None:
+def test_breadth_first_with_fewer_micro_batches_than_ranks_has_a_larger_bubble(size: PipelineSize) -> None:
     ranks, stages, micro_batches = size
     wanted = ((ranks - 1) + (stages - 1) * (ranks - micro_batches)) / (stages * micro_batches)
     assert bubble(simulate("breadth_first", size)) == pytest.approx(wanted)
 
 
-def test_a_rank_keeps_as_many_passes_as_the_closed_form_says() -> None:
+def test_passes_in_flight_per_rank_equal_the_closed_form() -> None:
     for name, size in FULL:
         ranks, stages, micro_batches = size
         wanted = {
@@ -268,13 +268,13 @@ def test_a_rank_keeps_as_many_passes_as_the_closed_form_says() -> None:
         assert list(simulate(name, size).passes_in_flight) == wanted[name]
 
 
-def test_what_1f1b_keeps_does_not_grow_with_micro_batches() -> None:
+def test_passes_in_flight_of_1f1b_do_not_grow_with_micro_batches() -> None:
     kept = {simulate("1f1b", PipelineSize(4, 1, micro)).passes_in_flight for micro in (4, 8, 64, 256)}
     assert kept == {(4, 3, 2, 1)}
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "breadth_first"])
-def test_a_receive_is_posted_only_for_what_soon_is_used(name: ScheduleName) -> None:
+def test_at_most_4_receives_are_posted_before_their_use(name: ScheduleName) -> None:
     """At most 4 receive buffers wait for their use at any time, for any number of micro-batches."""
     size = PipelineSize(4, 1, 64)
     for order in build_schedule(name, size):
@@ -286,7 +286,7 @@ def test_a_receive_is_posted_only_for_what_soon_is_used(name: ScheduleName) -> N
         assert most <= 4
 
 
-def test_a_slow_stage_decides_and_a_hop_is_waited_for() -> None:
+def test_step_time_includes_the_slowest_stage_and_the_transfer_time() -> None:
     size = PipelineSize(2, 1, 3)
     schedule = build_schedule("gpipe", size)
     step = simulate_schedule(schedule, size, [1.0, 3.0], [2.0, 6.0], hop_s=0.5)
@@ -298,7 +298,7 @@ def test_a_slow_stage_decides_and_a_hop_is_waited_for() -> None:
 
 
 @given(st.data())
-def test_no_pass_begins_before_what_it_takes_up(data: st.DataObject) -> None:
+def test_pass_begins_after_its_input_arrives_and_its_rank_is_free(data: st.DataObject) -> None:
     name, size = data.draw(st.sampled_from(CASES))
     seconds = st.lists(st.floats(0.1, 10), min_size=size.stages, max_size=size.stages)
     forward_s, backward_s, hop_s = data.draw(seconds), data.draw(seconds), data.draw(st.floats(0, 5))
@@ -323,7 +323,7 @@ def test_no_pass_begins_before_what_it_takes_up(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize(("name", "size"), [case for case in FULL if case[1].micro_batches >= 8][::3])
-def test_a_stage_computes_only_while_its_weights_are_whole(name: ScheduleName, size: PipelineSize, ahead: int) -> None:
+def test_stage_computes_only_while_its_weights_are_gathered(name: ScheduleName, size: PipelineSize, ahead: int) -> None:
     for order in build_schedule(name, size):
         whole = set[int]()
         for action in add_gathers(order, ahead):
@@ -341,14 +341,16 @@ def test_a_stage_computes_only_while_its_weights_are_whole(name: ScheduleName, s
 
 
 @pytest.mark.parametrize(("ranks", "stages", "ahead"), [*itertools.product((1, 2, 4), (1, 2, 3, 12), (0, 1, 2))])
-def test_breadth_first_gathers_each_stage_twice_but_those_at_the_turn(ranks: int, stages: int, ahead: int) -> None:
+def test_breadth_first_gathers_each_stage_twice_except_the_last_stages_of_the_forward(
+    ranks: int, stages: int, ahead: int
+) -> None:
     for order in build_schedule("breadth_first", PipelineSize(ranks, stages, 8)):
         gathers = Counter(action.kind for action in add_gathers(order, ahead))["gather"]
         assert gathers == 2 * stages - min(stages, ahead + 1)
 
 
 @pytest.mark.parametrize(("name", "size"), FULL[::5])
-def test_gradients_of_a_stage_are_reduced_once_behind_its_last_backward(name: ScheduleName, size: PipelineSize) -> None:
+def test_gradients_of_a_stage_are_reduced_once_after_its_last_backward(name: ScheduleName, size: PipelineSize) -> None:
     for order in build_schedule(name, size):
         left = Counter(action.stage for action in order if action.kind == "backward")
         reduced = []
@@ -360,7 +362,7 @@ def test_gradients_of_a_stage_are_reduced_once_behind_its_last_backward(name: Sc
         assert sorted(reduced) == sorted(left)
 
 
-def test_layered_accumulation_gathers_by_stage_and_not_by_micro_batch() -> None:
+def test_gathers_of_layered_accumulation_do_not_grow_with_micro_batches() -> None:
     """A rank with twelve stages gathers weights 22 times, with 8 and with 64 micro-batches. With depth-first
     accumulation, 8 micro-batches would need about 200 gathers."""
     few, many = (
@@ -370,6 +372,6 @@ def test_layered_accumulation_gathers_by_stage_and_not_by_micro_batch() -> None:
     assert few == many == 22
 
 
-def test_passes_in_flight_count_the_forwards_that_wait() -> None:
+def test_passes_in_flight_are_forwards_without_their_backward() -> None:
     passes = [Action("forward", 0, 0), Action("forward", 0, 1), Action("backward", 0, 1), Action("backward", 0, 0)]
     assert count_passes_in_flight(tuple(passes)) == 2

@@ -69,7 +69,7 @@ def train(of: RunSpec, **samples: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
-def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
+def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(micro: int) -> None:
     whole = train(spec(SAMPLES))  # one micro-batch: torch itself computes the mean over all target tokens
     assert train(spec(micro)) == pytest.approx(whole, rel=2e-6)
     means = train(spec(micro, loss_mean="micro_batches"))
@@ -77,7 +77,7 @@ def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
 
 
 @pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
-def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, int]) -> None:
+def test_micro_batch_without_targets_does_not_change_the_loss(chunked: dict[str, int]) -> None:
     """In a large micro-batch, torch's mean ignores samples without targets. In a micro-batch of one such sample, the
     mean would be 0 / 0."""
     model = {**spec(1).model.model_dump(mode="json", by_alias=True), **chunked}
@@ -86,7 +86,7 @@ def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, i
         assert train(spec(micro, model=model), without=(0, 2, 3, 7)) == pytest.approx(whole, rel=2e-6)
 
 
-def test_weights_are_those_worked_out_by_hand() -> None:
+def test_loss_weights_of_micro_batches_equal_a_computation_by_hand() -> None:
     """Three micro-batches have 3, 0 and 1 of the 4 target tokens. Their weights are 3 · 3 / 4, 0 and 3 · 1 / 4."""
     first, second, third = (torch.full((1, 6), -100) for _ in range(3))
     first[0, :3], third[0, 1] = 5, 7
@@ -97,20 +97,20 @@ def test_weights_are_those_worked_out_by_hand() -> None:
     assert [int((one["labels"] != -100).sum()) for one in batches] == [3, 0, 1], "the data are left as they are"
 
 
-def test_with_as_many_targets_everywhere_both_means_are_the_same_to_rounding() -> None:
+def test_both_loss_means_are_equal_for_equal_numbers_of_targets() -> None:
     means = train(spec(2, loss_mean="micro_batches"), padded=False)
     assert train(spec(2), padded=False) == pytest.approx(means, rel=2e-6)
 
 
 @pytest.mark.parametrize("fields", [{"loss_mean": "micro_batches"}, {"data": SYNTHETIC}])
-def test_a_step_that_needs_no_count_takes_no_micro_batch_ahead_and_adds_no_collective(fields: dict[str, Any]) -> None:
+def test_step_without_target_count_reads_one_micro_batch_and_adds_no_collective(fields: dict[str, Any]) -> None:
     counted, taken = spec(1, **fields), iter(micro_batches(spec(1), 0))
     with CollectiveCounter(wait=lambda: None) as counter:
         next(weigh(taken, counted))
     assert len(list(taken)) == SAMPLES - 1 and not counter.calls
 
 
-def test_a_step_with_padding_sums_one_number_over_the_ranks() -> None:
+def test_step_with_padding_adds_one_all_reduce_of_one_number() -> None:
     with CollectiveCounter(wait=lambda: None) as counter:
         list(weigh(micro_batches(spec(1), 0), spec(1)))
     assert (counter.calls, counter.payload_bytes) == ({"all_reduce": 1}, {"all_reduce": 8})
@@ -121,7 +121,7 @@ def test_a_step_with_padding_sums_one_number_over_the_ranks() -> None:
     ("causal_lm", {"tokens": 32}), ("causal_lm_documents", {"tokens": 32}),
 ])  # fmt: skip
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_source_that_claims_a_fixed_number_of_targets_has_one(
+def test_number_of_targets_is_constant_when_the_objective_does_not_weigh_them(
     objective: str, sequence: dict[str, int], packing: bool
 ) -> None:
     model = {"name": "test", "shape": {**spec(1).model.shape, "vocab": 512}}
@@ -134,7 +134,7 @@ def test_a_source_that_claims_a_fixed_number_of_targets_has_one(
     assert len(counts) == 1 or not is_claimed, counts
 
 
-def test_it_is_part_of_the_identity() -> None:
+def test_loss_mean_is_part_of_the_config_id() -> None:
     tokens, means = spec(2), spec(2, loss_mean="micro_batches")
     assert (tokens.model_dump()["loss_mean"], means.model_dump()["loss_mean"]) == ("tokens", "micro_batches")
     assert config_id(tokens) != config_id(means)

@@ -35,7 +35,7 @@ def assert_equal(both: Both) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_losses_and_gradients_are_those_of_torchs_schedule(seen: list[dict[str, Both]], schedule: str) -> None:
+def test_losses_and_gradients_equal_those_of_torchs_schedule(seen: list[dict[str, Both]], schedule: str) -> None:
     for rank in seen:
         assert_equal(rank[schedule])
     first, last = (rank[schedule] for rank in seen)
@@ -45,7 +45,9 @@ def test_losses_and_gradients_are_those_of_torchs_schedule(seen: list[dict[str, 
 
 @pytest.mark.parametrize("by_tokens", ["", ", by tokens"])
 @pytest.mark.parametrize("what", REGIONS)
-def test_slices_compute_what_dtensor_computes(seen: list[dict[str, Both]], what: str, by_tokens: str) -> None:
+def test_sliced_layers_have_the_results_and_gradients_of_dtensor(
+    seen: list[dict[str, Both]], what: str, by_tokens: str
+) -> None:
     for rank in seen:
         assert_equal(rank[what + by_tokens])
         share = 3 if by_tokens else 6
@@ -53,7 +55,7 @@ def test_slices_compute_what_dtensor_computes(seen: list[dict[str, Both]], what:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_the_sliced_loss_is_dtensors(seen: list[dict[str, Both]], reduction: str) -> None:
+def test_sliced_loss_and_its_gradient_equal_those_of_dtensor(seen: list[dict[str, Both]], reduction: str) -> None:
     for rank in seen:
         assert_equal(rank[f"loss, {reduction}"])
         assert rank[f"loss, {reduction}"]["gradient"][0].shape[1] == VOCABULARY // RANKS
