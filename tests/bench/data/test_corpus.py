@@ -50,7 +50,7 @@ def byt5(text: str) -> list[int]:
         ("document_*.txt", {}),
     ],
 )
-def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: dict[str, str]) -> None:
+def test_every_file_format_gives_the_same_corpus(folder: Path, name: str, options: dict[str, str]) -> None:
     text = corpus.load(CorpusSelection(files=(str(folder / name),), **options))
     assert text.tokens.tolist() == [token for document in DOCUMENTS if document for token in byt5(document)]
     assert text.ends.tolist() == np.cumsum([len(byt5(text)) for text in DOCUMENTS if text]).tolist()
@@ -59,7 +59,7 @@ def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: di
     assert text.sha256 == hashlib.sha256(joined).hexdigest()
 
 
-def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
+def test_local_data_set_folder_is_read_with_the_hub_option(folder: Path) -> None:
     # datasets loads a local folder in the same way as a data set on the hub: load_dataset(name, streaming=True).
     home = folder / "home"
     home.mkdir()
@@ -68,14 +68,14 @@ def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
     assert (text.name, text.documents) == (f"{home}/train", 3)
 
 
-def test_limits_cut_the_corpus(folder: Path) -> None:
+def test_corpus_ends_at_max_documents_or_max_bytes(folder: Path) -> None:
     selection = CorpusSelection(files=(str(folder / "corpus.jsonl"),), field="body")
     assert corpus.load(selection.model_copy(update={"max_documents": 2})).documents == 2
     cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # ends after the first of two bytes of "Ü"
     assert (cut.documents, cut.bytes) == (1, 26)
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
     selection = CorpusSelection(files=(str(path),))
@@ -84,7 +84,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert corpus.load(selection).sha256 != before.sha256
 
 
-def test_the_default_is_the_standard_library() -> None:
+def test_default_corpus_is_the_python_standard_library() -> None:
     paths = corpus.list_files(CorpusSelection())
     assert paths[0].name == "__future__.py"
     assert not {"site-packages", "test"} & {part for path in paths for part in path.parts[-4:]}
@@ -94,7 +94,7 @@ def test_the_default_is_the_standard_library() -> None:
 
 
 @pytest.mark.processes
-def test_ranks_do_not_race(tmp_path: Path) -> None:
+def test_only_one_of_two_concurrent_ranks_tokenises_the_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text " * 1000)
     code = (
         "import sys; from bench.data.pipeline import corpus\n"
@@ -106,14 +106,14 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
         subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    said = [rank.communicate(timeout=250) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert len({out for out, _ in said}) == 1
-    assert sum("Generating" in err for _, err in said) == 1  # the progress bar of the only process that tokenised
+    outputs = [rank.communicate(timeout=250) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
+    assert sum("Generating" in err for _, err in outputs) == 1  # the progress bar of the only process that tokenised
     assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 1
 
 
-def test_what_cannot_be_read_is_said_in_one_line(folder: Path) -> None:
+def test_unreadable_corpus_is_refused_in_one_line(folder: Path) -> None:
     def message(**selection: object) -> str:
         with pytest.raises(UserError) as error:
             corpus.load(CorpusSelection(**selection))
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_said_in_one_line(folder: Path) -> None:
     assert message(files=jsonl, field="body", tokenizer=str(folder)).startswith(f"data.tokenizer={folder}: ")
 
 
-def test_byt5_is_transformers_byt5() -> None:
+def test_byt5_tokenizer_equals_that_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     theirs, ours = transformers.ByT5Tokenizer(), corpus.load_tokenizer("byt5")
     text = "def f(x):\n\treturn 'é€😀'  # ZeRO ≤ 3\r\n"

@@ -47,7 +47,7 @@ def steps(spec: RunSpec, count: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("nodes", "devices", "micro", "accumulation"), [(1, 1, 24, 1), (1, 1, 4, 6), (2, 2, 3, 2), (3, 4, 1, 2)]
 )
-def test_a_global_batch_holds_the_same_samples_however_it_is_spread(
+def test_samples_of_a_global_batch_do_not_depend_on_ranks_and_micro_batch_size(
     make_spec: MakeSpec, nodes: int, devices: int, micro: int, accumulation: int
 ) -> None:
     batch = {"micro": micro, "accumulation": accumulation}
@@ -67,14 +67,14 @@ def test_padding_is_masked_and_counted(make_spec: MakeSpec) -> None:
     assert padding["decoder"] == 4 * 4 - (1 + 2 + 3 + 1) == int((tensors["labels"] == -100).sum())
 
 
-def test_loading_leaves_torchs_random_numbers_alone(make_spec: MakeSpec) -> None:
+def test_loading_does_not_change_torchs_random_state(make_spec: MakeSpec) -> None:
     before = torch.get_rng_state()
     next(loader.micro_batches(Indices(), make_spec(), 0))
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.processes
-def test_workers_change_nothing(make_spec: MakeSpec) -> None:
+def test_micro_batches_do_not_depend_on_the_number_of_workers(make_spec: MakeSpec) -> None:
     alone, shared = (
         data.load("synthetic").micro_batches(make_spec(workers=workers, devices_per_node=2), 1) for workers in (0, 2)
     )
@@ -85,7 +85,7 @@ def test_workers_change_nothing(make_spec: MakeSpec) -> None:
 
 
 @pytest.mark.processes
-def test_workers_end_with_a_killed_rank(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_workers_end_when_their_rank_is_killed(make_spec: MakeSpec, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(make_spec(workers=2).model_dump_json())
     rank = tmp_path / "rank.py"
     rank.write_text(
@@ -111,7 +111,7 @@ def test_workers_end_with_a_killed_rank(make_spec: MakeSpec, tmp_path: Path) -> 
     assert left == []
 
 
-def test_synthetic_samples_depend_on_seed_and_index_alone(make_spec: MakeSpec) -> None:
+def test_synthetic_samples_depend_only_on_seed_and_index(make_spec: MakeSpec) -> None:
     source = data.load("synthetic")
     first, again, other = (next(source.micro_batches(make_spec(seed=seed), 0)) for seed in (3, 3, 4))
     assert torch.equal(first.tensors["input_ids"], again.tensors["input_ids"])
@@ -119,7 +119,7 @@ def test_synthetic_samples_depend_on_seed_and_index_alone(make_spec: MakeSpec) -
     assert not torch.equal(first.tensors["input_ids"][0], first.tensors["input_ids"][1])
 
 
-def test_synthetic_tokens_fill_lengths_and_vocabulary(make_spec: MakeSpec) -> None:
+def test_synthetic_samples_fill_the_sequence_and_use_the_whole_vocabulary(make_spec: MakeSpec) -> None:
     spec = make_spec(vocab=10, batch={"micro": 8})
     tensors, padding = next(data.load("synthetic").micro_batches(spec, 0))
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
@@ -130,13 +130,13 @@ def test_synthetic_tokens_fill_lengths_and_vocabulary(make_spec: MakeSpec) -> No
     assert set(tensors["input_ids"].unique().tolist()) == set(range(2, 10))
 
 
-def test_synthetic_refuses_a_vocabulary_of_special_tokens(make_spec: MakeSpec) -> None:
+def test_synthetic_source_refuses_a_vocabulary_of_special_tokens_only(make_spec: MakeSpec) -> None:
     source = data.load("synthetic")
     source.check(source.Options(), make_spec(vocab=3))
     with pytest.raises(UserError, match=r"^model\.shape\.vocab=2: .*; give at least 3$"):
         source.check(source.Options(), make_spec(vocab=2))
 
 
-def test_only_sources_are_sources() -> None:
+def test_unknown_source_is_refused_with_a_list_of_sources() -> None:
     with pytest.raises(UserError, match="choose from instructions, mixture, synthetic, text"):
         data.load("pipeline")

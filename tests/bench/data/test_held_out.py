@@ -29,7 +29,7 @@ def read(part: Corpus) -> list[str]:
     return "".join(map(chr, part.tokens)).split("\x01")[:-1]
 
 
-def test_whole_documents_are_held_out_until_they_have_the_share() -> None:
+def test_held_out_text_is_the_smallest_number_of_whole_documents_with_the_share() -> None:
     documents = [letter * 9 for letter in "abcdefghij"]
     learned, held_out = map(read, divide(corpus(*documents), 0.25, seed=0))
     assert len(held_out) == 3
@@ -37,21 +37,21 @@ def test_whole_documents_are_held_out_until_they_have_the_share() -> None:
     assert learned == sorted(learned), "the order of the text stays"
 
 
-def test_another_seed_holds_others_out_and_the_same_one_the_same() -> None:
+def test_held_out_documents_depend_on_the_seed() -> None:
     whole = corpus(*(letter * 9 for letter in "abcdefghij"))
     drawn = [read(divide(whole, 0.2, seed).held_out) for seed in range(8)]
     assert drawn[0] == read(divide(whole, 0.2, 0).held_out)
     assert len({tuple(one) for one in drawn}) > 4
 
 
-def test_the_same_document_twice_is_never_on_both_sides() -> None:
+def test_copies_of_a_document_are_never_in_both_training_and_held_out_text() -> None:
     whole = corpus(*("abcdefghij" * 3), "k" * 30)
     for seed in range(8):
         learned, held_out = map(read, divide(whole, 0.3, seed))
         assert not set(learned) & set(held_out)
 
 
-def test_a_text_of_one_document_cannot_be_divided() -> None:
+def test_held_out_text_of_a_single_document_is_refused() -> None:
     with pytest.raises(UserError, match=r"held-out text needs whole documents; set data\.sample_by"):
         divide(corpus("abc", "abc"), 0.5, 0)
 
@@ -88,7 +88,7 @@ def characters(batches: Any) -> set[int]:
     return {int(token) for batch in batches for token in batch.tensors["input_ids"].unique()} - {1}
 
 
-def test_no_micro_batch_holds_what_is_evaluated_on(make_learning: MakeSpec) -> None:
+def test_training_micro_batches_have_no_held_out_text(make_learning: MakeSpec) -> None:
     spec = make_learning()
     learned = characters(islice(text.micro_batches(spec, 0), 40))  # more than an epoch of 48 documents
     evaluated = characters(text.held_out_batches(spec, 0))
@@ -98,7 +98,7 @@ def test_no_micro_batch_holds_what_is_evaluated_on(make_learning: MakeSpec) -> N
     assert text.describe(spec)["held_out"] == {"documents": 12, "tokens": 372, "samples": 23}
 
 
-def test_what_is_evaluated_on_depends_on_no_seed_of_the_run_and_on_no_number_of_ranks(make_learning: MakeSpec) -> None:
+def test_held_out_samples_do_not_depend_on_seed_ranks_or_micro_batch_size(make_learning: MakeSpec) -> None:
     def list_rows(spec: RunSpec) -> list[list[int]]:
         ranks = range(spec.data_parallel)
         batches = [batch for rank in ranks for batch in text.held_out_batches(spec, rank)]
@@ -111,19 +111,19 @@ def test_what_is_evaluated_on_depends_on_no_seed_of_the_run_and_on_no_number_of_
     assert one != list_rows(make_learning(learning={"held_out_seed": 1}))
 
 
-def test_a_training_that_goes_on_sees_what_the_other_one_would_have_seen(make_learning: MakeSpec) -> None:
+def test_resumed_training_has_the_samples_of_uninterrupted_training(make_learning: MakeSpec) -> None:
     spec = make_learning(devices_per_node=2)
     whole, rest = text.micro_batches(spec, 1), text.micro_batches(spec, 1, first=7)
     for one, other in zip(islice(whole, 7, 12), islice(rest, 5), strict=True):
         assert one.tensors["input_ids"].equal(other.tensors["input_ids"])
 
 
-def test_more_samples_than_are_held_out_are_refused(make_learning: MakeSpec) -> None:
+def test_more_evaluation_samples_than_held_out_samples_are_refused(make_learning: MakeSpec) -> None:
     with pytest.raises(UserError, match=r"learning\.evaluation_samples=24: the held-out text makes 23 samples; ask"):
         text.held_out_batches(make_learning(learning={"evaluation_samples": 24}), 0)
 
 
-def test_a_run_that_measures_learns_from_all_of_the_text(make_spec: MakeSpec, make_learning: MakeSpec) -> None:
+def test_run_without_learning_uses_all_documents(make_spec: MakeSpec, make_learning: MakeSpec) -> None:
     spec = make_learning().model_dump(by_alias=True)
     whole = RunSpec.model_validate({name: value for name, value in spec.items() if name != "learning"})
     assert len(characters(islice(text.micro_batches(whole, 0), 40))) == 60

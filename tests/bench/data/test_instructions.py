@@ -78,7 +78,7 @@ def take(spec: RunSpec, count: int, first: int = 0) -> list[MicroBatch]:
 # ---------------------------------------- labels
 
 
-def test_the_encoder_reads_the_prompt_and_the_labels_are_the_answer(make: MakeSpec) -> None:
+def test_seq2seq_sample_has_the_prompt_as_input_and_the_answer_as_labels(make: MakeSpec) -> None:
     spec = make([{"prompt": "red?", "answer": "no"}], "seq2seq", batch={"micro": 1})
     [(tensors, padding)] = take(spec, 1)
     assert tensors["input_ids"].tolist() == [[*byt5("red?"), EOS, *[0] * 19]]
@@ -87,7 +87,7 @@ def test_the_encoder_reads_the_prompt_and_the_labels_are_the_answer(make: MakeSp
     assert padding == {"encoder": 19, "decoder": 5}
 
 
-def test_a_decoder_reads_both_and_only_the_answer_has_labels(make: MakeSpec) -> None:
+def test_causal_sample_has_prompt_and_answer_as_input_and_the_answer_as_labels(make: MakeSpec) -> None:
     [(tensors, padding)] = take(
         make([{"q": "red?", "a": "no"}], tokens=12, batch={"micro": 1}, options={"prompt": "q", "answer": "a"}), 1
     )
@@ -97,7 +97,7 @@ def test_a_decoder_reads_both_and_only_the_answer_has_labels(make: MakeSpec) -> 
     assert padding == {"tokens": 4}
 
 
-def test_every_answer_of_a_chat_has_labels_in_the_plain_template(make: MakeSpec) -> None:
+def test_chat_in_the_plain_template_has_labels_for_every_answer(make: MakeSpec) -> None:
     options = {"messages": "turns"}
     [(tensors, _)] = take(
         make([{"turns": CHAT}], tokens=80, shape=GPT | {"positions": 80}, batch={"micro": 1}, options=options), 1
@@ -108,7 +108,7 @@ def test_every_answer_of_a_chat_has_labels_in_the_plain_template(make: MakeSpec)
     assert read(tensors["labels"][0]).rstrip("·") == f"{hidden[0]}2⊣{hidden[1]}3 4⊣"
 
 
-def test_an_encoder_reads_the_chat_up_to_the_last_answer(make: MakeSpec) -> None:
+def test_seq2seq_chat_has_the_last_answer_as_labels_and_earlier_turns_as_input(make: MakeSpec) -> None:
     spec = make(
         [{"messages": CHAT}],
         "seq2seq",
@@ -151,7 +151,7 @@ def templated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return save
 
 
-def test_a_chat_has_the_tokenizers_own_template_if_it_has_one(make: MakeSpec, templated: Callable[[str], str]) -> None:
+def test_chat_is_formatted_with_the_tokenizers_chat_template(make: MakeSpec, templated: Callable[[str], str]) -> None:
     folder = templated(TEMPLATE)
     options = {"messages": "messages", "tokenizer": folder}
     turns = [turn for turn in CHAT[1:] if turn["content"] != "é"]
@@ -175,9 +175,7 @@ def test_a_chat_has_the_tokenizers_own_template_if_it_has_one(make: MakeSpec, te
     assert {text for batch in prompts.batches for text in batch.references} <= {"2", "3 4"}
 
 
-def test_a_template_that_refuses_a_chat_or_hides_its_answers_is_one_line(
-    make: MakeSpec, templated: Callable[[str], str]
-) -> None:
+def test_unusable_chat_template_is_refused_in_one_line(make: MakeSpec, templated: Callable[[str], str]) -> None:
     def message(template: str) -> str:
         options = {"messages": "messages", "tokenizer": templated(template)}
         with pytest.raises(UserError) as caught:
@@ -193,7 +191,7 @@ def test_a_template_that_refuses_a_chat_or_hides_its_answers_is_one_line(
 # ---------------------------------------- files
 
 
-def test_compressed_files_and_globs_are_read_as_one(make: MakeSpec, tmp_path: Path) -> None:
+def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpec, tmp_path: Path) -> None:
     lines = [json.dumps(line) + "\n" for line in PAIRS]
     folder = tmp_path / "parts"
     folder.mkdir()
@@ -230,7 +228,7 @@ def test_compressed_files_and_globs_are_read_as_one(make: MakeSpec, tmp_path: Pa
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "b"}', {}, "has one document"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_line(
+def test_invalid_lines_are_refused_in_one_line(
     make: MakeSpec, tmp_path: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "bad.jsonl"
@@ -244,7 +242,7 @@ def test_what_cannot_be_read_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_compressed_as_its_name_says_is_one_line(make: MakeSpec, tmp_path: Path) -> None:
+def test_damaged_compressed_file_is_refused_in_one_line(make: MakeSpec, tmp_path: Path) -> None:
     for name, content in {
         "plain.jsonl.gz": b"{}",
         "cut.jsonl.gz": gzip.compress(b"{}" * 999)[:-9],
@@ -255,7 +253,7 @@ def test_a_file_that_is_not_compressed_as_its_name_says_is_one_line(make: MakeSp
             take(make(options={"files": [str(tmp_path / name)]}), 1)
 
 
-def test_an_answer_or_a_prompt_longer_than_its_sequence_is_refused_or_skipped(make: MakeSpec) -> None:
+def test_prompt_or_answer_longer_than_its_sequence_is_refused_or_skipped(make: MakeSpec) -> None:
     lines = [*PAIRS[:9], {"prompt": "a", "answer": "123456789"}, {"prompt": "p" * 30, "answer": "a"}]
     with pytest.raises(
         UserError, match=r"^sequence\.encoder=24: the prompt on line 11 of lines\.jsonl has 31 tokens; "
@@ -280,7 +278,7 @@ def test_an_answer_or_a_prompt_longer_than_its_sequence_is_refused_or_skipped(ma
         ("causal_lm", {"files": [], "messages": "messages"}, r"data\.messages=messages: names a field of files"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
+def test_incompatible_options_are_refused(
     make: MakeSpec, objective: str, options: dict[str, Any], message: str
 ) -> None:
     spec = make(objective=objective if objective != "span_corruption" else "seq2seq", options=options)
@@ -296,7 +294,9 @@ def test_options_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_each_epoch_has_every_sample_once_in_its_own_order_and_any_step_resumes(make: MakeSpec, packing: bool) -> None:
+def test_epochs_have_every_sample_once_in_different_orders_and_resume_at_any_step(
+    make: MakeSpec, packing: bool
+) -> None:
     objective = "causal_lm_documents" if packing else "causal_lm"
     spec = make(objective=objective, options={"packing": packing}, batch={"micro": 1})
     each = instructions.describe(spec)["sequences"]
@@ -312,7 +312,7 @@ def test_each_epoch_has_every_sample_once_in_its_own_order_and_any_step_resumes(
     ] == texts[each - 2 : each + 3]
 
 
-def test_held_out_samples_are_never_trained_on_and_do_not_depend_on_the_seed(make: MakeSpec) -> None:
+def test_held_out_samples_are_excluded_from_training_and_independent_of_the_seed(make: MakeSpec) -> None:
     learning = {"tokens": 4096, "held_out": 0.2, "evaluation_samples": 8, "quality": ["exact_match"]}
     specs = [make([*PAIRS, *PAIRS], seed=seed, learning=learning, devices_per_node=2) for seed in (0, 1)]
     assert instructions.describe(specs[0])["held_out"] == {"samples": 16, "sequences": 16}, "8 of 40, each twice"
@@ -347,7 +347,7 @@ def test_held_out_samples_are_never_trained_on_and_do_not_depend_on_the_seed(mak
         instructions.held_out_batches(make([*PAIRS, *PAIRS], learning=learning | {"evaluation_samples": 20}), 0)
 
 
-def test_prompts_of_an_encoder_have_its_length_and_answers_that_of_the_decoder(make: MakeSpec) -> None:
+def test_seq2seq_prompts_have_the_encoder_length_and_answers_the_decoder_length(make: MakeSpec) -> None:
     learning = {
         "tokens": 4096,
         "held_out": 0.2,
@@ -364,7 +364,7 @@ def test_prompts_of_an_encoder_have_its_length_and_answers_that_of_the_decoder(m
 
 
 @pytest.mark.processes
-def test_workers_change_nothing(make: MakeSpec) -> None:
+def test_micro_batches_do_not_depend_on_the_number_of_workers(make: MakeSpec) -> None:
     options = {"packing": True}
     alone, shared = (
         instructions.micro_batches(make(objective="causal_lm_documents", options=options, workers=workers), 0)
@@ -377,7 +377,7 @@ def test_workers_change_nothing(make: MakeSpec) -> None:
 # ---------------------------------------- packing
 
 
-def test_samples_are_packed_whole_into_few_sequences() -> None:
+def test_packing_puts_whole_samples_into_few_sequences() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, 200).tolist()
     packs = pack(lengths, 40)
     assert sorted(chain(*packs)) == list(range(200))
@@ -389,7 +389,7 @@ def test_samples_are_packed_whole_into_few_sequences() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("shape", [GPT, LLAMA])
-def test_a_packed_batch_has_the_loss_and_gradients_of_its_separate_samples(
+def test_packed_batch_has_the_loss_and_gradients_of_its_separate_samples(
     make: MakeSpec, shape: dict[str, Any], attention: str
 ) -> None:
     """The lines have chats, so that EOS also stands inside of a sample."""

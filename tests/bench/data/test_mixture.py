@@ -42,20 +42,20 @@ def count_letters(spec: RunSpec, samples: int, rank: int = 0) -> Counter[str]:
     return Counter(chr(token - 3) for token in firsts)
 
 
-def test_shares_are_as_weights_and_become_alike_with_temperature() -> None:
+def test_shares_are_proportional_to_weights_and_more_equal_at_higher_temperature() -> None:
     assert compute_shares([1, 4], 1) == pytest.approx([0.2, 0.8])
     assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # proportional to the square roots 1 and 2
     assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # the 10th powers of these weights overflow
 
 
-def test_rounded_shares_leave_no_text_out() -> None:
+def test_rounded_shares_are_at_least_one_for_every_text() -> None:
     assert round_shares(np.array([0.5, 0.25, 0.25]), 8).tolist() == [4, 2, 2]
     assert round_shares(np.array([0.47, 0.31, 0.22]), 10).tolist() == [5, 3, 2]  # largest remainder
     assert round_shares(np.array([0.999, 0.0005, 0.0005]), 100).tolist() == [98, 1, 1]
     assert round_shares(np.array([0.0] * 999 + [1.0])).tolist() == [1] * 1000
 
 
-def test_every_stretch_of_the_stream_holds_each_text_by_its_share() -> None:
+def test_every_beginning_of_the_order_has_each_text_by_its_share() -> None:
     random = np.random.default_rng(0)
     for streams in (1, 2, 3, 7, 40):
         counts = round_shares(random.dirichlet(np.full(streams, 0.5)))
@@ -69,7 +69,7 @@ def test_every_stretch_of_the_stream_holds_each_text_by_its_share() -> None:
         assert np.abs(given - ideal).max() <= bound + 1e-9
 
 
-def test_a_text_gives_its_samples_in_turn_over_all_cycles() -> None:
+def test_samples_of_each_text_appear_in_order_over_all_cycles() -> None:
     class Numbers:
         padded: frozenset[str] = frozenset()
 
@@ -82,16 +82,16 @@ def test_a_text_gives_its_samples_in_turn_over_all_cycles() -> None:
     assert [number for text, number in stream if text == 1] == list(range(3))
 
 
-def test_samples_come_by_weight_however_small_the_text(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
+def test_samples_of_a_small_text_repeat_to_reach_its_weight(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
     spec = make_spec("mixture", weighted(texts, a=1, c=3), batch={"micro": 4})
     assert count_letters(spec, 200) == {"a": 50, "c": 150}  # each of the ten samples of `c` appears fifteen times
 
 
-def test_without_weights_a_text_counts_by_its_samples(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
+def test_share_of_a_text_without_weights_is_its_share_of_samples(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
     assert count_letters(make_spec("mixture", {"sources": texts}), 150) == {"a": 100, "b": 40, "c": 10}
 
 
-def test_ranks_share_one_stream(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
+def test_ranks_divide_the_samples_of_one_stream(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
     options = weighted(texts, a=2, b=1)
     alone, *pair = (
         next(iter(data.load("mixture").micro_batches(spec, rank)))
@@ -104,7 +104,7 @@ def test_ranks_share_one_stream(make_spec: MakeSpec, texts: dict[str, Any]) -> N
     assert torch.equal(torch.cat([half.tensors["labels"] for half in pair]), alone.tensors["labels"])
 
 
-def test_the_record_names_each_text_and_its_share(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
+def test_description_has_each_text_and_its_share(make_spec: MakeSpec, texts: dict[str, Any]) -> None:
     facts = data.load("mixture").describe(make_spec("mixture", {"sources": texts, "temperature": 2}))
     roots = {"a": 10, "b": 40**0.5, "c": 10**0.5}
     for name, root in roots.items():
@@ -113,7 +113,7 @@ def test_the_record_names_each_text_and_its_share(make_spec: MakeSpec, texts: di
     assert facts["tokenizer"] == {"name": "byt5", "vocabulary": 384}
 
 
-def test_refusals_name_the_text(make_spec: MakeSpec, texts: dict[str, Any], tmp_path: Path) -> None:
+def test_refusals_of_a_mixture_name_the_text(make_spec: MakeSpec, texts: dict[str, Any], tmp_path: Path) -> None:
     source = data.load("mixture")
 
     def refusal(options: dict[str, Any]) -> str:

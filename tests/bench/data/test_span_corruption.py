@@ -37,19 +37,21 @@ def test_inputs_and_targets_merge_to_the_raw_tokens(noise: SpanCorruption, lengt
 
 
 @given(noise=noises, length=st.integers(2, 300), seed=seeds)
-def test_hidden_tokens_and_spans_are_exactly_as_many_as_counted(noise: SpanCorruption, length: int, seed: int) -> None:
+def test_mask_has_the_computed_numbers_of_hidden_tokens_and_spans(
+    noise: SpanCorruption, length: int, seed: int
+) -> None:
     mask = noise.mask(length, np.random.default_rng(seed))
     starts = np.flatnonzero(np.diff(mask.astype(int)) == 1)
     assert (mask.sum(), len(starts)) == noise.counts(length)
     assert not mask[0] and mask[-1]
 
 
-def test_density_and_mean_span_are_the_papers() -> None:
+def test_density_and_mean_span_length_are_those_of_the_t5_paper() -> None:
     hidden, spans = T5.counts(10_000)
     assert (hidden, spans) == (1500, 500)
 
 
-def test_places_are_uniform_over_the_text() -> None:
+def test_hidden_tokens_are_spread_evenly_over_the_text() -> None:
     # T5's masks always begin with a kept span and end with a hidden span, so 20 tokens at both ends are excluded.
     random = np.random.default_rng(0)
     share = np.mean([T5.mask(300, random) for _ in range(2000)], axis=0)[20:-20]
@@ -77,6 +79,6 @@ def test_raw_length_is_the_largest_that_fits_both(noise: SpanCorruption, encoder
     assert noise.raw_length(encoder, decoder) == max(fitting, default=0)
 
 
-def test_nothing_fits_two_tokens() -> None:
+def test_sequences_of_two_tokens_are_too_short_for_a_sample() -> None:
     assert T5.raw_length(2, 2) == 0
     assert T5.raw_length(3, 3) == 2

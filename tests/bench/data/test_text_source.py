@@ -60,14 +60,16 @@ def test_packed_text_has_no_encoder_padding_and_no_mask(make_spec: MakeSpec, fil
         assert batch.padding["decoder"] == int((batch.tensors["labels"] == -100).sum()) == 2 * (32 - 14)
 
 
-def test_packed_text_is_masked_where_the_decoder_limits_it(make_spec: MakeSpec, files: list[str]) -> None:
+def test_packed_text_has_encoder_padding_when_the_decoder_limits_its_length(
+    make_spec: MakeSpec, files: list[str]
+) -> None:
     spec = make_spec("text", {"files": files}, sequence={"encoder": 64, "decoder": 8})
     batch = batches(spec, 1)[0]
     assert batch.padding["decoder"] == 0
     assert batch.padding["encoder"] == int((batch.tensors["attention_mask"] == 0).sum()) > 0
 
 
-def test_unpacked_text_is_one_document_per_sample(make_spec: MakeSpec, files: list[str]) -> None:
+def test_unpacked_text_has_one_document_per_sample(make_spec: MakeSpec, files: list[str]) -> None:
     spec = make_spec("text", {"files": files, "sample_by": "line", "packing": False}, batch={"micro": 20})
     batch = batches(spec, 1)[0]
     texts = sorted(raw(batch))
@@ -86,7 +88,7 @@ def test_every_epoch_has_its_own_order_and_noise(make_spec: MakeSpec, files: lis
     assert longest[0] != longest[1]
 
 
-def test_seed_and_index_decide_a_sample(make_spec: MakeSpec, files: list[str]) -> None:
+def test_samples_depend_on_seed_and_index_and_not_on_ranks(make_spec: MakeSpec, files: list[str]) -> None:
     options = {"files": files}
     alone = batches(make_spec("text", options, batch={"micro": 4}), 1)[0]
     assert equal(alone, batches(make_spec("text", options, batch={"micro": 4}), 1)[0])
@@ -96,7 +98,7 @@ def test_seed_and_index_decide_a_sample(make_spec: MakeSpec, files: list[str]) -
 
 
 @pytest.mark.processes
-def test_workers_change_no_text(make_spec: MakeSpec, files: list[str]) -> None:
+def test_text_micro_batches_do_not_depend_on_the_number_of_workers(make_spec: MakeSpec, files: list[str]) -> None:
     options = {"files": files, "sample_by": "line", "packing": False}
     alone, shared = (batches(make_spec("text", options, workers=workers), 12) for workers in (0, 2))
     assert all(equal(one, other) for one, other in zip(alone, shared, strict=True))
@@ -112,7 +114,7 @@ def save_tokenizer(folder: Path, words: dict[str, int], **special: str) -> str:
     return str(folder / "tokenizer")
 
 
-def test_a_tokenizer_of_ones_own(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_custom_tokenizer_is_used_and_its_vocabulary_checked(make_spec: MakeSpec, tmp_path: Path) -> None:
     sentinels = [f"<extra_id_{n}>" for n in range(9, -1, -1)]  # T5's order: <extra_id_0> is the last word
     words = WORDS | {name: len(WORDS) + n for n, name in enumerate(sentinels)}
     tokenizer = save_tokenizer(tmp_path, words, eos_token="</s>")
@@ -127,7 +129,7 @@ def test_a_tokenizer_of_ones_own(make_spec: MakeSpec, tmp_path: Path) -> None:
         batches(make_spec("text", options, vocab=20), 1)
 
 
-def test_a_tokenizer_without_sentinels_gets_them_behind_its_vocabulary(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_sentinels_are_appended_to_a_tokenizer_without_sentinels(make_spec: MakeSpec, tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path, WORDS, eos_token="</s>")
     (tmp_path / "text.txt").write_text("a b c d e f g h " * 40)
     options = {"files": [str(tmp_path / "text.txt")], "tokenizer": tokenizer}
@@ -140,7 +142,7 @@ def test_a_tokenizer_without_sentinels_gets_them_behind_its_vocabulary(make_spec
         batches(make_spec("text", options | {"sentinels": "append"}, vocab=20), 1)
 
 
-def test_a_tokenizer_without_an_end_is_refused_with_what_mends_it(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_tokenizer_without_eos_is_refused_with_a_remedy(make_spec: MakeSpec, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b c d e f g h " * 40)
     options = {"files": [str(tmp_path / "text.txt")], "tokenizer": save_tokenizer(tmp_path, WORDS)}
     with pytest.raises(UserError, match=r"has no EOS; set its `eos_token="):
@@ -164,7 +166,7 @@ def refusal(options: dict[str, Any], spec: RunSpec) -> str:
     return str(error.value)
 
 
-def test_refusals_say_value_rule_and_remedy(make_spec: MakeSpec, files: list[str]) -> None:
+def test_refusals_have_value_rule_and_remedy(make_spec: MakeSpec, files: list[str]) -> None:
     spec = make_spec("text")
     data.load("text").check(data.load("text").Options(files=files), spec)
     both = refusal({"files": files, "hub": "c4"}, spec)
@@ -176,7 +178,7 @@ def test_refusals_say_value_rule_and_remedy(make_spec: MakeSpec, files: list[str
     assert short.startswith("sequence.encoder=2 sequence.decoder=9: ")
 
 
-def test_the_remedy_for_too_many_spans_is_one(make_spec: MakeSpec) -> None:
+def test_suggested_mean_span_length_is_accepted(make_spec: MakeSpec) -> None:
     spec = make_spec("text", sequence={"encoder": 4096, "decoder": 1024})
     message = refusal({}, spec)
     assert message.startswith("data.mean_span_length=3.0: a sample needs 227 sentinels, tokenizer byt5 has 125; ")
@@ -191,7 +193,7 @@ def test_text_too_short_for_one_sample_is_refused(make_spec: MakeSpec, tmp_path:
 
 
 @pytest.mark.processes
-def test_checking_imports_nothing_heavy() -> None:
+def test_options_of_sources_load_without_heavy_imports() -> None:
     code = (
         "import sys; from bench import data\n"
         "for name in ('synthetic', 'text', 'mixture'): data.load(name).Options()\n"
@@ -200,7 +202,7 @@ def test_checking_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_the_yaml_states_every_option_with_its_default() -> None:
+def test_yaml_of_each_source_has_every_option_with_its_default() -> None:
     yaml = pytest.importorskip("yaml")
     from bench.core.spec import DataSpec
 
