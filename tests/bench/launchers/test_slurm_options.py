@@ -20,7 +20,7 @@ CONF = compose.find_conf_folder() / "launcher"
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("launcher.gpus='--gres=gpu:4'", "launcher.gpus=--gres=gpu:4: asks for the same number of GPUs"),
         ("launcher.gpus='gpu:{devices}'", "launcher.gpus=gpu:{devices}: is no option of sbatch"),
@@ -58,10 +58,10 @@ CONF = compose.find_conf_folder() / "launcher"
         ),
     ],
 )
-def test_invalid_option_is_refused_in_one_line(override: str, told: str) -> None:
+def test_invalid_option_is_refused_in_one_line(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         options("slurm", *override.split(" "))
-    assert told in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rendezvous_host_of_several_nodes_must_name_the_first_node() -> None:
@@ -84,7 +84,7 @@ REFUSED = (
     "tomorow", "monday", "now+1h", "+2hours", "20", "20h", "8:5", "25:00", "13:00pm", "13/1", "31.12.30", "2030-13-01",
     "2030-1-2",
 )  # fmt: skip
-"""Values of `sbatch --begin` as sbatch 22.05 judged them; the test below asks the sbatch of this machine."""
+"""Values of `sbatch --begin` that sbatch 22.05 refuses. A test below compares both lists with the installed sbatch."""
 
 
 def begin(value: str) -> str:
@@ -97,40 +97,38 @@ def begin(value: str) -> str:
 
 
 @pytest.mark.parametrize("value", ACCEPTED)
-def test_a_begin_that_sbatch_accepts_is_accepted(value: str) -> None:
+def test_begin_time_accepted_by_sbatch_is_accepted(value: str) -> None:
     assert begin(value) == ""
 
 
 @pytest.mark.parametrize("value", REFUSED)
-def test_a_begin_that_sbatch_refuses_is_refused_before_anything_is_submitted(value: str) -> None:
+def test_begin_time_refused_by_sbatch_is_refused_before_submission(value: str) -> None:
     remedy = "did you mean tomorrow?" if value == "tomorow" else ""
     assert begin(value).startswith(f"launcher.begin={value}: is no time that sbatch --begin accepts; {remedy}")
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("sbatch"), reason="needs sbatch")
-def test_the_sbatch_of_this_machine_judges_a_begin_alike(tmp_path: Path) -> None:
+def test_installed_sbatch_accepts_and_refuses_the_same_begin_times(tmp_path: Path) -> None:
     """sbatch reads its options in order and stops at the first wrong option, before it contacts a controller."""
     (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=2\n")
     variables = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
 
     def refuses(value: str) -> bool:
         words = ["sbatch", "--test-only", f"--begin={value}", "--time-min=wrong", "--wrap=true"]
-        told = subprocess.run(words, env=variables, capture_output=True, text=True, check=False).stderr
-        assert "Invalid --begin" in told or "Invalid --time-min" in told, told
-        return "Invalid --begin" in told
+        stderr = subprocess.run(words, env=variables, capture_output=True, text=True, check=False).stderr
+        assert "Invalid --begin" in stderr or "Invalid --time-min" in stderr, stderr
+        return "Invalid --begin" in stderr
 
     assert [value for value in REFUSED if not refuses(value)] == []
     assert [value for value in ACCEPTED if refuses(value)] == []
 
 
-def test_an_option_of_the_command_is_named_as_it_was_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_message_has_the_command_line_option_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "launcher=slurm", "devices_per_node=1", "--results", str(tmp_path)]
     assert main([*words, "--begin", "tomorow"]) == 2
-    told = "--begin tomorow: is no time that sbatch --begin accepts; did you mean tomorrow?"
-    assert capsys.readouterr().err.splitlines()[-1] == f"zeroscale: {told}"
+    message = "--begin tomorow: is no time that sbatch --begin accepts; did you mean tomorrow?"
+    assert capsys.readouterr().err.splitlines()[-1] == f"zeroscale: {message}"
     assert not list(tmp_path.iterdir())
 
 
@@ -151,7 +149,7 @@ def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["sweep"], "devices_per_node: launcher=mine starts on other machines"),
         (["sweep", "machine=h200", "devices_per_node=8"], "machine=h200: has GPUs, and a job of launcher=mine would"),
@@ -159,17 +157,17 @@ def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
         (["rehearse", "devices_per_node=1"], "launcher=mine: a rehearsal runs on this machine"),
     ],
 )
-def test_a_message_names_the_site_file_and_not_the_launcher_behind_it(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_message_has_the_name_of_the_site_file_and_not_of_its_base_launcher(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "launcher").mkdir()
     (tmp_path / "launcher" / "mine.yaml").write_text("defaults: [slurm, _self_]\n")
     assert main([*words, "model=tiny", "launcher=mine", "--config-dir", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"zeroscale: {told}") and "launcher=slurm" not in error
+    assert error.startswith(f"zeroscale: {message}") and "launcher=slurm" not in error
 
 
-def test_an_option_of_a_queue_names_the_site_file_without_one(
+def test_queue_option_without_a_queue_is_refused_with_the_name_of_the_site_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "launcher").mkdir()
@@ -214,19 +212,19 @@ def test_malformed_overrides_are_refused_in_one_line() -> None:
 
 def test_default_file_has_every_option_with_a_comment() -> None:
     path = CONF / "slurm.yaml"
-    told = yaml.safe_load(path.read_text())
-    assert told.pop("name") == "slurm"
-    assert set(told) == set(Options.model_fields)
-    assert Options.model_validate(told) == Options()
+    values = yaml.safe_load(path.read_text())
+    assert values.pop("name") == "slurm"
+    assert set(values) == set(Options.model_fields)
+    assert Options.model_validate(values) == Options()
     lines = [line for line in path.read_text().splitlines() if re.match(r"[a-z_]+:", line)]
-    assert all("#" in line for line in lines if line.partition(":")[0] in told and not line.endswith(":"))
+    assert all("#" in line for line in lines if line.partition(":")[0] in values and not line.endswith(":"))
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("slurm_*.yaml")), ids=lambda path: path.stem)
 def test_site_file_has_only_options_that_differ_from_the_defaults(path: Path) -> None:
-    told, defaults = yaml.safe_load(path.read_text()), Options().model_dump(mode="json")
-    assert told.pop("defaults") == ["slurm", "_self_"]
-    assert told.keys() <= defaults.keys() and not [key for key in told if told[key] == defaults[key]]
+    values, defaults = yaml.safe_load(path.read_text()), Options().model_dump(mode="json")
+    assert values.pop("defaults") == ["slurm", "_self_"]
+    assert values.keys() <= defaults.keys() and not [key for key in values if values[key] == defaults[key]]
 
 
 def test_options_survive_a_round_trip_through_json() -> None:
