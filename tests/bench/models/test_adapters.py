@@ -82,7 +82,7 @@ def peft_of(model: Any, targets: list[str]) -> nn.Module:
 
 @pytest.mark.parametrize("targets", [["qkv_proj"], []], ids=["attention", "all"])
 @pytest.mark.parametrize("chunk", [None, 7])
-def test_gpt2_is_that_of_peft(targets: list[str], chunk: int | None) -> None:
+def test_gpt2_with_adapters_has_the_loss_and_gradients_of_peft(targets: list[str], chunk: int | None) -> None:
     """An adapter on transformers' c_attn is one on the fused matrix here: the rank is that of all three together."""
     theirs = test_gpt.theirs_of("gpt2")
     spec = test_gpt.spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump(), {"loss_chunk_tokens": chunk})
@@ -94,7 +94,7 @@ def test_gpt2_is_that_of_peft(targets: list[str], chunk: int | None) -> None:
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], []], ids=["attention", "all"])
-def test_llama_is_that_of_peft(targets: list[str]) -> None:
+def test_llama_with_adapters_has_the_loss_and_gradients_of_peft(targets: list[str]) -> None:
     theirs = test_gpt.theirs_of("llama")
     spec = test_gpt.spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump(), activation_checkpointing=True)
     ours = build_gpt(spec)
@@ -105,7 +105,7 @@ def test_llama_is_that_of_peft(targets: list[str]) -> None:
 
 
 @pytest.mark.parametrize("targets", [["q", "wo"], []], ids=["two", "all"])
-def test_t5_is_that_of_peft(targets: list[str]) -> None:
+def test_t5_with_adapters_has_the_loss_and_gradients_of_peft(targets: list[str]) -> None:
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     ours, theirs = test_t5.initialised(spec), build_t5(spec)
     theirs.load_state_dict(ours.state_dict())
@@ -113,7 +113,7 @@ def test_t5_is_that_of_peft(targets: list[str]) -> None:
     check_equal(ours, peft_of(theirs, targets or ["q", "k", "v", "o", "wi_0", "wi_1", "wo"]), test_t5.loss_of)
 
 
-def test_initial_weights_are_uniform_as_in_peft_and_belong_to_the_name() -> None:
+def test_initial_adapter_weights_have_pefts_distribution_and_depend_on_the_name() -> None:
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     one, other = (put(test_t5.initialised(spec), spec, **LORA, targets=targets) for targets in (["q", "v"], ["q"]))
     ours = {name: weights for name, *weights in list_adapters(one)}
@@ -133,7 +133,7 @@ def test_initial_weights_are_uniform_as_in_peft_and_belong_to_the_name() -> None
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_nf4_matrix_is_its_dequantised_one(dtype: torch.dtype, double: bool) -> None:
+def test_nf4_matrix_computes_the_same_as_its_dequantised_weights(dtype: torch.dtype, double: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(256, 1024, dtype=dtype)
     packed: Any = _pack(plain, AdapterSpec(**NF4, double_quantization=double))
@@ -152,7 +152,9 @@ def test_an_nf4_matrix_is_its_dequantised_one(dtype: torch.dtype, double: bool) 
 
 
 @pytest.mark.parametrize(("form", "kind", "distance"), [("nf4", Linear4bit, 0.1), ("int8", Linear8bitLt, 0.01)])
-def test_a_quantised_t5_keeps_wo(form: str, kind: type[nn.Module], distance: float) -> None:
+def test_quantised_t5_keeps_wo_head_and_embedding_unquantised(
+    form: str, kind: type[nn.Module], distance: float
+) -> None:
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     plain, packed = test_t5.initialised(spec), test_t5.initialised(spec)
     before = {name: layer.weight.shape for name, layer in list_matrices(plain).items() if isinstance(layer, nn.Linear)}
@@ -165,7 +167,7 @@ def test_a_quantised_t5_keeps_wo(form: str, kind: type[nn.Module], distance: flo
     assert test_t5.loss_of(packed).item() == pytest.approx(test_t5.loss_of(plain).item(), rel=distance)
 
 
-def test_a_t5_with_wo_in_bytes_would_compute_something_else() -> None:
+def test_t5_with_quantised_wo_has_a_wrong_loss() -> None:
     """T5 converts its activations to the dtype of `wo`. The test shows why `wo` is not quantised."""
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     expected = test_t5.loss_of(test_t5.initialised(spec)).item()
@@ -179,7 +181,7 @@ def test_a_t5_with_wo_in_bytes_would_compute_something_else() -> None:
     assert test_t5.loss_of(in_bytes).item() != pytest.approx(expected, rel=0.1)
 
 
-def test_the_matrices_of_transformers_gpt2_are_quantised_too() -> None:
+def test_conv1d_matrices_of_transformers_gpt2_are_quantised() -> None:
     """They are Conv1D modules, with transposed weights."""
     theirs, plain = test_gpt.theirs_of("gpt2"), test_gpt.theirs_of("gpt2")
     spec = test_gpt.spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump())
@@ -191,7 +193,7 @@ def test_the_matrices_of_transformers_gpt2_are_quantised_too() -> None:
 # ---------------------------------------------------------------------------------- frozen parts, refusals
 
 
-def test_a_pattern_freezes_the_parameters_that_it_finds() -> None:
+def test_pattern_freezes_the_matching_parameters() -> None:
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     module = put(test_t5.initialised(spec), spec, frozen=r"^encoder\.|layer_norm")
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
@@ -206,7 +208,7 @@ def test_a_pattern_freezes_the_parameters_that_it_finds() -> None:
     ({"frozen": ""}, None),
     ({"frozen": "weight"}, "finds every parameter, so nothing would be trained"),
 ])  # fmt: skip
-def test_adapters_of_nothing_and_of_everything_are_refused(adapter: dict[str, Any], message: str | None) -> None:
+def test_adapter_matching_no_parameter_or_freezing_all_is_refused(adapter: dict[str, Any], message: str | None) -> None:
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     module = test_t5.initialised(spec)
     if message is None:
@@ -219,7 +221,7 @@ def test_adapters_of_nothing_and_of_everything_are_refused(adapter: dict[str, An
 
 
 @pytest.mark.parametrize(("library", "adapter"), [("peft", LORA), ("bitsandbytes", NF4)])
-def test_a_missing_library_is_named_with_the_extra(
+def test_missing_adapter_library_is_refused_with_the_pip_extra(
     library: str, adapter: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
@@ -235,12 +237,12 @@ def test_a_missing_library_is_named_with_the_extra(
     (LORA | {"double_quantization": True}, "only nf4 has scales"),
     (LORA | {"frozen": "^encoder"}, "freezes all other weights"),
 ])  # fmt: skip
-def test_values_that_contradict_each_other_are_refused(adapter: dict[str, Any], message: str) -> None:
+def test_contradictory_adapter_values_are_refused(adapter: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdapterSpec.model_validate(adapter)
 
 
-def test_int8_has_no_double_quantization() -> None:
+def test_double_quantization_is_ignored_for_int8() -> None:
     assert AdapterSpec(**LORA, quantization="int8", double_quantization=True) == AdapterSpec(
         **LORA, quantization="int8"
     )

@@ -28,7 +28,7 @@ ADDED = ((models, "decoder"), (objectives, "continuation"), (data, "counting"))
 
 
 @pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def plugins_importable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make the example plug-ins importable."""
     root = tmp_path_factory.mktemp("pages")
     write(root, "family", "objective", "data")
@@ -46,7 +46,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def gpt(inside: None) -> Any:
+def gpt(plugins_importable: None) -> Any:
     """Builder of the example family."""
     return importlib.import_module("bench.models.decoder.build")
 
@@ -66,7 +66,7 @@ def loss_of(model: Any) -> torch.Tensor:
     return found
 
 
-def test_the_described_parameters_are_those_that_are_built_and_those_that_gpt2_has(gpt: Any) -> None:
+def test_described_parameters_of_the_example_family_equal_built_and_published_numbers(gpt: Any) -> None:
     spec = small()
     described = models.build_network(spec.model)
     assert described and count_parameters(described) == sum(p.numel() for p in gpt.build(spec).parameters())
@@ -75,7 +75,7 @@ def test_the_described_parameters_are_those_that_are_built_and_those_that_gpt2_h
     assert published and count_parameters(published) == 124_439_808
 
 
-def test_it_computes_what_transformers_gpt2_does(gpt: Any) -> None:
+def test_example_family_has_the_loss_of_transformers_gpt2(gpt: Any) -> None:
     ours = gpt.build(small())
     config = GPT2Config(
         n_embd=48, n_layer=3, n_head=4, vocab_size=96, n_positions=64, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
@@ -87,7 +87,7 @@ def test_it_computes_what_transformers_gpt2_does(gpt: Any) -> None:
     assert loss_of(ours).item() == pytest.approx(loss_of(theirs).item(), rel=1e-6)
 
 
-def test_its_evaluation_drops_nothing_and_draws_nothing(gpt: Any) -> None:
+def test_evaluation_of_the_example_family_has_no_dropout_and_draws_no_random_numbers(gpt: Any) -> None:
     dropping, whole = (
         gpt.build(small(model={"name": "small", "family": "decoder", "shape": SIZES, "dropout": p})) for p in (0.5, 0.0)
     )
@@ -102,7 +102,7 @@ def test_its_evaluation_drops_nothing_and_draws_nothing(gpt: Any) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing: bool) -> None:
+def test_described_flops_of_the_example_family_equal_the_count_of_torch(gpt: Any, checkpointing: bool) -> None:
     """Model FLOPs equal those that torch counts, with eager attention. A fused kernel recomputes its scores in
     backward, which model FLOPs exclude, and torch does not count the CPU's kernel at all."""
     spec = small(activation_checkpointing=checkpointing)
@@ -118,7 +118,7 @@ def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
+def test_described_activation_bytes_equal_the_tensors_saved_by_autograd(
     gpt: Any, precision: str, dropout: float, checkpointing: bool
 ) -> None:
     model = {"name": "small", "family": "decoder", "shape": SIZES, "dropout": dropout}
@@ -135,8 +135,8 @@ def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
     assert kept_by_autograd(built, lambda: loss_of(built)) == saved + divisor
 
 
-@pytest.mark.usefixtures("inside")
-def test_an_objective_hides_what_it_says_and_a_source_counts() -> None:
+@pytest.mark.usefixtures("plugins_importable")
+def test_example_objective_masks_labels_and_example_source_counts() -> None:
     source = {"name": "counting", "source": "counting", "options": {"step": 3}}
     spec = small(objective="continuation", data=source, sequence={"tokens": 9}, devices_per_node=2)
     batches = [next(data.load("counting").micro_batches(spec, rank)) for rank in (0, 1)]

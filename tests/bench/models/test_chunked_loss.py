@@ -28,7 +28,7 @@ def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 100], ids="{} rows".format)
-def test_loss_and_gradients_are_torchs_own_also_where_labels_are_ignored(rows: int) -> None:
+def test_chunked_loss_and_gradients_equal_torchs_with_ignored_labels(rows: int) -> None:
     torch.manual_seed(0)
     head, chunked = head_of(vocabulary=50, width=8, rows=rows)
     states, labels = torch.randn(3, 4, 8, requires_grad=True), torch.randint(50, (3, 4))
@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_torchs_own_also_where_labels_are_ignored(rows: i
         torch.testing.assert_close(ours, theirs)
 
 
-def test_in_bf16_it_is_no_further_from_the_truth_than_torchs_own() -> None:
+def test_error_of_the_chunked_loss_in_bf16_is_no_larger_than_torchs() -> None:
     torch.manual_seed(0)
     states, labels = torch.randn(64, 32), torch.randint(1000, (64,))
     weight = torch.randn(1000, 32) / 4
@@ -57,7 +57,7 @@ def test_in_bf16_it_is_no_further_from_the_truth_than_torchs_own() -> None:
         assert (ours - exact).norm() <= 1.2 * (theirs - exact).norm() + 1e-3 * exact.norm()
 
 
-def test_backward_runs_once() -> None:
+def test_second_backward_of_a_chunked_loss_is_refused() -> None:
     _, chunked = head_of(10, 4, 2)
     loss = chunked(torch.randn(3, 4, requires_grad=True), torch.tensor([1, 2, 3]))
     loss.backward(retain_graph=True)
@@ -66,7 +66,7 @@ def test_backward_runs_once() -> None:
 
 
 @pytest.mark.parametrize("separate_head", [True, False], ids=["own head", "tied head"])
-def test_a_t5_learns_the_same_with_it(separate_head: bool) -> None:
+def test_t5_has_the_same_gradients_with_a_chunked_loss(separate_head: bool) -> None:
     shape = SMALL | {"separate_head": separate_head}
     plain, chunked = (initialised(spec_of(shape, {"loss_chunk_tokens": rows})) for rows in (None, 3))
     tokens = torch.arange(24).reshape(2, 12) % 96
@@ -81,14 +81,14 @@ def test_a_t5_learns_the_same_with_it(separate_head: bool) -> None:
         torch.testing.assert_close(grown[name].grad, parameter.grad, msg=name)
 
 
-def test_nothing_is_computed_twice() -> None:
+def test_chunked_loss_adds_no_flops() -> None:
     module = build(spec_of(SMALL, {"loss_chunk_tokens": 2}), torch.device("meta"))
     assert counted_flops(module, 12, 7) == compute_training_flops(
         t5.stacks(t5.Shape.model_validate(SMALL)), {"encoder": 12, "decoder": 7}
     )
 
 
-def test_logits_never_live_at_once() -> None:
+def test_chunked_loss_never_holds_all_logits_in_memory() -> None:
     """In fp32, the logits of 4,096 tokens with a vocabulary of 8,192 take 134 MB. Those of a chunk of 256 tokens take 8
     MB."""
     memory.install_counter(CPU)
@@ -112,7 +112,7 @@ def test_logits_never_live_at_once() -> None:
     assert peak(lambda: chunked(states, labels)) <= 3 * logits / 16 + 2 * small
 
 
-def test_it_is_part_of_what_is_measured_and_renames_nothing_that_was() -> None:
+def test_chunked_loss_changes_the_config_id_and_specs_without_it_omit_the_field() -> None:
     plain, chunked = spec_of(SMALL), spec_of(SMALL, {"loss_chunk_tokens": 512})
     assert "loss_chunk_tokens" not in canonical(plain)
     assert config_id(plain) != config_id(chunked)
@@ -120,7 +120,7 @@ def test_it_is_part_of_what_is_measured_and_renames_nothing_that_was() -> None:
         spec_of(SMALL, {"loss_chunk_tokens": 512}, precision="fp16")
 
 
-def test_compiled_blocks_compute_the_same_under_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_have_the_same_losses_gradients_and_parameter_names(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_module = torch.nn.Module.compile  # torch's default backend would take a minute here
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_module(self, backend="eager"))
     shape = SMALL | {"encoder_layers": 1, "decoder_layers": 1}

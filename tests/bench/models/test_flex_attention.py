@@ -13,16 +13,16 @@ pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture
-def forgotten() -> Iterator[None]:
+def clear_compiled_code() -> Iterator[None]:
     """Clear torch's compiled code. Otherwise a later test would count its fake tensors."""
     yield
     torch._dynamo.reset()
 
 
 @pytest.mark.processes  # runs a C++ compiler
-@pytest.mark.usefixtures("forgotten")
+@pytest.mark.usefixtures("clear_compiled_code")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_every_sample_of_a_batch_gets_the_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_adds_the_position_bias_to_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch has three samples. With transformers' own flex attention, the second sample raises an IndexError on a
     CPU, and reads beyond the bias on a GPU."""
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)

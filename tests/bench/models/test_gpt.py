@@ -84,7 +84,7 @@ def loss_of(model: Any, samples: int = 3, **more: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
+def test_preset_has_its_stated_parameters_and_the_flops_counted_by_torch(name: str) -> None:
     """FLOPs are compared for two layers with eager attention. A fused kernel recomputes its scores in backward, which
     model FLOPs exclude."""
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
@@ -102,13 +102,13 @@ def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts
     assert model["name"] == name and model["source"] and model["dropout"] == 0.0
 
 
-def test_presets_have_the_parameters_that_were_published() -> None:
+def test_presets_have_the_published_numbers_of_parameters() -> None:
     counts = {name: yaml.safe_load((CONF / f"{name}.yaml").read_text())["parameters"] for name in PRESETS}
     assert {name: counts[name] for name in PUBLISHED} == PUBLISHED
     assert {name: counts[name] for name in NAMED} == {name: pytest.approx(n, rel=0.02) for name, n in NAMED.items()}
 
 
-def test_the_175b_of_frontier_is_the_one_of_its_log() -> None:
+def test_gpt_175b_has_the_number_of_parameters_in_frontiers_log() -> None:
     """TOTAL_PARAMS in the log is the sum over 16 stages of four tensor-parallel ranks. Each of these ranks holds norms,
     positions and the biases after a sum whole. Both the first and the last stage hold the embedding."""
     shape = gpt.Shape.model_validate(yaml.safe_load((CONF / "gpt_175b.yaml").read_text())["shape"])
@@ -120,7 +120,7 @@ def test_the_175b_of_frontier_is_the_one_of_its_log() -> None:
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_evaluation_drops_nothing_and_draws_nothing(kind: str, attention: str, checkpointing: bool) -> None:
+def test_evaluation_has_no_dropout_and_draws_no_random_numbers(kind: str, attention: str, checkpointing: bool) -> None:
     """In evaluation mode, the loss equals that of the same weights without dropout. The next training step draws the
     same random numbers as without the evaluation."""
     dropping, whole = (
@@ -162,7 +162,7 @@ def take_weights(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "llama3"])
-def test_it_computes_what_transformers_does(kind: str, attention: str) -> None:
+def test_logits_and_loss_equal_those_of_transformers(kind: str, attention: str) -> None:
     rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     more = {"rope_parameters": {**rope, "original_max_position_embeddings": 16}} if kind == "llama3" else {}
     theirs = theirs_of(kind, attn_implementation=attention, **more)
@@ -179,7 +179,7 @@ def test_it_computes_what_transformers_does(kind: str, attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_documents_of_a_sample_see_themselves_alone_as_in_transformers(kind: str, attention: str) -> None:
+def test_attention_does_not_cross_documents_of_a_sample_as_in_transformers(kind: str, attention: str) -> None:
     theirs = theirs_of(kind, attn_implementation=attention)
     ours: Any = build(spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump(), {"attention": attention}))
     take_weights(ours, theirs)
@@ -193,7 +193,7 @@ def test_documents_of_a_sample_see_themselves_alone_as_in_transformers(kind: str
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_config_of_transformers_is_read_and_a_scaling_with_it(kind: str) -> None:
+def test_transformers_config_is_read_with_its_rotary_scaling(kind: str) -> None:
     plain = {"model_type": kind, **SMALL_CONFIGS[kind]}
     assert gpt.from_hugging_face(plain) == gpt.Shape.model_validate(SHAPES[kind])
     assert models.find_family(plain) == "gpt"
@@ -210,7 +210,7 @@ def test_a_config_of_transformers_is_read_and_a_scaling_with_it(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_the_described_modules_hold_the_parameters_that_are_built_in_their_order(kind: str) -> None:
+def test_described_modules_have_the_built_parameters_in_the_same_order(kind: str) -> None:
     spec = spec_of(SHAPES[kind])
     described = models.build_network(spec.model)
     assert described
@@ -224,7 +224,7 @@ def test_the_described_modules_hold_the_parameters_that_are_built_in_their_order
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_flops_are_those_that_torch_counts(kind: str, dropout: float, checkpointing: bool) -> None:
+def test_flops_equal_the_count_of_torch(kind: str, dropout: float, checkpointing: bool) -> None:
     spec = spec_of(SHAPES[kind], {"attention": "eager", "dropout": dropout}, activation_checkpointing=checkpointing)
     described = models.build_network(spec.model)
     assert described
@@ -242,7 +242,7 @@ def test_flops_are_those_that_torch_counts(kind: str, dropout: float, checkpoint
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_activations_are_to_the_byte_what_autograd_keeps(
+def test_activation_bytes_equal_the_tensors_saved_by_autograd(
     kind: str, precision: str, attention: str, dropout: float, checkpointing: bool
 ) -> None:
     spec = spec_of(
@@ -267,7 +267,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_activations_of_samples_whose_documents_are_kept_apart_are_predicted_too(
+def test_activation_bytes_with_separate_documents_equal_the_tensors_saved_by_autograd(
     kind: str, checkpointing: bool, attention: str
 ) -> None:
     spec = spec_of(
@@ -287,7 +287,7 @@ def test_activations_of_samples_whose_documents_are_kept_apart_are_predicted_too
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_attentions_checkpointing_and_a_chunked_loss_give_the_same_gradients(kind: str) -> None:
+def test_attention_kernels_checkpointing_and_chunked_loss_have_the_same_gradients(kind: str) -> None:
     variants: list[tuple[dict[str, Any], bool]] = [
         ({"attention": "sdpa"}, False), ({"attention": "eager"}, False), ({"attention": "sdpa"}, True),
         ({"loss_chunk_tokens": 7}, False),
@@ -303,7 +303,7 @@ def test_attentions_checkpointing_and_a_chunked_loss_give_the_same_gradients(kin
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_every_parameter_has_the_spread_that_transformers_gives_it(kind: str) -> None:
+def test_initial_parameters_have_the_mean_and_deviation_of_transformers(kind: str) -> None:
     """Sizes are large enough to estimate standard deviations, which differ between parameters: GPT-2's residual
     matrices start with smaller values."""
     torch.manual_seed(0)
@@ -322,7 +322,7 @@ def test_every_parameter_has_the_spread_that_transformers_gives_it(kind: str) ->
         assert drawn[name].mean().item() == pytest.approx(parameter.mean().item(), abs=expected), name
 
 
-def test_weights_follow_from_seed_and_name_whatever_the_precision() -> None:
+def test_initial_weights_depend_on_seed_and_name_and_not_on_precision() -> None:
     exact, again, other = (initialised(spec_of(LLAMA, seed=seed)).state_dict() for seed in (3, 3, 4))
     assert all(torch.equal(exact[name], again[name]) for name in exact)
     assert not any(torch.equal(exact[name], other[name]) for name in exact if "norm" not in name)
@@ -335,7 +335,7 @@ def test_weights_follow_from_seed_and_name_whatever_the_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"heads": 5}, "heads=5 does not divide width=48"),
         ({"key_heads": 3}, "key_heads=3 does not divide heads=4"),
@@ -345,13 +345,13 @@ def test_weights_follow_from_seed_and_name_whatever_the_precision() -> None:
         ({"width": 0}, "width"),
     ],
 )
-def test_a_shape_that_cannot_be_built_is_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_impossible_shape_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         gpt.Shape.model_validate(GPT2 | change)
 
 
 @pytest.mark.parametrize(
-    ("plain", "told"),
+    ("plain", "message"),
     [
         ({"model_type": "opt"}, "model_type=opt: not of the family built here; give one of gpt2, llama"),
         ({"model_type": "gpt2", "n_embd": 8}, "gpt2 config: lacks n_layer, n_head, vocab_size"),
@@ -363,21 +363,21 @@ def test_a_shape_that_cannot_be_built_is_refused(change: dict[str, Any], told: s
         ),
     ],
 )
-def test_other_configs_are_refused_in_one_line(plain: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_unsupported_configs_are_refused_in_one_line(plain: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         gpt.from_hugging_face(plain)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("sequence.tokens=2048",), "sequence.tokens=2048: the model has 1024 positions; shorten it"),
         (("model.attention=flex", "machine=h100"), "model.attention=flex: family gpt has no position bias to add"),
     ],
 )
-def test_what_such_a_model_cannot_do_is_told(words: tuple[str, ...], told: str) -> None:
+def test_unsupported_requests_for_a_decoder_only_model_are_refused(words: tuple[str, ...], message: str) -> None:
     asked = compose.compose_request(
         compose.parse_single(["model=gpt2_tiny", "objective=causal_lm", "devices_per_node=1", *words])
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         compose.check(asked, "cuda")

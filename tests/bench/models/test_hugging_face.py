@@ -63,7 +63,7 @@ def built(asked: RunSpec) -> Any:
     return model
 
 
-def as_transformers_does(plain: dict[str, Any]) -> Any:
+def build_with_transformers(plain: dict[str, Any]) -> Any:
     kind = AutoModelForSeq2SeqLM if plain.get("is_encoder_decoder") else AutoModelForCausalLM
     torch.manual_seed(1)
     values = {name: value for name, value in plain.items() if name != "model_type"}
@@ -71,9 +71,9 @@ def as_transformers_does(plain: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_weights_are_distributed_as_transformers_draws_them(kind: str) -> None:
+def test_initial_weights_have_the_distribution_of_transformers(kind: str) -> None:
     model = built(spec(config(kind), model={"attention": "eager"}))
-    ours, theirs = (dict(one.named_parameters()) for one in (model, as_transformers_does(config(kind))))
+    ours, theirs = (dict(one.named_parameters()) for one in (model, build_with_transformers(config(kind))))
     assert {name: p.shape for name, p in ours.items()} == {name: p.shape for name, p in theirs.items()}
     for name, parameter in ours.items():
         own, other = parameter.detach(), theirs[name].detach()
@@ -81,19 +81,19 @@ def test_weights_are_distributed_as_transformers_draws_them(kind: str) -> None:
         if spread == 0:
             assert torch.equal(own, other), name
         else:  # within 5 standard errors of each estimate
-            doubt = 5 * (2 / other.numel()) ** 0.5
-            assert float(own.std()) == pytest.approx(spread, rel=doubt), name
-            assert float(own.mean()) == pytest.approx(float(other.mean()), abs=doubt * spread), name
+            tolerance = 5 * (2 / other.numel()) ** 0.5
+            assert float(own.std()) == pytest.approx(spread, rel=tolerance), name
+            assert float(own.mean()) == pytest.approx(float(other.mean()), abs=tolerance * spread), name
 
 
-def test_weights_follow_from_the_seed_alone() -> None:
+def test_initial_weights_depend_on_the_seed() -> None:
     one, same, another = (
         built(spec(config("gpt2"), seed=seed)).transformer.wte.weight.detach() for seed in (3, 3, 4)
     )  # fmt: skip
     assert torch.equal(one, same) and not torch.equal(one, another)
 
 
-def test_a_shared_weight_stays_shared_and_a_residual_projection_is_scaled() -> None:
+def test_tied_weight_stays_tied_and_residual_projection_is_scaled() -> None:
     """GPT-2's own standard deviations are 0.02, and 0.02 / √(2 × layers) for matrices whose output is added to the
     residual stream."""
     model = built(spec(config("gpt2")))
@@ -102,33 +102,33 @@ def test_a_shared_weight_stays_shared_and_a_residual_projection_is_scaled() -> N
     assert float(model.transformer.h[0].mlp.c_fc.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
 
 
-def test_dropout_is_the_specs_and_not_the_files() -> None:
+def test_dropout_comes_from_the_spec_and_not_from_the_config_file() -> None:
     plain = config("gpt2", resid_pdrop=0.3, embd_pdrop=0.3)
     assert {m.p for m in built(spec(plain)).modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
     half = built(spec(plain, model={"dropout": 0.5}))
     assert {m.p for m in half.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
 
 
-def test_what_says_nothing_of_the_network_is_no_part_of_its_identity() -> None:
+def test_config_fields_without_effect_on_the_network_are_ignored() -> None:
     plain = config("llama")
-    said = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "attention_dropout": 0.1, "_name": "x"}
-    assert from_hugging_face(plain | said) == from_hugging_face(plain)
+    ignored = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "attention_dropout": 0.1, "_name": "x"}
+    assert from_hugging_face(plain | ignored) == from_hugging_face(plain)
 
 
 @pytest.mark.parametrize(
-    ("plain", "told"),
+    ("plain", "message"),
     [
         ({"vocab_size": 8}, "config.json: lacks model_type"),
         ([], "config.json: lacks model_type and vocab_size"),
     ],
 )
-def test_a_file_that_is_no_language_models_is_refused(plain: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_config_of_no_language_model_is_refused(plain: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         from_hugging_face(plain)
 
 
 @pytest.mark.parametrize(
-    ("plain", "told"),
+    ("plain", "message"),
     [
         (config("gpt2") | {"model_type": "gpt20"}, "gpt20"),
         (config("gpt2", n_heads=4), "model_type=gpt2 has no n_heads in its config"),
@@ -136,13 +136,13 @@ def test_a_file_that_is_no_language_models_is_refused(plain: Any, told: str) -> 
         (config("bloom"), "no model.attention=sdpa for model_type=bloom; set it to eager"),
     ],
 )
-def test_what_transformers_cannot_build_is_refused(plain: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_config_that_transformers_cannot_build_is_refused(plain: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         build.build(spec(plain))
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"model": {"loss_chunk_tokens": 8}}, "model.loss_chunk_tokens=8: .* leave it out"),
         ({"model": {"compile": "blocks"}}, "model.compile=blocks: .* leave it out"),
@@ -151,19 +151,19 @@ def test_what_transformers_cannot_build_is_refused(plain: dict[str, Any], told: 
         ({"sequence": {"tokens": 65}}, "sequence.tokens=65: the model has 64 positions; give fewer tokens"),
     ],
 )
-def test_what_only_our_own_families_can_do_is_refused(fields: dict[str, Any], told: str) -> None:
+def test_options_of_our_own_families_are_refused_for_transformers_models(fields: dict[str, Any], message: str) -> None:
     asked = spec(config("gpt2"), **fields)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         check(from_hugging_face(config("gpt2")), asked)
 
 
-def test_nothing_is_predicted() -> None:
+def test_flops_of_transformers_models_are_not_predicted() -> None:
     with pytest.raises(NoPrediction):
         compute_flops_per_step(spec(config("gpt2")))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_counted_flops_are_those_of_a_hand_calculation(attention: str) -> None:
+def test_counted_flops_equal_a_calculation_by_hand(attention: str) -> None:
     """FLOPs of GPT-2 per token, by hand: 24 d² in each layer, 2 d × vocabulary in the head, and 4 d × tokens for
     attention. Backward takes twice as much. The embedding is a lookup, and its gradient is not a matrix product."""
     asked = spec(config("gpt2"), model={"attention": attention})
@@ -172,7 +172,7 @@ def test_counted_flops_are_those_of_a_hand_calculation(attention: str) -> None:
     assert count_flops(lambda: model(input_ids=tokens, labels=tokens).loss.backward()) == 3 * forward
 
 
-def test_counted_flops_are_those_of_the_closed_form() -> None:
+def test_counted_flops_equal_the_closed_form() -> None:
     """Counted FLOPs equal those of a family with described layers. The family is T5, whose first layer needs gradients
     of its weights but not of its input."""
     shape = {

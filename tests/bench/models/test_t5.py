@@ -64,7 +64,7 @@ def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
+def test_preset_has_its_stated_parameters_and_the_flops_counted_by_torch(name: str) -> None:
     """FLOPs are compared for two encoder layers and one decoder layer; further layers have the same FLOPs."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
@@ -84,7 +84,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_variants_have_the_parameters_that_were_printed(name: str) -> None:
+def test_variants_have_the_published_numbers_of_parameters(name: str) -> None:
     model = preset(name)
     assert float(f"{model['parameters']:.3g}") == PRINTED[name]
     assert name.startswith("flan") or model["shape"]["encoder_layers"] == 3 * model["shape"]["decoder_layers"]
@@ -95,12 +95,12 @@ def test_ul2_has_twenty_billion_parameters() -> None:
 
 
 @pytest.mark.parametrize("size", ["small", "base", "large", "xl", "xxl"])
-def test_flan_t5_is_t5_v1_1s_network(size: str) -> None:
+def test_flan_t5_has_the_shape_of_t5_v1_1(size: str) -> None:
     assert preset(f"flan_t5_{size}")["shape"] == preset(f"t5_v1_1_{size}")["shape"]
 
 
 @pytest.mark.parametrize("size", ["small", "base", "xl", "xxl"])
-def test_umt5_is_mt5_with_more_words_and_a_bias_in_every_layer(size: str) -> None:
+def test_umt5_is_mt5_with_a_larger_vocabulary_and_position_biases_in_every_layer(size: str) -> None:
     """umT5 has a table of position biases (32 × heads) in every layer. mT5 has one table in each of its two stacks."""
     ours, mt5 = preset(f"umt5_{size}"), preset(f"mt5_{size}")
     more = 2 * (256_384 - 250_112) * ours["shape"]["d_model"]
@@ -113,7 +113,7 @@ UMT5 = SMALL | {"bias_per_layer": True}
 
 @pytest.mark.parametrize("shape", [SMALL | {"encoder_layers": 6, "decoder_layers": 2}, UMT5], ids=["byt5", "umt5"])
 @pytest.mark.parametrize("chunk", [None, 5])
-def test_a_variant_loses_what_transformers_class_does(shape: dict[str, Any], chunk: int | None) -> None:
+def test_t5_variants_have_the_loss_of_transformers(shape: dict[str, Any], chunk: int | None) -> None:
     ours = initialised(spec_of(shape, {"loss_chunk_tokens": chunk}))
     sizes = {theirs: shape[name] for name, theirs in t5.shape.NAMES.items() if name in shape}
     config, kind = (UMT5Config, UMT5ForConditionalGeneration) if "bias_per_layer" in shape else (T5Config, None)
@@ -124,13 +124,13 @@ def test_a_variant_loses_what_transformers_class_does(shape: dict[str, Any], chu
     assert loss_of(ours).item() == pytest.approx(loss_of(theirs).item(), rel=1e-6)
 
 
-def test_a_config_of_umt5_is_read_with_its_biases_and_its_head() -> None:
+def test_umt5_config_is_read_with_its_biases_and_its_head() -> None:
     saved = UMT5Config(d_model=768, d_ff=2048, num_layers=12, num_heads=12, vocab_size=256384).to_dict()
     assert t5.from_hugging_face(saved) == t5.Shape.model_validate(preset("umt5_base")["shape"])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_checkpointed_umt5_has_the_gradients_of_a_plain_one(attention: str) -> None:
+def test_umt5_has_the_same_gradients_with_checkpointing(attention: str) -> None:
     modules = [initialised(spec_of(UMT5, {"attention": attention}, activation_checkpointing=c)) for c in (False, True)]
     losses = [loss_of(module) for module in modules]
     torch.stack(losses).sum().backward()
@@ -141,9 +141,9 @@ def test_checkpointed_umt5_has_the_gradients_of_a_plain_one(attention: str) -> N
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "hugging_face"])
-def test_a_preset_carries_its_file_name_a_source_and_no_dropout(name: str) -> None:
+def test_preset_has_its_file_name_a_source_and_no_dropout(name: str) -> None:
     model = preset(name)
-    family = None if name == "hugging_face" else "t5"  # what the config file's model_type says
+    family = None if name == "hugging_face" else "t5"  # null: read from model_type in the config file
     assert (model["name"], model["family"], model["attention"], model["dropout"]) == (name, family, "sdpa", 0.0)
     assert model["source"]
 
@@ -161,7 +161,9 @@ shapes = st.fixed_dictionaries(
 
 @settings(max_examples=15)
 @given(shapes, lengths, lengths)
-def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, Any], encoder: int, decoder: int) -> None:
+def test_closed_forms_of_parameters_and_flops_hold_for_random_shapes_and_lengths(
+    shape: dict[str, Any], encoder: int, decoder: int
+) -> None:
     network, spec = t5.stacks(t5.Shape.model_validate(shape)), spec_of(shape, activation_checkpointing=True)
     module = build(spec, torch.device("meta"))
     assert count_parameters(network) == sum(p.numel() for p in module.parameters())
@@ -171,7 +173,7 @@ def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, An
 
 
 @pytest.mark.parametrize(("dropout", "precision"), [(0.0, "bf16"), (0.0, "fp16"), (0.1, "bf16")])
-def test_recomputation_spares_the_last_matmul_only_where_nothing_behind_it_is_saved(
+def test_recomputed_flops_equal_the_count_of_torch_for_each_dropout_and_precision(
     dropout: float, precision: str
 ) -> None:
     network, sample = t5.stacks(t5.Shape.model_validate(SMALL)), {"encoder": 12, "decoder": 7}
@@ -184,7 +186,7 @@ def test_recomputation_spares_the_last_matmul_only_where_nothing_behind_it_is_sa
 # ---------------------------------------------------------------------------------------------------- build
 
 
-def test_a_separate_head_has_its_own_storage_and_stays_separate() -> None:
+def test_separate_head_has_its_own_storage_after_tie_weights() -> None:
     module = build(spec_of(SMALL))
     module.tie_weights()
     shared = module.shared.weight.data_ptr()
@@ -193,14 +195,14 @@ def test_a_separate_head_has_its_own_storage_and_stays_separate() -> None:
     assert module.config.scale_decoder_outputs is False
 
 
-def test_a_tied_head_is_the_embedding_and_its_input_is_scaled() -> None:
+def test_tied_head_is_the_embedding_and_its_input_is_scaled() -> None:
     module = build(spec_of(SMALL | {"separate_head": False}))
     assert module.lm_head.weight is module.shared.weight is module.encoder.embed_tokens.weight
     assert module.config.scale_decoder_outputs is True
     assert "lm_head.weight" not in dict(module.named_parameters())
 
 
-def test_sdpa_and_eager_attention_and_checkpointing_give_the_same_loss_and_gradients() -> None:
+def test_sdpa_eager_attention_and_checkpointing_have_the_same_loss_and_gradients() -> None:
     variants = [{"attention": "sdpa"}, {"attention": "eager"}]
     specs = [spec_of(SMALL, v, activation_checkpointing=c) for v in variants for c in (False, True)]
     modules = [initialised(spec) for spec in specs]
@@ -214,7 +216,7 @@ def test_sdpa_and_eager_attention_and_checkpointing_give_the_same_loss_and_gradi
             torch.testing.assert_close(parameter.grad, first[name].grad, rtol=1e-3, atol=1e-5)
 
 
-def test_checkpointing_keeps_less_for_backward() -> None:
+def test_checkpointing_saves_fewer_elements_for_backward() -> None:
     def kept(checkpointing: bool) -> int:
         elements: list[int] = []
 
@@ -233,20 +235,20 @@ def test_checkpointing_keeps_less_for_backward() -> None:
 # ----------------------------------------------------------------------------------------------- initialise
 
 
-def test_two_builds_of_one_spec_have_the_same_weights_and_another_seed_has_others() -> None:
+def test_initial_weights_of_a_spec_are_reproducible_and_depend_on_the_seed() -> None:
     first, again, other = (initialised(spec_of(SMALL, seed=seed)).state_dict() for seed in (3, 3, 4))
     assert all(torch.equal(first[name], again[name]) for name in first)
     drawn = [name for name in first if "norm" not in name]
     assert not any(torch.equal(first[name], other[name]) for name in drawn)
 
 
-def test_no_two_parameters_are_drawn_alike() -> None:
+def test_parameters_of_equal_shape_have_different_initial_weights() -> None:
     block = initialised(spec_of(SMALL)).encoder.block
     assert not torch.equal(block[0].layer[0].SelfAttention.k.weight, block[1].layer[0].SelfAttention.k.weight)
     assert not torch.equal(block[0].layer[0].SelfAttention.k.weight, block[0].layer[0].SelfAttention.v.weight)
 
 
-def test_bf16_weights_are_the_rounded_fp32_ones() -> None:
+def test_initial_bf16_weights_are_the_rounded_fp32_weights() -> None:
     spec = spec_of(SMALL)
     whole, rounded = initialised(spec), build(spec).to(torch.bfloat16)
     initialise(rounded, spec)
@@ -256,7 +258,7 @@ def test_bf16_weights_are_the_rounded_fp32_ones() -> None:
 
 @pytest.mark.parametrize("separate_head", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
-def test_every_parameter_has_the_spread_that_transformers_gives_it(gated: bool, separate_head: bool) -> None:
+def test_initial_parameters_have_the_mean_and_deviation_of_transformers(gated: bool, separate_head: bool) -> None:
     shape = SMALL | {"d_model": 128, "d_ff": 160, "gated": gated, "separate_head": separate_head}
     ours = initialised(spec_of(shape))
     torch.manual_seed(0)
@@ -268,7 +270,7 @@ def test_every_parameter_has_the_spread_that_transformers_gives_it(gated: bool, 
         assert parameter.mean().item() == pytest.approx(theirs[name].mean().item(), abs=6 * expected), name
 
 
-def test_a_parameter_without_a_rule_is_refused() -> None:
+def test_parameter_without_an_initialisation_rule_is_refused() -> None:
     spec = spec_of(SMALL)
     module = build(spec)
     module.adapter = torch.nn.Linear(2, 2)
@@ -276,7 +278,7 @@ def test_a_parameter_without_a_rule_is_refused() -> None:
         initialise(module, spec)
 
 
-def test_each_parameter_is_made_whole_before_it_is_set() -> None:
+def test_each_parameter_is_gathered_before_its_initialisation() -> None:
     spec, seen = spec_of(SMALL), []
 
     class Whole:
@@ -303,12 +305,12 @@ def test_each_parameter_is_made_whole_before_it_is_set() -> None:
         ({"relative_attention_max_distance": 16}, "raise the first or lower the second"),
     ],
 )
-def test_a_shape_that_cannot_be_built_is_refused(change: dict[str, int], message: str) -> None:
+def test_impossible_shape_is_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         t5.Shape.model_validate(SMALL | change)
 
 
-def test_the_config_that_transformers_saves_for_mt5_base_is_our_preset(tmp_path: Path) -> None:
+def test_config_saved_by_transformers_for_mt5_base_equals_the_preset(tmp_path: Path) -> None:
     base = {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "tie_word_embeddings": False}
     MT5Config(**base).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -316,13 +318,13 @@ def test_the_config_that_transformers_saves_for_mt5_base_is_our_preset(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["t5_3b", "t5_v1_1_xl"])
-def test_the_config_of_a_built_model_gives_its_shape_back(name: str) -> None:
+def test_config_of_a_built_model_has_its_shape(name: str) -> None:
     shape = preset(name)["shape"]
     config = build(spec_of(shape), torch.device("meta")).config
     assert t5.from_hugging_face(config.to_dict()) == t5.Shape.model_validate(shape)
 
 
-def test_an_old_t5_config_has_plain_feed_forward_a_tied_head_and_as_many_layers_in_the_decoder() -> None:
+def test_defaults_of_an_old_t5_config_are_ungated_relu_tied_head_and_equal_layers() -> None:
     old = {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 96, "num_layers": 3, "num_heads": 2,
            "vocab_size": 100}  # fmt: skip
     shape = t5.from_hugging_face(old)
@@ -339,13 +341,13 @@ def test_an_old_t5_config_has_plain_feed_forward_a_tied_head_and_as_many_layers_
         (T5Config(feed_forward_proj="gated-swish").to_dict(), "feed_forward_proj=gated-swish"),
     ],
 )
-def test_other_configs_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         t5.from_hugging_face(config)
 
 
 @pytest.mark.parametrize("name", ["umt5_small", "mt5_small", "t5_3b"])
-def test_fsdp_units_hold_every_parameter_once(name: str) -> None:
+def test_fsdp_units_have_every_parameter_once(name: str) -> None:
     """umT5 has a table of position biases in every layer, and the other models have one per stack."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
