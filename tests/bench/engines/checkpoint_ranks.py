@@ -28,14 +28,14 @@ def main() -> None:
     distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting", rank=rank, world_size=ranks)
     jobs, folder = Path(sys.argv[1]), Path(sys.argv[1]).parent
     seen = {
-        label: go_on(RunSpec.model_validate(plain), folder.parent / label, rank)
+        label: train_or_resume(RunSpec.model_validate(plain), folder.parent / label, rank)
         for label, plain in json.loads(jobs.read_text()).items()
     }
     Path(f"{sys.argv[2]}-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_process_group()
 
 
-def go_on(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
+def train_or_resume(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)

@@ -141,7 +141,7 @@ def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
     return Slice(*part).cut(whole) if part else whole
 
 
-def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
+def list_different_initial_weights(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
     """Return the names of two kinds of parameters: those whose initial weights on some rank are not bitwise equal to
     those of one process, and those that no rank has."""
     met = {name for rank in ranks for name in rank["begun"]}
@@ -154,7 +154,7 @@ def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
     return sorted(otherwise | (begun.keys() - met))
 
 
-def list_held_unequal(ranks: Ranks) -> list[str]:
+def list_unequal_shared_weights(ranks: Ranks) -> list[str]:
     """Return the names of parameters that several ranks hold (whole, or the same slice) and whose final values are not
     bitwise equal."""
     held: dict[Any, list[Tensor]] = {}
@@ -197,6 +197,6 @@ def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
         ),
         default=0.0,
     )
-    unequal = list_begun_otherwise(ranks, alone["begun"]) + list_held_unequal(ranks)
+    unequal = list_different_initial_weights(ranks, alone["begun"]) + list_unequal_shared_weights(ranks)
     changed = sorted({f"{name} by an evaluation" for rank in ranks for name in rank["changed"]})
     return Differences(losses, norms, weights, evaluations, unequal + changed)

@@ -50,14 +50,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("label", [label for label in JOBS if label not in ("ddp full", "ddp lora")])
-def test_losses_and_norms_are_those_of_ddp(seen: Seen, label: str) -> None:
+def test_losses_and_norms_with_adapters_equal_those_of_ddp(seen: Seen, label: str) -> None:
     form = label.split()[1]
     for rank in seen:
         assert rank[label]["losses"] == pytest.approx(rank[f"ddp {form}"]["losses"], rel=1e-5)
         assert rank[label]["norms"] == pytest.approx(rank[f"ddp {form}"]["norms"], rel=2e-5)
 
 
-def test_the_first_loss_is_that_of_the_full_model(seen: Seen) -> None:
+def test_first_loss_with_adapters_is_close_to_that_of_the_full_model(seen: Seen) -> None:
     first = {kind: seen[0][f"ddp {kind}"]["losses"][0] for kind in ("full", "lora", "nf4", "int8")}
     assert first["lora"] == pytest.approx(first["full"], rel=1e-6)
     assert first["nf4"] != pytest.approx(first["full"], rel=1e-4), "its matrices are rounded to 16 values"
@@ -78,7 +78,7 @@ def test_only_adapters_are_trained_and_have_optimizer_state(seen: Seen, label: s
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_only_gradients_of_adapters_are_reduced(seen: Seen, engine: str, trained: int) -> None:
+def test_collectives_reduce_only_gradients_of_adapters(seen: Seen, engine: str, trained: int) -> None:
     collectives, gradients = seen[0][f"{engine} lora"]["collectives"], 4 * trained
     reduced = sum(collectives.get(kind, (0, 0))[1] for kind in ("all_reduce", "reduce_scatter", "reduce"))
     assert gradients <= reduced <= 2.1 * gradients, "once or once per micro-step, with scalars and padding"
@@ -93,7 +93,7 @@ def test_only_gradients_of_adapters_are_reduced(seen: Seen, engine: str, trained
     ("zero3", NF4, {"zero_quantized_weights": True}, "once more"),
     ("ddp", {"frozen": "("}, {}, "not a regular expression"),
 ])  # fmt: skip
-def test_an_engine_refuses_weights_that_it_cannot_freeze(
+def test_unsupported_frozen_weights_are_refused(
     engine: str, adapter: dict[str, Any], more: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UserError, match=reason) as refused:

@@ -31,7 +31,7 @@ SAVED = {
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
-def test_a_fresh_process_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
+def test_resuming_from_a_checkpoint_in_a_new_process_is_bitwise_exact(tmp_path: Path) -> None:
     """Dropout is drawn in every step, so results are equal only if the random state is restored."""
     first = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "first")
     second = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "second")

@@ -17,14 +17,14 @@ from bench.predict.step_time import predict_step_time
 from bench.predict.workload import predict_engine_memory, predict_engine_step
 from bench.sweep.forecast import Forecast, predict_forecast
 
-SILENT = """
+WITHOUT_COSTS = """
 from pydantic import BaseModel
 from bench.core.engine_facts import EngineFacts
 class Options(BaseModel): pass
 def check(options, spec, device=None): pass
 def facts(spec): return EngineFacts(label="Toy")
 """
-TALKING = """
+WITH_COSTS = """
 from bench.core.engine_facts import EngineFacts
 from bench.engines.ddp import Options, check, costs
 def memory(spec, model, device, room, rehearsed): return costs.DdpMemory(spec, model, device)
@@ -38,7 +38,7 @@ ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
 @pytest.fixture
 def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
     """Return the command-line words that choose the engine `toy`."""
-    install("zeroscale.engine", "toy = their_engine", SILENT)
+    install("zeroscale.engine", "toy = their_engine", WITHOUT_COSTS)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
     return "--config-dir", str(tmp_path / "conf"), *ON_GPUS
@@ -54,7 +54,7 @@ def toy_spec() -> RunSpec:
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero0", "zero1", "zero2", "zero3"])
-def test_states_are_divided_among_as_many_ranks_as_the_engine_says(name: str) -> None:
+def test_predicted_states_are_divided_by_the_engines_division(name: str) -> None:
     """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. There are
     8 ranks."""
     spec, parameters = asked(f"engine={name}"), 582_401_280
@@ -66,14 +66,14 @@ def test_states_are_divided_among_as_many_ranks_as_the_engine_says(name: str) ->
     assert predict_engine_step(spec, "cuda").updated == pytest.approx(parameters / divided.optimizer, rel=1e-5)
 
 
-def test_an_engine_of_somebody_elses_is_predicted_by_what_it_says(install: Install) -> None:
-    install("zeroscale.engine", "toy = their_engine", TALKING)
+def test_engine_of_another_package_is_predicted_with_its_own_costs(install: Install) -> None:
+    install("zeroscale.engine", "toy = their_engine", WITH_COSTS)
     machine = compose.compose_request(compose.parse_single([*ON_GPUS, "launcher=slurm"])).machine
     assert predict_memory(toy_spec()) == predict_memory(asked("engine=ddp"))
     assert predict_step_time(toy_spec(), machine) == predict_step_time(asked("engine=ddp"), machine)
 
 
-def test_nothing_is_predicted_of_it_and_the_reason_is_said(toy: tuple[str, ...]) -> None:
+def test_engine_without_costs_is_not_predicted_and_the_error_has_the_reason(toy: tuple[str, ...]) -> None:
     machine = compose.compose_request(compose.parse_single([*ON_GPUS, "launcher=slurm"])).machine
     for predicted in (
         lambda: predict_memory(toy_spec()),
@@ -97,27 +97,27 @@ def test_nothing_is_predicted_of_it_and_the_reason_is_said(toy: tuple[str, ...])
     ],
     ids=" ".join,
 )
-def test_a_verb_says_so_without_a_traceback(
+def test_commands_report_a_missing_prediction_without_a_traceback(
     verb: tuple[str, ...], toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*verb, *toy])
-    told = capsys.readouterr()
-    assert WHY in " ".join(f"{told.out} {told.err}".split())
-    assert "Traceback" not in told.err
+    printed = capsys.readouterr()
+    assert WHY in " ".join(f"{printed.out} {printed.err}".split())
+    assert "Traceback" not in printed.err
 
 
-def test_a_sweep_predicts_the_points_of_the_other_engines(
-    toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_predicts_points_of_other_engines(toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["sweep", "engine=zero2,toy", "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run", *toy])
         == 0
     )
-    told = capsys.readouterr().out
-    assert WHY in " ".join(told.split())
-    assert told.count("s a step") == 1
+    printed = capsys.readouterr().out
+    assert WHY in " ".join(printed.split())
+    assert printed.count("s a step") == 1
 
 
-def test_a_rehearsal_is_refused_in_a_line(toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_rehearsal_of_an_engine_without_costs_is_refused_in_one_line(
+    toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["rehearse", "engine=toy", "--dry-run", "--config-dir", toy[1], "model=tiny", "nodes=2"]) != 0
     assert len(capsys.readouterr().err.splitlines()) == 1

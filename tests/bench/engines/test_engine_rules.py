@@ -96,12 +96,14 @@ REFUSED: list[Case] = [
 
 
 @pytest.mark.parametrize(("engine", "options", "fields"), ALLOWED)
-def test_allowed(engine: str, options: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_supported_specs_pass_the_check(engine: str, options: dict[str, Any], fields: dict[str, Any]) -> None:
     check(engine, options, fields, device="cuda")
 
 
 @pytest.mark.parametrize(("engine", "options", "fields", "message"), REFUSED)
-def test_refused(engine: str, options: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+def test_unsupported_specs_are_refused(
+    engine: str, options: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         check(engine, options, fields)
 
@@ -111,7 +113,7 @@ def test_refused(engine: str, options: dict[str, Any], fields: dict[str, Any], m
     ({"zero_quantized_weights": True}, {}, "engine.zero_quantized_weights on a CPU"),
     ({"zero_quantized_gradients": True}, {}, "kernels are CUDA"),
 ])  # fmt: skip
-def test_what_a_cpu_cannot_do_is_refused_where_it_is_known(
+def test_options_that_need_a_gpu_are_refused_on_a_cpu(
     options: dict[str, Any], fields: dict[str, Any], message: str
 ) -> None:
     check("zero3", options, fields, device=None)
@@ -120,7 +122,7 @@ def test_what_a_cpu_cannot_do_is_refused_where_it_is_known(
         check("zero3", options, fields, device="cpu")
 
 
-def test_packages_are_no_engines() -> None:
+def test_unknown_engine_is_refused() -> None:
     with pytest.raises(UserError, match="no such file in bench/engines"):
         engines.load("precision")
     with pytest.raises(UserError, match="did you mean deepspeed"):
@@ -128,7 +130,7 @@ def test_packages_are_no_engines() -> None:
 
 
 @pytest.mark.processes
-def test_planning_with_an_engine_loads_no_torch() -> None:
+def test_loading_an_engine_imports_no_torch() -> None:
     program = (
         "import sys; from bench import engines\n"
         "for name in ('ddp', 'deepspeed'): engines.load(name)\n"
@@ -137,26 +139,28 @@ def test_planning_with_an_engine_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
 
 
-class Tells:
+class WithIdleTime:
     """Engine with `idle_s` as its only method."""
 
     def idle_s(self) -> float:
         return 0.0
 
 
-def test_an_engine_has_every_member_that_its_facts_announce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_without_an_announced_member_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def announced(*members: Member) -> None:
-        told = EngineFacts(label="toy", members=frozenset(members))
-        monkeypatch.setattr(engines, "facts", lambda spec: told)
+        facts = EngineFacts(label="toy", members=frozenset(members))
+        monkeypatch.setattr(engines, "facts", lambda spec: facts)
 
     spec = RunSpec.model_construct(engine=EngineSpec(name="toy", backend="toy"))
     announced("idle_s")
-    engines.check_members(Tells(), spec)
+    engines.check_members(WithIdleTime(), spec)
     announced("idle_s", "save", "load")
-    with pytest.raises(UserError, match=r"engine\.backend=toy: its facts announce load, save, and Tells has none"):
-        engines.check_members(Tells(), spec)
+    with pytest.raises(
+        UserError, match=r"engine\.backend=toy: its facts announce load, save, and WithIdleTime has none"
+    ):
+        engines.check_members(WithIdleTime(), spec)
 
 
-def test_every_member_that_facts_may_announce_is_described() -> None:
+def test_every_optional_member_has_a_declaration() -> None:
     described = {name for name in vars(engines.OptionalMembers) if not name.startswith("_")}
     assert described == set(get_args(Member))

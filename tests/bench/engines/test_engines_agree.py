@@ -99,21 +99,21 @@ def same(seen: Seen, label: str, reference: str, losses: float, norms: float | N
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_engine_starts_from_the_same_weights(seen: Seen, precision: str) -> None:
+def test_initial_weights_are_equal_in_every_engine(seen: Seen, precision: str) -> None:
     weights = {rank[f"{name} {precision}"]["weights"] for rank in seen for name in SMALL}
     assert len(weights) == 1
 
 
-def test_nothing_of_deepspeed_measures_beside_the_steps(seen: Seen) -> None:
+def test_deepspeeds_own_measurements_are_disabled_during_steps(seen: Seen) -> None:
     measuring = {label: job["measures"] for rank in seen for label, job in rank.items() if "measures" in job}
     assert len(measuring) > 10 and not any(measuring.values()), measuring
 
 
-def test_every_engine_counts_whole_parameters(seen: Seen) -> None:
+def test_number_of_parameters_is_equal_in_every_engine(seen: Seen) -> None:
     assert len({job["parameters"] for rank in seen for job in rank.values()}) == 1
 
 
-def test_clipping_clips_and_ranks_see_different_data(seen: Seen) -> None:
+def test_gradients_exceed_the_clipping_norm_and_ranks_have_different_data(seen: Seen) -> None:
     assert min(seen[0]["ddp fp32"]["norms"]) > 2 * CLIPPING
     assert seen[0]["ddp fp32"]["losses"] != seen[1]["ddp fp32"]["losses"]
 
@@ -124,12 +124,12 @@ def test_clipping_clips_and_ranks_see_different_data(seen: Seen) -> None:
     "zero3 chunked", "fsdp fp32", "fsdp_no_reshard fp32", "fsdp reduced once", "fsdp checkpointed", "fsdp offloaded",
     "fsdp chunked",
 ])  # fmt: skip
-def test_losses_and_norms_are_those_of_ddp_in_fp32(seen: Seen, label: str) -> None:
+def test_losses_and_norms_in_fp32_equal_those_of_ddp(seen: Seen, label: str) -> None:
     same(seen, label, "ddp fp32", losses=1e-5, norms=1e-5)
 
 
 @pytest.mark.parametrize("engine", LEFT_OUT)
-def test_a_parameter_that_is_not_trained_stays_as_it_is(seen: Seen, engine: str) -> None:
+def test_frozen_parameters_do_not_change(seen: Seen, engine: str) -> None:
     trained, whole = (seen[0][f"{engine} {kind}"] for kind in (FROZEN, "fp32"))
     assert all(name.startswith(("decoder.", "lm_head.")) for name in trained["changed"])
     assert {name for name in whole["changed"] if name.startswith(("decoder.", "lm_head."))} == set(trained["changed"])
@@ -138,7 +138,7 @@ def test_a_parameter_that_is_not_trained_stays_as_it_is(seen: Seen, engine: str)
 
 
 @pytest.mark.parametrize("label", ["zero0 bf16", "zero1 bf16 summed in fp32"])
-def test_bf16_is_ddp_where_gradients_are_rounded_alike(seen: Seen, label: str) -> None:
+def test_losses_in_bf16_equal_those_of_ddp_with_equal_gradient_rounding(seen: Seen, label: str) -> None:
     # Stage 0 agrees only if DeepSpeed's update before the first step is undone. Otherwise losses drift by 0.8.
     same(seen, label, "ddp bf16", losses=4e-3, norms=1e-3)
 
@@ -147,12 +147,12 @@ def test_bf16_is_ddp_where_gradients_are_rounded_alike(seen: Seen, label: str) -
     "zero1 bf16", "zero2 bf16", "zero3 bf16", "zero3 bf16 chunked", "fsdp bf16", "fsdp_no_reshard bf16",
     "fsdp bf16 reduced in fp32",
 ])  # fmt: skip
-def test_bf16_is_near_ddp_in_every_stage(seen: Seen, label: str) -> None:
+def test_losses_in_bf16_are_close_to_ddp_in_every_engine(seen: Seen, label: str) -> None:
     # near 11, bf16 losses are multiples of 1/16, which is 0.6 % of their value
     same(seen, label, "ddp bf16", losses=2e-2, norms=2e-2)
 
 
-def test_without_clipping_the_fused_engines_agree(seen: Seen) -> None:
+def test_losses_and_norms_without_clipping_equal_those_of_ddp(seen: Seen) -> None:
     for label in ("zero0 unclipped", "zero1 unclipped"):
         same(seen, label, "ddp unclipped", losses=1e-5)
     for label in ("zero1 unclipped", "fsdp unclipped"):
@@ -164,7 +164,7 @@ def test_without_clipping_the_fused_engines_agree(seen: Seen) -> None:
     assert norms[SUMMED_STEPS:] == [None]
 
 
-def test_fp16_leaves_out_the_steps_that_overflow(seen: Seen) -> None:
+def test_fp16_skips_steps_with_overflow(seen: Seen) -> None:
     for rank in seen:
         job = rank["ddp fp16"]
         assert 0 < job["skipped"] < len(job["losses"])
@@ -172,15 +172,15 @@ def test_fp16_leaves_out_the_steps_that_overflow(seen: Seen) -> None:
     assert seen[0]["ddp fp16"]["skipped"] == seen[1]["ddp fp16"]["skipped"]
 
 
-def test_nothing_else_is_left_out(seen: Seen) -> None:
+def test_no_steps_are_skipped_outside_fp16(seen: Seen) -> None:
     assert {label: job["skipped"] for label, job in seen[0].items() if job["skipped"]}.keys() == {"ddp fp16"}
 
 
-def test_losses_are_plain_tensors(seen: Seen) -> None:
+def test_losses_are_scalar_tensors_without_gradient(seen: Seen) -> None:
     assert all(job["loss_is_plain"] for rank in seen for job in rank.values())
 
 
-def test_config_tells_what_deepspeed_resolved_and_chose(seen: Seen) -> None:
+def test_engine_config_has_values_and_classes_chosen_by_deepspeed(seen: Seen) -> None:
     config = seen[0]["zero2 bf16"]["config"]
     assert config["zero_optimization"]["overlap_comm"] is True
     assert config["zero_optimization"]["allgather_bucket_size"] == 500_000_000

@@ -35,13 +35,13 @@ def check(jobs: dict[str, RunSpec], folder: Path) -> None:
         assert max(shares) < 1e-6 and unequal == [], (label, shares, unequal)
 
 
-def test_ddp_trains_with_dropout_as_one_process_does_and_evaluates_without_any(tmp_path: Path) -> None:
+def test_ddp_with_dropout_equals_one_process_and_evaluates_without_dropout(tmp_path: Path) -> None:
     check(FEW, tmp_path)
     with_dropout, without = (train_alone(job) for job in (drop(FEW["ddp"]), FEW["ddp"]))
-    assert with_dropout["losses"] != pytest.approx(without["losses"], rel=1e-3), "dropout is another training"
-    assert with_dropout["evaluations"][0] == without["evaluations"][0], "and the same evaluation of the same weights"
+    assert with_dropout["losses"] != pytest.approx(without["losses"], rel=1e-3), "dropout changes the training"
+    assert with_dropout["evaluations"][0] == without["evaluations"][0], "evaluations have no dropout"
 
 
 @pytest.mark.thorough
-def test_so_does_every_engine_that_evaluates(tmp_path: Path) -> None:
+def test_engines_with_dropout_equal_one_process_and_evaluate_without_dropout(tmp_path: Path) -> None:
     check(ALL, tmp_path)

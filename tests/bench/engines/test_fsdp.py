@@ -73,33 +73,33 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("label", ["hybrid", "hybrid, reduced once", "among neighbours"])
-def test_however_ranks_are_divided_losses_and_norms_are_those_of_ddp(seen: Seen, label: str) -> None:
+def test_losses_and_norms_of_fsdp_equal_those_of_ddp_for_every_sharding(seen: Seen, label: str) -> None:
     same(seen, label, "ddp fp32", losses=1e-6, norms=1e-6)
 
 
-def test_bf16_is_near_ddp(seen: Seen) -> None:
+def test_fsdp_in_bf16_is_close_to_ddp(seen: Seen) -> None:
     same(seen, "bf16", "ddp bf16", losses=2e-2, norms=2e-2)
 
 
-def test_every_rank_starts_from_the_weights_of_ddp(seen: Seen) -> None:
+def test_initial_weights_of_every_fsdp_rank_equal_those_of_ddp(seen: Seen) -> None:
     for precision, labels in (("fp32", ["hybrid", "among neighbours"]), ("bf16", ["bf16"])):
         weights = {rank[label]["weights"] for rank in seen for label in (f"ddp {precision}", *labels)}
         assert len(weights) == 1
 
 
-def test_the_record_says_how_ranks_were_divided(seen: Seen) -> None:
+def test_engine_config_has_the_numbers_of_shard_ranks_and_copies(seen: Seen) -> None:
     given = seen[0]["hybrid"]["config"]["fsdp"]
     assert (given["shard_ranks"], given["copies"]) == (2, 2)
 
 
 @pytest.mark.parametrize("label", [label for label in JOBS if not label.startswith("ddp")])
-def test_collectives_are_those_that_are_predicted(seen: Seen, label: str) -> None:
-    said = predicted(RunSpec.model_validate(JOBS[label]))
+def test_collectives_of_fsdp_equal_the_prediction(seen: Seen, label: str) -> None:
+    expected = predicted(RunSpec.model_validate(JOBS[label]))
     for rank in seen:
-        assert {kind: tuple(found) for kind, found in rank[label]["collectives"].items()} == said
+        assert {kind: tuple(found) for kind, found in rank[label]["collectives"].items()} == expected
 
 
-def test_every_block_is_gathered_twice_in_a_micro_step_and_the_rest_once(seen: Seen) -> None:
+def test_fsdp_gathers_each_block_twice_per_micro_step_and_other_weights_once(seen: Seen) -> None:
     """Hand calculation for two micro-steps, two blocks in each stack and fp32. States have width 32, attention has 4
     heads of width 8, and the MLP has an inner width of 64."""
     attention, mlp, table = 4 * 32 * 32 + 32, 3 * 32 * 64 + 32, 128 * 32
@@ -114,7 +114,7 @@ def test_every_block_is_gathered_twice_in_a_micro_step_and_the_rest_once(seen: S
 
 
 @pytest.mark.parametrize("label", HELD)
-def test_between_steps_a_rehearsed_rank_holds_what_the_real_one_does(
+def test_memory_of_a_rehearsed_fsdp_rank_equals_that_of_the_real_rank(
     seen: Seen, alone: dict[str, Any], label: str
 ) -> None:
     there, here = seen[REHEARSED][label], alone[label]
@@ -125,15 +125,17 @@ def test_between_steps_a_rehearsed_rank_holds_what_the_real_one_does(
 
 
 @pytest.mark.parametrize("label", HELD)
-def test_predicted_memory_is_that_of_both(seen: Seen, alone: dict[str, Any], label: str) -> None:
+def test_predicted_memory_equals_that_of_real_and_rehearsed_fsdp_ranks(
+    seen: Seen, alone: dict[str, Any], label: str
+) -> None:
     for found, pretended, near in ((seen[0][label], False, 0.1), (alone[label], True, 0.05)):
-        said = predict_memory(RunSpec.model_validate(HELD[label]), "cpu", rehearsed=pretended)
-        assert said.resident == pytest.approx(found["resident"], rel=0.002)
-        assert said.init_peak == pytest.approx(found["init_peak"], rel=0.11)
-        assert said.peak == pytest.approx(found["peak"], rel=near)
+        expected = predict_memory(RunSpec.model_validate(HELD[label]), "cpu", rehearsed=pretended)
+        assert expected.resident == pytest.approx(found["resident"], rel=0.002)
+        assert expected.init_peak == pytest.approx(found["init_peak"], rel=0.11)
+        assert expected.peak == pytest.approx(found["peak"], rel=near)
 
 
-def test_at_rest_there_are_twelve_bytes_per_parameter(seen: Seen) -> None:
+def test_fsdp_memory_between_steps_is_12_bytes_per_parameter(seen: Seen) -> None:
     """The 12 bytes are fp32 weights and two moments, whatever the run's precision. They are partitioned among all
     ranks, or with hybrid shards among the ranks of a node."""
     layer, mlp = 4 * 64 * 64 + 64, 3 * 64 * 128 + 64

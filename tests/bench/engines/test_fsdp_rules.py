@@ -37,7 +37,7 @@ def check(asked: RunSpec) -> None:
     plugin.check(plugin.Options.model_validate(asked.engine.options), asked)
 
 
-@pytest.mark.parametrize(("options", "fields", "told"), [
+@pytest.mark.parametrize(("options", "fields", "message"), [
     ({}, {"precision": "fp16"}, "has no loss scale"),
     ({}, {"optimizer": {"implementation": "native"}}, "no optimizer of its own"),
     ({}, {"optimizer": {"name": "adafactor"}}, "need whole matrices, and a rank of engine fsdp has some of their rows"),
@@ -48,8 +48,10 @@ def check(asked: RunSpec) -> None:
     ({"reshard_after_forward": 4, "shard_ranks": 4}, {}, "and below 4"),
     ({"reshard_after_forward": 1}, {}, "at least 2"),
 ])  # fmt: skip
-def test_what_it_cannot_do_is_said_in_a_line(options: dict[str, Any], fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told) as refused:
+def test_unsupported_fsdp_specs_are_refused_in_one_line(
+    options: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
         check(spec(options, **fields))
     assert len(str(refused.value).splitlines()) == 1
 
@@ -57,11 +59,11 @@ def test_what_it_cannot_do_is_said_in_a_line(options: dict[str, Any], fields: di
 @pytest.mark.parametrize(
     "options", [{"reshard_after_forward": 4}, {"shard_ranks": 2}, {"shard_ranks": "node"}, {"offload": True}]
 )
-def test_what_it_can_do_is_not_refused(options: dict[str, Any]) -> None:
+def test_supported_fsdp_options_pass_the_check(options: dict[str, Any]) -> None:
     check(spec(options))
 
 
-def test_a_copy_is_among_all_ranks_those_of_a_node_or_as_many_as_one_says() -> None:
+def test_shard_ranks_are_all_ranks_or_those_of_a_node_or_the_given_number() -> None:
     options = engines.load("fsdp").Options
     found = []
     for given in ({}, {"shard_ranks": "node"}, {"shard_ranks": 2}):
@@ -73,7 +75,7 @@ def test_a_copy_is_among_all_ranks_those_of_a_node_or_as_many_as_one_says() -> N
     assert shard_ranks(options.model_validate(single.engine.options), single) == 2
 
 
-def test_its_label_tells_it_from_its_plain_form() -> None:
+def test_labels_of_fsdp_presets_are_different() -> None:
     labels = {name: engines.facts(preset(name)).label for name in PRESETS}
     assert labels == {
         "fsdp": "FSDP2",
@@ -94,7 +96,7 @@ def asked(*words: str) -> RunSpec:
     ).spec
 
 
-def test_mt5_base_at_rest_is_twelve_bytes_per_parameter_divided_among_a_node() -> None:
+def test_predicted_mt5_base_with_fsdp_has_12_bytes_per_parameter_over_the_shard_ranks() -> None:
     """The model has 582,401,280 parameters. The rows of all its parameters are divisible by 8 ranks."""
     for name, ranks in (("fsdp", 16), ("fsdp_hybrid", 8)):
         run = asked(f"engine={name}", "nodes=2", "devices_per_node=8")
@@ -104,7 +106,7 @@ def test_mt5_base_at_rest_is_twelve_bytes_per_parameter_divided_among_a_node() -
         assert engines.facts(run).division == (ranks, ranks, ranks)
 
 
-def test_what_is_offloaded_lies_in_the_host_and_its_time_is_not_predicted() -> None:
+def test_offloaded_fsdp_states_are_in_host_memory_and_step_time_is_not_predicted() -> None:
     run = asked("engine=fsdp", "engine.offload=true", "devices_per_node=8")
     needed = predict_engine_memory(run, "cuda")
     assert needed.resident() == {}
@@ -115,7 +117,7 @@ def test_what_is_offloaded_lies_in_the_host_and_its_time_is_not_predicted() -> N
         predict_engine_step(run, "cuda")
 
 
-def test_hybrid_shards_move_only_gradients_between_nodes_a_share_from_each_device() -> None:
+def test_hybrid_shards_transfer_only_gradient_shards_between_nodes() -> None:
     run = asked("engine=fsdp_hybrid", "nodes=4", "devices_per_node=8")
     between = [transfer for transfer in predict_engine_step(run, "cuda").transfers if transfer.nodes is not None]
     (copies,) = between

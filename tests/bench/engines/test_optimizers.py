@@ -74,7 +74,7 @@ def train_alone(plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.parametrize("kind", ["8 bits", "factored"])
-def test_whole_parameters_train_as_with_the_library_itself(
+def test_engines_with_whole_parameters_train_like_the_optimizer_library(
     seen: Seen, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = train_alone(JOBS[f"ddp {kind}"], monkeypatch)
@@ -85,7 +85,7 @@ def test_whole_parameters_train_as_with_the_library_itself(
 
 
 @pytest.mark.parametrize("engine", DIVIDED)
-def test_8_bits_of_partitions_are_near_those_of_whole_parameters(seen: Seen, engine: str) -> None:
+def test_8_bit_adamw_on_partitions_is_close_to_that_on_whole_parameters(seen: Seen, engine: str) -> None:
     """Partitions have other blocks of 256 moments than whole parameters, so the quantisation differs."""
     allowed = find_tolerance(RunSpec.model_validate(JOBS[f"{engine} 8 bits"]))
     for rank in seen:
@@ -96,13 +96,13 @@ def test_8_bits_of_partitions_are_near_those_of_whole_parameters(seen: Seen, eng
 
 
 @pytest.mark.parametrize("label", [label for label in JOBS if label.startswith(MEMORY)])
-def test_memory_is_that_predicted(seen: Seen, label: str) -> None:
+def test_memory_with_each_optimizer_equals_the_prediction(seen: Seen, label: str) -> None:
     predicted = predict_memory(RunSpec.model_validate(JOBS[label]), "cpu")
     assert seen[0][label]["resident"] == pytest.approx(predicted.resident, abs=1000)
     assert seen[0][label]["peak"] == pytest.approx(predicted.peak, rel=0.05)  # FSDP2 in backward: 0.035
 
 
-def test_the_config_names_the_class_and_all_settings(seen: Seen) -> None:
+def test_engine_config_has_the_optimizer_class_and_its_settings(seen: Seen) -> None:
     eight, factored = (seen[0][f"ddp {kind}"]["config"]["optimizer"] for kind in ("8 bits", "factored"))
     assert eight["type"] == "bitsandbytes.optim.AdamW8bit"
     assert factored["type"] == "transformers.Adafactor"

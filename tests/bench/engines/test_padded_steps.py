@@ -54,11 +54,11 @@ def check(jobs: dict[str, RunSpec], seen: dict[str, Ranks]) -> None:
                 assert rank["traffic"] == {kind: (calls[kind], payload[kind]) for kind in calls}, label
 
 
-def test_a_padded_step_is_that_of_one_process_in_a_few_engines(tmp_path: Path) -> None:
+def test_padded_steps_of_a_few_engines_equal_one_process(tmp_path: Path) -> None:
     seen = run_jobs(FEW, tmp_path)
     check(FEW, seen)
     tokens, means = (seen[label] for label in ("pipeline", "pipeline, mean of micro-batches"))
-    assert tokens[0]["norms"] != pytest.approx(means[0]["norms"], rel=1e-4), "a mean of means is another step"
+    assert tokens[0]["norms"] != pytest.approx(means[0]["norms"], rel=1e-4), "a mean of means gives a different step"
     for one, other in zip(tokens, means, strict=True):
         calls, payload = other["traffic"]["all_reduce"]
         assert one["traffic"] == other["traffic"] | {"all_reduce": (calls + 1, payload + 8)}
@@ -72,5 +72,5 @@ def test_a_padded_step_is_that_of_one_process_in_a_few_engines(tmp_path: Path) -
 
 
 @pytest.mark.thorough
-def test_a_padded_step_is_that_of_one_process_in_all_engines_and_schedules(tmp_path: Path) -> None:
+def test_padded_steps_of_all_engines_and_schedules_equal_one_process(tmp_path: Path) -> None:
     check(ALL, run_jobs(ALL, tmp_path))

@@ -11,8 +11,8 @@ from pipeline_runs import (
     Ranks,
     average_losses,
     cut_own,
-    list_begun_otherwise,
-    list_held_unequal,
+    list_different_initial_weights,
+    list_unequal_shared_weights,
     run_jobs,
     train_alone,
 )
@@ -85,12 +85,12 @@ def alone(label: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("label", JOBS)
-def test_the_ranks_begin_with_the_weights_of_the_whole_model(seen: Seen, label: str) -> None:
-    assert not list_begun_otherwise(seen[label], alone(label)["begun"])
+def test_initial_weights_of_pipeline_ranks_equal_those_of_the_whole_model(seen: Seen, label: str) -> None:
+    assert not list_different_initial_weights(seen[label], alone(label)["begun"])
 
 
 @pytest.mark.parametrize("label", FP32)
-def test_losses_norms_and_weights_are_those_of_one_process(seen: Seen, label: str) -> None:
+def test_losses_norms_and_weights_of_a_pipeline_equal_those_of_one_process(seen: Seen, label: str) -> None:
     ranks, whole = seen[label], alone(label)
     near = 1e-6 if JOBS[label].parallel.tensor == 1 else 1e-5  # sums over slices are rounded in another order
     assert average_losses(ranks) == pytest.approx(whole["losses"], rel=near)
@@ -102,7 +102,7 @@ def test_losses_norms_and_weights_are_those_of_one_process(seen: Seen, label: st
 
 
 @pytest.mark.parametrize("label", [label for label in JOBS if label not in FP32])
-def test_below_fp32_it_trains_as_one_process_does_but_for_rounding(seen: Seen, label: str) -> None:
+def test_pipeline_in_bf16_trains_like_one_process_except_for_rounding(seen: Seen, label: str) -> None:
     ranks, whole = seen[label], alone(label)
     assert average_losses(ranks) == pytest.approx(whole["losses"], rel=1e-2)
     for rank in ranks:
@@ -111,12 +111,12 @@ def test_below_fp32_it_trains_as_one_process_does_but_for_rounding(seen: Seen, l
 
 
 @pytest.mark.parametrize("label", JOBS)
-def test_what_several_ranks_hold_stays_equal_to_the_bit(seen: Seen, label: str) -> None:
-    assert not list_held_unequal(seen[label])
+def test_parameters_shared_by_several_ranks_stay_bitwise_equal(seen: Seen, label: str) -> None:
+    assert not list_unequal_shared_weights(seen[label])
 
 
 @pytest.mark.parametrize("label", JOBS)
-def test_the_last_part_alone_has_a_loss_and_ranks_tell_how_long_they_waited(seen: Seen, label: str) -> None:
+def test_only_ranks_of_the_last_stage_have_a_loss_and_all_ranks_have_idle_time(seen: Seen, label: str) -> None:
     job, ranks = JOBS[label], seen[label]
     with_loss = tuple(rank for rank, found in enumerate(ranks) if found["losses"][0] is not None)
     assert with_loss == engines.facts(job).loss_ranks
@@ -132,7 +132,7 @@ def list_holders(job: RunSpec, name: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("label", JOBS)
-def test_what_a_rank_sends_is_what_the_closed_form_says(seen: Seen, label: str) -> None:
+def test_bytes_sent_between_stages_equal_the_closed_form(seen: Seen, label: str) -> None:
     job, width = JOBS[label], 2 if JOBS[label].precision == "bf16" else 4
     shares = job.parallel.tensor if job.parallel.sequence else 1
     per_pass = [MICRO * length * 32 * width // shares for length in job.sequence.values()]
@@ -157,9 +157,7 @@ SLICED = [label for label, job in JOBS.items() if job.parallel.tensor == job.wor
 
 
 @pytest.mark.parametrize("label", UNSLICED)
-def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradients_reduced_once(
-    seen: Seen, label: str
-) -> None:
+def test_zero3_pipeline_gathers_stages_for_forward_and_backward_and_reduces_once(seen: Seen, label: str) -> None:
     """There are two exceptions. Stages at the turn from forward to backward stay whole. Parameters that several stages
     share are never partitioned."""
     job, ranks = JOBS[label], seen[label]
@@ -182,7 +180,7 @@ def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradien
 
 
 @pytest.mark.parametrize("label", SLICED)
-def test_what_sliced_sub_layers_exchange_is_what_the_closed_form_says(seen: Seen, label: str) -> None:
+def test_tensor_parallel_exchanges_equal_the_closed_form(seen: Seen, label: str) -> None:
     """Each sub-layer, the embedding and the head sum their output and the gradient of their input over ranks.
     Cross-attention also sums the gradient of the encoder states. With sequence parallelism, each sum is a
     reduce-scatter and an all-gather."""
@@ -211,11 +209,11 @@ def test_what_sliced_sub_layers_exchange_is_what_the_closed_form_says(seen: Seen
 
 
 @pytest.mark.parametrize("label", JOBS)
-def test_what_ranks_moved_is_what_is_predicted(seen: Seen, label: str) -> None:
+def test_collectives_of_a_pipeline_equal_the_prediction(seen: Seen, label: str) -> None:
     job = JOBS[label]
-    network, said = models.get_network(job.model), engines.facts(job).pipeline
-    assert said
-    costs, load = said(job, network, "cpu", False), build_workload(job, "cpu")
+    network, predict_costs = models.get_network(job.model), engines.facts(job).pipeline
+    assert predict_costs
+    costs, load = predict_costs(job, network, "cpu", False), build_workload(job, "cpu")
     slices = TensorSlices(job.parallel.tensor, job.parallel.sequence)
     for rank, found in enumerate(seen[label]):
         here, expected = costs.places[place(job, rank).pipeline], Counter[tuple[str, str]]()

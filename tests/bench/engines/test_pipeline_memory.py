@@ -31,7 +31,9 @@ SIZES: list[tuple[ScheduleName, PipelineSize]] = [
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES, ids=str)
-def test_the_largest_moment_has_as_many_passes_as_the_schedule_keeps(name: ScheduleName, size: PipelineSize) -> None:
+def test_peak_of_passes_in_memory_equals_the_passes_in_flight_of_the_schedule(
+    name: ScheduleName, size: PipelineSize
+) -> None:
     for rank, order in enumerate(build_schedule(name, size)):
         moments = list_moments(order, size, rank)
         assert max(sum(moment.kept) for moment in moments) + 1 == count_passes_in_flight(order)
@@ -43,7 +45,7 @@ def activations(job: RunSpec) -> list[int]:
     return [place.phases[1].terms["activations"] for place in predict_memory_by_place(job, "cpu")]
 
 
-def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_behind() -> None:
+def test_activations_grow_with_micro_batches_for_gpipe_and_not_for_1f1b() -> None:
     few, many = ({"batch": {"micro": 2, "accumulation": number}} for number in (4, 64))
     assert activations(spec("gpt", "1f1b", 4, **many)) == activations(spec("gpt", "1f1b", 4, **few))
     # in middle stages, a pass keeps the activations of its blocks without the received states
@@ -53,7 +55,7 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_behind() -> No
     assert first > second > third and 2 * second == 3 * third
 
 
-def test_states_of_a_slice_are_those_of_a_share_of_all_matrices_and_of_whole_norms() -> None:
+def test_states_of_a_tensor_parallel_rank_are_half_of_the_matrices_and_whole_norms() -> None:
     job = spec("t5", "1f1b", 1, tensor=2, precision="bf16")
     network = models.get_network(job.model)
     whole = count_part_elements(network, parts_of(job))
@@ -62,7 +64,7 @@ def test_states_of_a_slice_are_those_of_a_share_of_all_matrices_and_of_whole_nor
     assert place.resident == 16 * ((whole - norms) // 2 + norms)
 
 
-def test_copies_divide_the_optimizer_or_everything() -> None:
+def test_model_copies_partition_optimizer_states_with_zero1_and_all_states_with_zero3() -> None:
     """In bf16, zero1 keeps weights and gradients (4 bytes per parameter) whole, and partitions 12 bytes of master
     weights and moments. zero3 keeps only its share of 12 bytes. The exception is a table of position biases that
     several stages share."""
@@ -81,7 +83,7 @@ def test_copies_divide_the_optimizer_or_everything() -> None:
     assert states["zero3"] == [12 * number // 4 + 4 * table for number, table in zip(elements, tables, strict=True)]
 
 
-def test_gathered_weights_are_those_of_two_stages_and_gradients_those_of_one() -> None:
+def test_layered_accumulation_holds_gathered_weights_of_two_stages_and_gradients_of_one() -> None:
     """In layered gradient accumulation, one stage computes while the weights of the next stage are gathered."""
     job = spec("gpt", "breadth_first", 1, 4, 2, sharding="zero3", precision="bf16")
     network = models.get_network(job.model)
@@ -95,13 +97,13 @@ def test_gathered_weights_are_those_of_two_stages_and_gradients_those_of_one() -
     assert backward["gradients"] - 2 * table < 2 * max(sizes) + 4 * sum(sizes) // 2 + 2 * table
 
 
-def test_what_goes_between_stages_is_all_stacks_states() -> None:
+def test_states_between_stages_are_those_of_all_stacks() -> None:
     [_, last] = predict_memory_by_place(spec("t5", "1f1b", 2, precision="bf16"))
     states = 2 * MICRO * (ENCODER + 6) * 32
     assert last.phases[1].terms["states between stages"] % states == 0
 
 
-def test_the_rank_that_needs_most_is_predicted() -> None:
+def test_predicted_memory_is_that_of_the_rank_with_the_largest_memory() -> None:
     job = spec("t5", "1f1b", 3)
     assert predict_memory(job) in predict_memory_by_place(job)
     assert predict_memory(job).device[1] == max(place.device[1] for place in predict_memory_by_place(job))
@@ -124,7 +126,7 @@ RUN = {
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_ranks_hold_what_is_predicted() -> None:
+def test_memory_of_rehearsed_pipeline_ranks_equals_the_prediction() -> None:
     """Memory between steps equals the prediction, except for AdamW's step counts and 128 bytes that bitsandbytes keeps
     per process. While building, it is within 1 %; at a step's peak, within 5 %."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in RUN.items()}

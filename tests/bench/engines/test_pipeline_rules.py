@@ -17,7 +17,7 @@ from bench.engines.distributed.slices import TensorRanks, find_slice
 
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("stages", [1, 2, 3, 6])
-def test_parts_have_the_names_and_the_numbers_of_the_whole_model(model: str, stages: int) -> None:
+def test_pipeline_parts_have_the_parameters_of_the_whole_model(model: str, stages: int) -> None:
     job = spec(model, "1f1b", stages)
     family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
     assert network
@@ -35,7 +35,7 @@ def test_parts_have_the_names_and_the_numbers_of_the_whole_model(model: str, sta
 
 
 @pytest.mark.parametrize("model", SHAPES)
-def test_a_part_with_all_units_is_the_model(model: str) -> None:
+def test_pipeline_part_with_all_units_has_the_loss_and_gradients_of_the_model(model: str) -> None:
     job = spec(model, "1f1b", 1)
     family = models.load_divided_builder(job.model.family)
     whole, part = family.build(job), family.build_part(job, parts_of(job)[0])
@@ -60,7 +60,7 @@ def test_a_part_with_all_units_is_the_model(model: str) -> None:
     ({"optimizer": {"implementation": "native"}}, "optimizer.implementation=native"),
     ({"optimizer": {"name": "adafactor"}}, "optimizer.name=adafactor: its sums by row and column need whole matrices"),
 ])  # fmt: skip
-def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+def test_unsupported_pipeline_specs_are_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
     job = spec("t5", **({"schedule": "1f1b", "pipeline": 2} | fields))
     engine = engines.load("pipeline")
     with pytest.raises(UserError, match=line) as refused:
@@ -73,7 +73,7 @@ def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any]
     ({"attention": "flex"}, "model.attention=flex: it is untested on the heads of one tensor-parallel rank"),
     ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: a rank has only the logits of its own tokens"),
 ])  # fmt: skip
-def test_what_models_cannot_do_in_slices_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+def test_unsupported_model_options_with_tensor_parallelism_are_refused(fields: dict[str, Any], line: str) -> None:
     job = spec("t5", "1f1b", 2, tensor=2)
     job, engine = job.model_copy(update={"model": job.model.model_copy(update=fields)}), engines.load("pipeline")
     with pytest.raises(UserError, match=line):
@@ -90,14 +90,14 @@ def test_more_stages_than_units_are_refused() -> None:
     ("llama", 4, r"the 2 heads of keys and values of llama; choose one of 1, 2"),
     ("t5", 8, r"the 4 heads of t5; choose one of 1, 2, 4"),
 ])  # fmt: skip
-def test_slices_that_would_not_be_equal_are_refused(model: str, ranks: int, rule: str) -> None:
+def test_tensor_parallel_size_that_gives_unequal_slices_is_refused(model: str, ranks: int, rule: str) -> None:
     with pytest.raises(UserError, match=rf"parallel.tensor={ranks}: it does not divide ({rule})"):
         parts_of(spec(model, "1f1b", 1, tensor=ranks))
 
 
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("by_tokens", [False, True])
-def test_slices_of_every_rank_are_the_whole_model(model: str, by_tokens: bool) -> None:
+def test_slices_of_all_ranks_make_up_the_whole_model(model: str, by_tokens: bool) -> None:
     """The model has three stages, each built for both of two tensor-parallel ranks. Parameters have the whole model's
     names, their slices fit together, and their number of elements is as predicted."""
     job = spec(model, "1f1b", 3, tensor=2, by_tokens=by_tokens)
@@ -119,7 +119,7 @@ def test_slices_of_every_rank_are_the_whole_model(model: str, by_tokens: bool) -
         )
 
 
-def test_cuts_are_by_flops_or_by_blocks() -> None:
+def test_stages_are_cut_by_flops_or_by_number_of_blocks() -> None:
     sample = {"encoder": 48, "decoder": 4}  # a block of the encoder costs nearly four times one of the decoder
     by_flops = [part.end - part.begin for part in parts_of(spec("t5", "1f1b", 3, sequence=sample))]
     engine = {"name": "pipeline", "backend": "pipeline", "options": {"schedule": "1f1b", "cut": "blocks"}}
@@ -127,7 +127,7 @@ def test_cuts_are_by_flops_or_by_blocks() -> None:
     assert by_blocks == [3, 2, 3] and by_flops == [2, 1, 5]
 
 
-def test_in_a_covering_set_every_two_values_meet_that_can() -> None:
+def test_covering_set_of_cases_has_every_possible_pair_of_values() -> None:
     chosen = choose_cases(seed=3, tried=40)
     assert {pair for case in chosen for pair in list_pairs(case)} == {
         p for case in list_cases() for p in list_pairs(case)

@@ -65,8 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("pipelines")
     points = [requested(*words, quick=QUICK) for words in (LAYOUT, ("engine=ddp", "batch.global=16"))]
     allocation = Allocation(made / "real" / "adhoc", points)
-    said = allocation.end()
-    assert [record.outcome.kind for record in allocation.records()] == ["ok"] * 2, said
+    output = allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok"] * 2, output
     ranks = [*((rank, [*QUICK, *LAYOUT]) for rank in range(4)), (1023, [*QUICK, *LARGE])]
     start("-c", PROGRAM, json.dumps(ranks), str(made / "rehearsed"))
     return made
@@ -80,7 +80,7 @@ def real(folder: Path) -> RunRecord:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_samples_and_tokens_are_those_of_copies_and_not_of_ranks(real: RunRecord) -> None:
+def test_samples_and_tokens_of_a_pipeline_count_model_copies_and_not_ranks(real: RunRecord) -> None:
     observed, timed = real.observations, get_window(real)
     assert observed and observed.tokens and timed
     assert real.spec.global_batch == 2 * 4 * 2  # micro-batch, accumulation, copies of the model on four ranks
@@ -91,7 +91,7 @@ def test_samples_and_tokens_are_those_of_copies_and_not_of_ranks(real: RunRecord
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_its_losses_are_those_of_the_reference(folder: Path) -> None:
+def test_losses_of_a_pipeline_record_are_verified_against_ddp(folder: Path) -> None:
     table = results.read([folder / "real"]).table.set_index("engine")
     assert set(table.outcome) == {"ok"}
     assert "unverified" not in table["flags"]["modular"].split()
@@ -100,7 +100,7 @@ def test_its_losses_are_those_of_the_reference(folder: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_every_rank_tells_how_long_it_was_idle_and_the_answer_says_it(real: RunRecord, tmp_path: Path) -> None:
+def test_idle_time_of_every_rank_is_recorded_and_printed(real: RunRecord, tmp_path: Path) -> None:
     observed, timed = real.observations, get_window(real)
     assert observed and observed.idle_s and timed and all(seconds and seconds > 0 for seconds in observed.idle_s)
     share = statistics.mean(seconds or 0 for seconds in observed.idle_s) / statistics.median(timed.step_s)
@@ -114,7 +114,7 @@ def test_every_rank_tells_how_long_it_was_idle_and_the_answer_says_it(real: RunR
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_record_says_when_each_pass_of_a_step_was_made(real: RunRecord) -> None:
+def test_record_has_the_time_of_each_pass_in_schedule_order(real: RunRecord) -> None:
     """Passes are recorded for the first rank in each place of the pipeline. They are in the order of the schedule and
     do not overlap."""
     observed = real.observations
@@ -129,7 +129,9 @@ def test_a_record_says_when_each_pass_of_a_step_was_made(real: RunRecord) -> Non
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", range(4))
-def test_a_rehearsed_rank_holds_what_the_real_one_holds(folder: Path, real: RunRecord, rank: int) -> None:
+def test_memory_of_a_rehearsed_pipeline_rank_equals_that_of_the_real_rank(
+    folder: Path, real: RunRecord, rank: int
+) -> None:
     rehearsed = find_one(folder / "rehearsed" / str(rank)).observations
     assert rehearsed and real.observations
     [own], there = rehearsed.memory, real.observations.memory[rank]
@@ -144,7 +146,7 @@ def test_a_rehearsed_rank_holds_what_the_real_one_holds(folder: Path, real: RunR
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", range(4))
-def test_a_real_rank_holds_what_is_predicted_of_its_place(real: RunRecord, rank: int) -> None:
+def test_memory_of_a_real_pipeline_rank_equals_the_prediction_for_its_stage(real: RunRecord, rank: int) -> None:
     place = predict_memory_by_place(real.spec, "cpu")[find_place(real.spec, rank).pipeline]
     assert real.observations and (seen := real.observations.memory[rank]).resident_bytes and seen.peak_allocated_bytes
     assert place.resident == pytest.approx(seen.resident_bytes, rel=0.01)
@@ -153,7 +155,7 @@ def test_a_real_rank_holds_what_is_predicted_of_its_place(real: RunRecord, rank:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_any_of_a_thousand_ranks_is_rehearsed(folder: Path) -> None:
+def test_last_rank_of_1024_is_rehearsed(folder: Path) -> None:
     record = find_one(folder / "rehearsed" / "1023")
     assert record.spec.world_size == 1024 and record.spec.data_parallel == 256
     assert record.outcome.kind == "ok" and record.observations and record.observations.memory[0].rank == 1023
@@ -168,7 +170,7 @@ def test_any_of_a_thousand_ranks_is_rehearsed(folder: Path) -> None:
     (["engine=pipeline", "parallel.pipeline=16", "devices_per_node=16"], "choose at most 9 stages"),
     (["engine=pipeline", "parallel.pipeline=2", "devices_per_node=3"], "does not divide 3 ranks"),
 ])  # fmt: skip
-def test_a_first_word_that_is_not_enough_says_what_to_add(words: list[str], rule: str) -> None:
+def test_incomplete_pipeline_request_is_refused_with_the_missing_overrides(words: list[str], rule: str) -> None:
     given = words if any(word.startswith("devices") for word in words) else [*words, "devices_per_node=4"]
     with pytest.raises(UserError) as refused:
         check_rank(compose.compose_request(compose.parse_single(given)), "cpu")
@@ -181,5 +183,5 @@ def test_a_first_word_that_is_not_enough_says_what_to_add(words: list[str], rule
     ["engine=modular", "parallel.stages_per_rank=2", "batch.accumulation=8", "parallel.pipeline=2"],
     ["engine=lga", "parallel.stages_per_rank=2", "batch.accumulation=8"],
 ])  # fmt: skip
-def test_what_it_says_is_enough(words: list[str]) -> None:
+def test_suggested_pipeline_overrides_are_sufficient(words: list[str]) -> None:
     check_rank(compose.compose_request(compose.parse_single([*words, "devices_per_node=2"])), "cpu")

@@ -17,7 +17,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_dynamic_scale_moves_as_deepspeeds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_loss_scale_changes_like_deepspeeds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")
     monkeypatch.setattr(library.dist, "get_rank", lambda: 1)  # DeepSpeed reads it only to log on rank 0
     ours = LossScale(**options)
@@ -37,14 +37,14 @@ def test_the_dynamic_scale_moves_as_deepspeeds(options: dict[str, Any], monkeypa
         assert scale.value == theirs.cur_scale
 
 
-def test_a_fixed_scale_stays() -> None:
+def test_fixed_loss_scale_does_not_change() -> None:
     scale = DynamicScale(LossScale(loss_scale=128))
     for overflow in (True, False, True):
         scale.update(overflow=overflow)
     assert scale.value == 128
 
 
-def test_a_scale_at_its_minimum_stays() -> None:
+def test_loss_scale_does_not_fall_below_its_minimum() -> None:
     scale = DynamicScale(LossScale(initial_scale_power=1, hysteresis=1, min_loss_scale=1))
     for _ in range(5):
         scale.update(overflow=True)

@@ -15,7 +15,7 @@ PADDING = 5e-5
 """Relative tolerance for bytes. Partitions are padded to whole elements per rank; at stage 3 every tensor is padded."""
 
 
-def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
+def predict_collectives(spec: RunSpec) -> dict[str, tuple[int, int]]:
     """Return the predicted number of calls and payload bytes of a step, by kind of collective."""
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
@@ -25,7 +25,7 @@ def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
     return {kind: (calls[kind], payload[kind]) for kind in calls}
 
 
-def counted() -> dict[str, RunRecord]:
+def select_records() -> dict[str, RunRecord]:
     """Return one recorded run for each configuration with several ranks, by configuration."""
     found = {}
     for file in store.find_records([RUNS]):
@@ -35,22 +35,22 @@ def counted() -> dict[str, RunRecord]:
     return found
 
 
-def test_calls_and_bytes_are_those_of_a_recorded_run() -> None:
-    for record in counted().values():
+def test_predicted_collectives_equal_those_of_recorded_runs() -> None:
+    for record in select_records().values():
         assert record.observations and record.observations.collectives
         seen = {name: (c.calls, c.payload_bytes) for name, c in record.observations.collectives.items()}
-        said = foretold(record.spec)
-        assert said.keys() == seen.keys()
+        predicted = predict_collectives(record.spec)
+        assert predicted.keys() == seen.keys()
         for kind, (calls, payload) in seen.items():
             gathers = (
                 kind == "all_gather" and record.spec.engine.name == "zero3"
             )  # the number of gathers depends on the order in which the coordinator meets weights
-            assert said[kind][0] == pytest.approx(calls, rel=0.1 if gathers else 0), kind
-            assert said[kind][1] == pytest.approx(payload, rel=PADDING), kind
+            assert predicted[kind][0] == pytest.approx(calls, rel=0.1 if gathers else 0), kind
+            assert predicted[kind][1] == pytest.approx(payload, rel=PADDING), kind
 
 
 def test_recorded_runs_cover_every_engine_and_several_world_sizes() -> None:
-    records = counted().values()
+    records = select_records().values()
     assert {r.spec.engine.name for r in records} >= {"ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"}
     assert {"bf16", "fp32"} <= {r.spec.precision for r in records}
     assert {2, 3, 4, 8} <= {r.spec.world_size for r in records}

@@ -113,7 +113,7 @@ def load(spec: RunSpec) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_gives_shape_and_weights(written: Path, kind: str) -> None:
+def test_checkpoint_folder_gives_shape_and_weights(written: Path, kind: str) -> None:
     spec = ask(written / kind, "devices_per_node=1")
     assert spec.model.family == {"t5": "t5", "t5_v1_1": "t5", "opt": "hugging_face"}.get(kind, "gpt")
     with torch.no_grad():
@@ -122,13 +122,13 @@ def test_a_folder_gives_shape_and_weights(written: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "t5_v1_1", "gpt2"])
-def test_a_chunked_loss_reads_the_same_head(written: Path, kind: str) -> None:
+def test_chunked_loss_loads_the_head_of_the_checkpoint(written: Path, kind: str) -> None:
     spec = ask(written / kind, "devices_per_node=1", "model.loss_chunk_tokens=5")
     loss = load(spec).train()(**micro_batch(spec, 0)).loss
     assert loss.item() == pytest.approx(compute_loss(written / kind, spec, 0), rel=1e-6)
 
 
-def test_older_and_divided_forms_of_gpt2_are_read(written: Path, tmp_path: Path) -> None:
+def test_old_and_sharded_gpt2_checkpoints_are_loaded(written: Path, tmp_path: Path) -> None:
     """The published GPT-2 has names without their first word, and masks. Larger models have several files."""
     theirs = build_theirs("gpt2")
     theirs.transformer.save_pretrained(tmp_path / "base")
@@ -143,7 +143,7 @@ def test_older_and_divided_forms_of_gpt2_are_read(written: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama_3_8b", "mt5_small", "umt5_small", "t5_v1_1_small", "t5_3b"])
-def test_a_config_is_written_from_which_the_shape_is_read(model: str) -> None:
+def test_written_config_gives_the_same_shape_when_read(model: str) -> None:
     words = [f"model={model}", "devices_per_node=1", "batch.micro=1", "machine=cpu", "precision=bf16"]
     spec = compose.compose_request(compose.parse_single(words)).spec
     config, family = build_config(spec), models.load(spec.model.family)
@@ -152,7 +152,7 @@ def test_a_config_is_written_from_which_the_shape_is_read(model: str) -> None:
     assert config["dtype"] == "bfloat16"
 
 
-def test_a_model_that_transformers_lacks_is_not_trained_to_be_saved() -> None:
+def test_saving_a_model_that_transformers_lacks_is_refused() -> None:
     """A GPT-2 with Llama's norms has no config, so a run that shall save it is refused before its first step."""
     words = ["model=gpt2_tiny", "model.name=own", "model.parameters=null", "model.shape.norm=rms"]
     spec = compose.compose_request(compose.parse_single([*words, "devices_per_node=1", "machine=cpu"])).spec
@@ -160,14 +160,14 @@ def test_a_model_that_transformers_lacks_is_not_trained_to_be_saved() -> None:
         build_config(spec)
 
 
-def test_adapters_of_random_weights_are_not_saved() -> None:
+def test_saving_adapters_of_random_weights_is_refused() -> None:
     words = ["model=gpt2_tiny", "adapter=lora", "data=text", "learning.tokens=10_000", "learning.save_model=true"]
     asked = compose.compose_request(compose.parse_single([*words, "devices_per_node=1", "machine=cpu"]))
     with pytest.raises(UserError, match=r"learning\.save_model=true: without model\.checkpoint the adapters belong to"):
         compose.check(asked, "cpu")
 
 
-def test_an_identity_depends_on_the_checkpoint_and_a_model_without_one_keeps_its_record(written: Path) -> None:
+def test_config_id_depends_on_the_checkpoint_and_specs_without_one_omit_the_field(written: Path) -> None:
     one, other = ask(written / "gpt2"), ask(written / "gpt2")
     random = one.model_copy(update={"model": one.model.model_copy(update={"checkpoint": None})})
     assert compose.config_id(one) == compose.config_id(other) != compose.config_id(random)
@@ -268,7 +268,7 @@ def test_peft_loads_saved_adapters(written: Path, tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.processes
-def test_a_trained_model_is_the_start_of_another_training(tmp_path: Path) -> None:
+def test_training_continues_from_a_saved_model_with_another_engine(tmp_path: Path) -> None:
     """The held-out loss at the end of a training is that at the begin of a training from its weights, with another
     engine. The records have the seconds of loading and of writing."""
     pytest.importorskip("datasets")
@@ -298,7 +298,7 @@ def test_a_trained_model_is_the_start_of_another_training(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "told"),
+    ("kind", "change", "message"),
     [
         ("llama", {"model.norm.weight": torch.ones(8)},
          "tensor model.norm.weight is 8, and the model has 32; choose the model of the checkpoint"),
@@ -315,8 +315,8 @@ def test_a_trained_model_is_the_start_of_another_training(tmp_path: Path) -> Non
          "tensor model.norm.weight has dtype U8, and only F64, F32, F16, BF16 are loaded"),
     ],
 )  # fmt: skip
-def test_tensors_of_another_model_are_refused_in_one_line(
-    written: Path, tmp_path: Path, kind: str, change: dict[str, torch.Tensor | None], told: str
+def test_checkpoint_tensors_of_another_model_are_refused_in_one_line(
+    written: Path, tmp_path: Path, kind: str, change: dict[str, torch.Tensor | None], message: str
 ) -> None:
     folder = shutil.copytree(written / kind, tmp_path / kind)
     changed = {name: tensor for name, tensor in (load_file(folder / WEIGHTS) | change).items() if tensor is not None}
@@ -324,18 +324,18 @@ def test_tensors_of_another_model_are_refused_in_one_line(
     with pytest.raises(UserError) as caught:
         load(ask(folder))
     assert str(caught.value).startswith(f"model.checkpoint={folder}: ")
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_files_that_are_none_are_refused_in_one_line(written: Path, tmp_path: Path) -> None:
+def test_damaged_or_missing_weight_files_are_refused_in_one_line(written: Path, tmp_path: Path) -> None:
     spec = ask(shutil.copytree(written / "gpt2", tmp_path / "gpt2"))
     weights, index = tmp_path / "gpt2" / WEIGHTS, tmp_path / "gpt2" / INDEX
     whole_file = weights.read_bytes()
 
-    def refuse(told: str) -> None:
+    def refuse(message: str) -> None:
         with pytest.raises(UserError) as caught:
             load(spec)
-        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
 
     weights.write_bytes(whole_file[:-100])
     refuse(f"{WEIGHTS} is not safetensors (")
@@ -347,7 +347,7 @@ def test_files_that_are_none_are_refused_in_one_line(written: Path, tmp_path: Pa
     refuse(f"{INDEX} is not an index of safetensors")
 
 
-def test_prepare_reads_the_checkpoint(written: Path, tmp_path: Path) -> None:
+def test_prepare_checks_the_checkpoint(written: Path, tmp_path: Path) -> None:
     """The weights are found, and their tensors are compared with the model before a job is submitted."""
     spec = ask(written / "gpt2")
     needs = staging.StagingNeeds(device="cpu", models=(spec,), elsewhere=True)
@@ -361,7 +361,7 @@ def test_prepare_reads_the_checkpoint(written: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("model=hugging_face",), "model.config_file: missing; give the path of a config.json, or set model.check"),
         (("model=hugging_face", "model.checkpoint=/nowhere"), "model.checkpoint=/nowhere: no such folder; give a"),
@@ -371,17 +371,17 @@ def test_prepare_reads_the_checkpoint(written: Path, tmp_path: Path) -> None:
         (("model=tiny", "model.checkpoint={gpt2}"), "model_type=gpt2: not of the family built here"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_read_is_refused_before_a_run(
-    written: Path, tmp_path: Path, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+def test_unreadable_checkpoint_is_refused_before_the_run(
+    written: Path, tmp_path: Path, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     asked = [word.format(gpt2=written / "gpt2", empty=tmp_path) for word in words]
     with pytest.raises(UserError) as caught:
         compose.compose_request(compose.parse_single(asked))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_name_on_the_hub_is_read_from_the_cache(
+def test_checkpoint_name_on_the_hub_is_found_in_the_cache(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a network, a checkpoint that was fetched before is found in the cache of huggingface_hub."""

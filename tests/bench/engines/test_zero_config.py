@@ -38,7 +38,7 @@ def config(name: str = "zero2", more: dict[str, Any] | None = None, **fields: An
     return build_deepspeed_config(Options.model_validate(spec.engine.options | (more or {})), spec)
 
 
-def test_there_is_a_preset_for_ddp_and_every_stage() -> None:
+def test_ddp_and_every_zero_stage_have_a_preset() -> None:
     assert {"ddp", "zero0", "zero1", "zero2", "zero3"} <= set(PRESETS)
 
 
@@ -48,20 +48,20 @@ PLACED = {"pipeline": {"parallel": {"pipeline": 2}}, "interleaved": _LOOPED, "mo
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_decode_and_pass_their_own_check(name: str) -> None:
+def test_presets_are_valid_and_pass_the_check_of_their_engine(name: str) -> None:
     spec = preset(name, **PLACED.get(name, {}))
     engine = engines.load(spec.engine.backend)
     for device in (None, "cpu", "cuda"):
         engine.check(engine.Options.model_validate(spec.engine.options), spec, device)
 
 
-def test_presets_differ_in_the_stage_alone() -> None:
+def test_presets_of_stages_1_to_3_have_equal_buckets_and_overlap() -> None:
     buckets = {preset(f"zero{stage}").engine.options["reduce_bucket_size"] for stage in (1, 2, 3)}
     overlap = {preset(f"zero{stage}").engine.options["overlap_comm"] for stage in (1, 2, 3)}
     assert (len(buckets), overlap) == (1, {True})
 
 
-def test_the_batch_is_the_specs() -> None:
+def test_batch_sizes_in_the_deepspeed_config_are_those_of_the_spec() -> None:
     given = config()
     assert given["train_batch_size"] == 4 * 3 * 8
     assert given["train_micro_batch_size_per_gpu"] == 4
@@ -69,14 +69,14 @@ def test_the_batch_is_the_specs() -> None:
 
 
 @pytest.mark.parametrize("clipping", [0.0, 1.0, 2.5])
-def test_clipping_is_always_written_out(clipping: float) -> None:
+def test_deepspeed_config_always_has_gradient_clipping(clipping: float) -> None:
     assert config(optimizer={"gradient_clipping": clipping})["gradient_clipping"] == clipping
 
 
 @pytest.mark.parametrize(("implementation", "torch_adam", "fused"), [
     ("torch", True, None), ("fused", True, True), ("native", False, None),
 ])  # fmt: skip
-def test_the_optimizer_is_adamw_in_every_word(implementation: str, torch_adam: bool, fused: bool | None) -> None:
+def test_deepspeed_config_has_every_setting_of_adamw(implementation: str, torch_adam: bool, fused: bool | None) -> None:
     given = config(optimizer={"implementation": implementation, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.2})
     params = given["optimizer"]["params"]
     assert given["optimizer"]["type"] == "AdamW"
@@ -85,28 +85,28 @@ def test_the_optimizer_is_adamw_in_every_word(implementation: str, torch_adam: b
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_precision_decides_every_type(precision: str) -> None:
+def test_data_types_default_to_the_precision(precision: str) -> None:
     given = config(precision=precision)
     assert [given[section]["enabled"] for section in ("bf16", "fp16")] == [precision == "bf16", precision == "fp16"]
     assert given["communication_data_type"] == given["data_types"]["grad_accum_dtype"] == precision
 
 
-def test_types_can_be_chosen() -> None:
+def test_data_types_are_configurable() -> None:
     given = config(more={"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}})
     assert given["communication_data_type"] == given["data_types"]["grad_accum_dtype"] == "fp32"
 
 
-def test_nothing_of_deepspeed_measures_or_synchronises() -> None:
+def test_deepspeed_config_disables_its_measurements_and_prints() -> None:
     given = config()
     assert not given["wall_clock_breakdown"]
     assert not given["flops_profiler"]["enabled"]
-    assert "comms_logger" not in given, "to have the section turns it on, whatever it says"
+    assert "comms_logger" not in given, "the presence of this section enables the logger, whatever its values"
     assert given["timers"]["throughput"] == {"enabled": False, "synchronized": False}
     assert given["steps_per_print"] is None
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_deepspeed_reads_the_zero_section_as_we_wrote_it(stage: int) -> None:
+def test_deepspeed_reads_the_zero_section_unchanged(stage: int) -> None:
     theirs = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
     section = config(f"zero{stage}")["zero_optimization"]
     assert section["stage"] == stage
@@ -114,7 +114,7 @@ def test_deepspeed_reads_the_zero_section_as_we_wrote_it(stage: int) -> None:
     assert {name: read[name] for name in section} == section
 
 
-def test_sections_reach_deepspeed() -> None:
+def test_offload_and_gather_options_are_in_the_deepspeed_config() -> None:
     offload = {"device": "nvme", "nvme_path": "/scratch", "ratio": 0.5}
     section = config("zero3", {"offload_optimizer": offload, "stage3_allgather_sequential": True})["zero_optimization"]
     assert section["offload_optimizer"] | offload == section["offload_optimizer"]

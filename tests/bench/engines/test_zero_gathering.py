@@ -18,7 +18,7 @@ THREE = ModelSizes(
 )
 
 
-def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> None:
+def test_prefetched_weights_exist_twice_until_the_last_of_them_is_used() -> None:
     forward, _ = replay(THREE, SHORT)
     # the first weight is gathered alone; the other two are gathered together, into one flat tensor
     assert forward.padded[0].tolist() == [1, 1, 1]
@@ -31,23 +31,23 @@ def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> No
     assert forward.exact[2] == 30
 
 
-def test_a_full_bucket_is_reduced_when_the_next_gradient_comes() -> None:
+def test_full_bucket_is_reduced_at_the_next_gradient() -> None:
     _, backward = replay(THREE, SHORT)
     assert backward.fresh.tolist() == [30, 20, 10, 0, 0]
     assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
     assert backward.padded[:3].tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
-def test_a_gradient_larger_than_the_bucket_waits_beside_it() -> None:
+def test_gradient_larger_than_the_bucket_is_still_in_memory_at_the_next_gradient() -> None:
     _, backward = replay(THREE, SHORT._replace(bucket=25))
     assert backward.fresh.tolist() == [30, 20 + 30, 10, 0, 0]
     assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]]
 
 
-def test_without_limits_everything_stays_from_its_first_use_on() -> None:
+def test_weights_stay_gathered_from_their_first_use_without_limits() -> None:
     forward, backward = replay(THREE, SHORT._replace(prefetch=100, live=1000, reuse=1000))
     assert forward.exact[-1] == 20 + 30
-    assert (backward.exact + backward.padded @ [10, 20, 30]).tolist() == [60, 30, 10, 0, 0]  # until their last
+    assert (backward.exact + backward.padded @ [10, 20, 30]).tolist() == [60, 30, 10, 0, 0]  # until their last use
 
 
 def test_persistent_weights_are_never_gathered() -> None:
@@ -56,7 +56,7 @@ def test_persistent_weights_are_never_gathered() -> None:
         assert not walk.padded.any()
 
 
-def test_modules_name_every_parameter_in_the_order_of_the_segments() -> None:
+def test_modules_have_every_parameter_in_the_order_of_the_segments() -> None:
     for tied in (True, False):
         network = t5.stacks(t5.Shape(
             d_model=48, d_kv=8, d_ff=80, encoder_layers=2, decoder_layers=3, heads=4, vocab=96,

@@ -67,12 +67,12 @@ def kinds(annotation: Any) -> set[str]:
 
 
 @each
-def test_every_option_is_reachable_by_deepspeeds_name(mine: type[BaseModel], theirs: Any, left_out: set[str]) -> None:
+def test_options_have_deepspeeds_names(mine: type[BaseModel], theirs: Any, left_out: set[str]) -> None:
     assert set(mine.model_fields) == set(fields(theirs, left_out))
 
 
 @each
-def test_defaults_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: set[str]) -> None:
+def test_option_defaults_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: set[str]) -> None:
     expected = {
         name: plain(field.get_default(call_default_factory=True)) for name, field in fields(theirs, left_out).items()
     }
@@ -83,7 +83,7 @@ def test_defaults_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: s
 
 
 @each
-def test_types_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: set[str]) -> None:
+def test_option_types_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: set[str]) -> None:
     expected = {
         name: kinds(field.annotation) - {"NoneType", "Path"} for name, field in fields(theirs, left_out).items()
     }
@@ -94,7 +94,7 @@ def test_types_are_deepspeeds(mine: type[BaseModel], theirs: Any, left_out: set[
     assert actual == expected
 
 
-def test_every_option_has_its_stages_or_does_nothing_in_a_run() -> None:
+def test_every_option_has_its_stages_or_no_effect_in_a_run() -> None:
     idle = {
         "load_from_fp32_weights", "elastic_checkpoint", "stage3_gather_16bit_weights_on_model_save", "legacy_stage1",
         "pipeline_loading_checkpoint", "log_trace_cache_warnings", "enable_sanity_checks",
@@ -104,7 +104,7 @@ def test_every_option_has_its_stages_or_does_nothing_in_a_run() -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_decides_a_comparison_is_written_out(stage: int) -> None:
+def test_options_that_affect_comparisons_have_no_default(stage: int) -> None:
     given: dict[str, Any] = {name: 1 for name in WRITTEN_OUT if stage in STAGES[name]}
     Options(stage=stage, **given)
     for name in given:
@@ -117,13 +117,13 @@ def test_what_decides_a_comparison_is_written_out(stage: int) -> None:
     (1, "offload_param", {"device": "cpu"}), (2, "stage3_max_live_parameters", 0), (1, "zero_hpz_partition_size", 2),
     (3, "round_robin_gradients", True), (3, "allgather_bucket_size", 1000),
 ])  # fmt: skip
-def test_an_option_of_another_stage_is_refused(stage: int, name: str, value: Any) -> None:
+def test_option_of_another_stage_is_refused(stage: int, name: str, value: Any) -> None:
     given = {other: 1 for other in WRITTEN_OUT if stage in STAGES[other]}
     with pytest.raises(ValidationError, match=f"{name}=.* does nothing at stage {stage}"):
         Options.model_validate({"stage": stage, **given, name: value})
 
 
-def test_normalising_keeps_what_is_not_a_default() -> None:
+def test_normalised_options_are_those_that_differ_from_the_defaults() -> None:
     options = Options(stage=1, reduce_bucket_size=5e7, overlap_comm=False, round_robin_gradients=False)  # type: ignore[arg-type]
     kept = options.model_dump(mode="json", exclude_defaults=True)
     assert kept == {"stage": 1, "reduce_bucket_size": 50_000_000, "overlap_comm": False}
