@@ -220,17 +220,17 @@ def find_faults(question: Question) -> tuple[str, list[Fault]]:
     verb, overrides, config_dir = question
     try:
         if verb == "advise":
-            said = list(_list_advice_faults(api.advise(overrides, results=config_dir, config_dir=config_dir)))
+            texts = list(_list_advice_faults(api.advise(overrides, results=config_dir, config_dir=config_dir)))
         else:
             found = api.predict(overrides=overrides, config_dir=config_dir)
-            said = [fault for one in found for fault in _list_prediction_faults(one)]
+            texts = [fault for one in found for fault in _list_prediction_faults(one)]
     except UserError as refusal:
         text = str(refusal)
         long = "\n" in text or len(text) > LONGEST
         return "refused", [Fault(question, f"refused in more than a line: {text}")] * long
     except Exception as error:
         return "refused", [Fault(question, f"{type(error).__name__}: {error}")]
-    return "answered", [Fault(question, what) for what in said]
+    return "answered", [Fault(question, what) for what in texts]
 
 
 def _list_prediction_faults(found: Prediction) -> Iterator[str]:

@@ -69,7 +69,7 @@ def batch(spec: RunSpec) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------------------- numbers of parameters
 
 
-def test_trained_parameters_of_a_t5_are_those_of_the_closed_form() -> None:
+def test_trained_parameters_of_a_t5_equal_the_closed_form() -> None:
     d, inner, f, rank = 48, 32, 80, 4
     attention, mlp = 4 * (d + inner), 3 * (d + f)
     network = get_network(spec_of(T5, {"rank": rank}))
@@ -78,7 +78,7 @@ def test_trained_parameters_of_a_t5_are_those_of_the_closed_form() -> None:
     assert count_parameters(network) == frozen + count_trained_parameters(network)
 
 
-def test_trained_parameters_of_llama_3_8b_are_the_published_number() -> None:
+def test_trained_parameters_of_llama_3_8b_equal_the_number_printed_by_peft() -> None:
     """peft prints 41,943,040 for rank 16 on all seven matrices of each of the 32 blocks, and 3,407,872 for rank 8 on
     queries and values."""
     llama = compose.compose_request(
@@ -91,7 +91,7 @@ def test_trained_parameters_of_llama_3_8b_are_the_published_number() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_sizes_are_those_of_the_model_that_peft_adapts(name: str) -> None:
+def test_sizes_of_trained_and_frozen_tensors_equal_those_of_the_peft_model(name: str) -> None:
     spec = spec_of(SHAPES[name], {"rank": 4, "targets": SOME[name]})
     parameters = list(adapted(spec).parameters())
     sizes = get_model_sizes(get_network(spec))
@@ -109,7 +109,7 @@ def test_sizes_are_those_of_the_model_that_peft_adapts(name: str) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_activations_are_to_the_byte_what_autograd_keeps(
+def test_activation_bytes_equal_the_tensors_saved_by_autograd(
     name: str, some: bool, dropout: float, attention: str, precision: str
 ) -> None:
     adapter = {"rank": 4, "dropout": dropout, "targets": SOME[name] * some}
@@ -121,7 +121,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     assert kept_by_autograd(module, lambda: module(**tokens).loss) - sum_of_weights == saved
 
 
-def test_a_frozen_matrix_without_an_adapter_keeps_no_input() -> None:
+def test_frozen_matrix_without_an_adapter_saves_no_input_for_backward() -> None:
     """The MLPs of a Llama keep their three inner tensors, but neither their input nor the input of the last matrix."""
     rows, width, inner = 60, 48, 80
     keeps, none = (
@@ -138,7 +138,7 @@ def test_a_frozen_matrix_without_an_adapter_keeps_no_input() -> None:
 
 
 @pytest.mark.parametrize(("name", "bits"), [("nf4", 4.5), ("nested", 4.127), ("int8", 8.0)])
-def test_quantised_weights_have_their_published_bits(name: str, bits: float) -> None:
+def test_quantised_weights_have_the_published_bits_per_parameter(name: str, bits: float) -> None:
     """Scales of int8 are one fp32 number per row, which adds 32 bits over 4096 columns."""
     adapter = {"rank": 8, "quantization": "int8" if name == "int8" else "nf4", "double_quantization": name == "nested"}
     shape = LLAMA | {"width": 4096, "heads": 32, "key_heads": 32, "inner": 4096, "vocab": 128}
@@ -157,7 +157,7 @@ def test_norms_embeddings_and_wo_are_not_quantised() -> None:
     assert whole == {(96 * d, 2), (d, 2 * 2 + 3 * 3 + 2), (32 * 4, 2), (d * f, 5)}
 
 
-def test_ddp_has_states_for_adapters_and_weights_for_everything() -> None:
+def test_ddp_has_optimizer_states_for_adapters_and_weights_for_all_parameters() -> None:
     spec = spec_of(LLAMA, {"rank": 4})
     network = get_network(spec)
     trained, held = count_trained_parameters(network), predict_engine_memory(spec, "cpu").resident()
@@ -170,7 +170,7 @@ def test_ddp_has_states_for_adapters_and_weights_for_everything() -> None:
 @pytest.mark.parametrize(("precision", "form"), [("fp32", "none"), ("bf16", "none"), ("bf16", "nf4"), ("bf16", "int8")])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["t5", "llama"])
-def test_peaks_of_training_with_ddp_are_predicted_within_four_percent(
+def test_predicted_peaks_of_ddp_with_adapters_are_within_4_percent(
     name: str, checkpointing: bool, precision: str, form: str, single_rank: None
 ) -> None:
     from bench.measure import memory
@@ -192,13 +192,13 @@ def test_peaks_of_training_with_ddp_are_predicted_within_four_percent(
     with memory.trace_memory(device) as step:
         engine.train_step(iter(steps[2:]))
     assert built.before_bytes is not None and step.peak_bytes and between
-    foretold = predict_memory(spec, "cpu", rehearsed=True)
-    assert foretold.resident == pytest.approx(between - built.before_bytes, rel=0.002)
+    predicted = predict_memory(spec, "cpu", rehearsed=True)
+    assert predicted.resident == pytest.approx(between - built.before_bytes, rel=0.002)
     peak = step.peak_bytes - built.before_bytes
-    # bitsandbytes' kernels on a CPU dequantise through further copies, which those of a GPU have not
+    # bitsandbytes' CPU kernels make additional copies to dequantise; its GPU kernels do not
     packed = [size.elements for size in get_model_sizes(get_network(spec)).frozen if size.packed]
     copies = 3 * FULL * max(packed, default=0)
-    assert 0.96 * peak - copies <= foretold.peak <= 1.04 * peak
+    assert 0.96 * peak - copies <= predicted.peak <= 1.04 * peak
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_flops_of_a_step_are_what_torch_counts(name: str, some: bool, checkpointing: bool) -> None:
+def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some: bool, checkpointing: bool) -> None:
     """Attention is eager, since a fused kernel recomputes its scores in backward and model FLOPs exclude this."""
     adapter = {"rank": 4, "targets": SOME[name] * some}
     spec = spec_of(SHAPES[name], adapter, attention="eager", precision="fp32", activation_checkpointing=checkpointing)
@@ -231,7 +231,7 @@ def test_flops_of_a_step_are_what_torch_counts(name: str, some: bool, checkpoint
     assert (found.model < found.hardware) is checkpointing
 
 
-def test_a_frozen_weight_has_four_flops_per_token_and_an_adapters_weight_six() -> None:
+def test_frozen_weights_have_4_flops_per_token_and_adapter_weights_6() -> None:
     """A Llama of 3 blocks. The first block has no gradient of its input, which spares one product of each matrix that
     reads it and of its adapter. Attention has 12 FLOPs per pair of tokens and element of a head."""
     d, kv, f, vocab, tokens, rank = 48, 24, 80, 96, 20, 4
@@ -243,7 +243,7 @@ def test_a_frozen_weight_has_four_flops_per_token_and_an_adapters_weight_six() -
     assert compute_flops_per_step(spec).model == tokens * (frozen + adapters + attention)
 
 
-def test_dequantising_reads_and_writes_each_block_once_per_pass() -> None:
+def test_dequantisation_reads_and_writes_each_weight_once_per_pass() -> None:
     plain, packed = (
         spec_of(LLAMA, {"rank": 4, "quantization": form, "double_quantization": form == "nf4"})
         for form in ("none", "nf4")
@@ -257,11 +257,11 @@ def test_dequantising_reads_and_writes_each_block_once_per_pass() -> None:
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_target_that_the_model_lacks_is_refused_with_the_nearest_name() -> None:
+def test_unknown_adapter_target_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"adapter.targets=q_prj: no matrix .* q_proj"):
         get_network(spec_of(LLAMA, {"rank": 4, "targets": ["q_prj"]}))
 
 
-def test_parameters_frozen_by_a_pattern_are_not_predicted() -> None:
+def test_memory_with_parameters_frozen_by_a_pattern_is_not_predicted() -> None:
     with pytest.raises(NoPrediction, match=r"adapter.frozen=\^encoder: no prediction"):
         predict_memory(spec_of(T5, {"frozen": "^encoder"}))

@@ -63,7 +63,7 @@ def choice(
 # -- candidates
 
 
-def test_micro_batches_are_powers_of_two_their_middles_and_the_largest_that_surely_fits() -> None:
+def test_candidate_micro_batches_are_1_to_1_5_times_powers_of_2_and_the_largest_that_fits() -> None:
     found = search_candidates([BASE], Axes(nodes=(1,), checkpointing=(False,)), DeviceLimits(H200, "cuda"))
     micros = [candidate.spec.batch.micro for candidate in found.candidates]
 
@@ -80,7 +80,7 @@ def test_micro_batches_are_powers_of_two_their_middles_and_the_largest_that_sure
     assert all(candidate.fits == predict_memory(candidate.spec).fits(H200) for candidate in found.candidates)
 
 
-def test_accumulation_fills_the_largest_global_batch_and_never_exceeds_it() -> None:
+def test_candidates_reach_and_never_exceed_the_largest_global_batch() -> None:
     found = search_candidates(
         [BASE], Axes(nodes=(1,), checkpointing=(False,), max_global_batch=100), DeviceLimits(H200, "cuda")
     )
@@ -91,7 +91,7 @@ def test_accumulation_fills_the_largest_global_batch_and_never_exceeds_it() -> N
     assert all(c.spec.global_batch <= 100 for c in found.candidates)
 
 
-def test_a_global_batch_that_is_asked_for_is_kept_exactly() -> None:
+def test_candidates_have_exactly_the_requested_global_batch() -> None:
     found = search_candidates(
         [BASE], Axes(nodes=(1, 3), checkpointing=(False,), global_batch=64), DeviceLimits(H200, "cuda")
     )
@@ -99,13 +99,13 @@ def test_a_global_batch_that_is_asked_for_is_kept_exactly() -> None:
     assert [left.nodes for left in found.undivided] == [3]  # 64 samples and 24 ranks
 
 
-def test_what_does_not_fit_says_by_how_much() -> None:
+def test_points_that_do_not_fit_have_the_missing_bytes() -> None:
     found = search_candidates([BASE], Axes(nodes=(1,), checkpointing=(False,)), DeviceLimits(4_000_000_000, "cuda"))
     assert found.candidates == []
     assert [short.bytes for short in found.short] == [predict_memory(BASE).device[0] - 4_000_000_000]
 
 
-def test_a_measured_run_outranks_the_formula_of_memory() -> None:
+def test_measured_fit_has_priority_over_predicted_memory() -> None:
     axes = Axes(nodes=(1,), checkpointing=(False,), micro=(1,))
     ran_out = search_candidates([BASE], axes, DeviceLimits(H200, "cuda", seen=lambda point: False))
     assert (ran_out.candidates, len(ran_out.short)) == ([], 1)
@@ -116,7 +116,7 @@ def test_a_measured_run_outranks_the_formula_of_memory() -> None:
 # -- the best choice
 
 
-def test_the_best_depends_on_what_is_asked() -> None:
+def test_advised_choice_depends_on_tokens_node_hours_and_deadline() -> None:
     one = choice(nodes=1, parts={"forward": 10.0})  # 8 devices: 80 device-seconds per step
     four = choice(nodes=4, parts={"forward": 2.0, "all-reduce": 2.0})  # 32 devices: 128
     rows = [one, four]
@@ -126,10 +126,10 @@ def test_the_best_depends_on_what_is_asked() -> None:
     assert advise(AdviceQuestion(tokens, node_hours=23), rows).winner is one  # four may take 6 h of 4 nodes
     assert advise(AdviceQuestion(tokens, deadline_h=21), rows).winner is one
     assert advise(AdviceQuestion(tokens, deadline_h=7), rows).winner is four
-    assert advise(AdviceQuestion(tokens, deadline_h=15), rows).winner is four  # one makes it only if all goes well
+    assert advise(AdviceQuestion(tokens, deadline_h=15), rows).winner is four  # `one` may miss the deadline
 
 
-def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
+def test_more_certain_of_two_choices_within_the_error_is_advised() -> None:
     lower, stage_3 = choice("zero1", parts={"forward": 1.0}), choice("zero3", parts={"forward": 0.9})
     advice = advise(AdviceQuestion(), [stage_3, lower])
     assert (advice.winner, advice.ties) == (lower, [stage_3])
@@ -138,7 +138,7 @@ def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
     assert advise(AdviceQuestion(), [lower, far]).winner is far
 
 
-def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the_largest_micro_batch() -> None:
+def test_among_choices_within_5_percent_fewer_nodes_and_then_larger_micro_batches_are_advised() -> None:
     def on(nodes: int, seconds: float, micro: int = 1) -> Choice:  # the same tokens for each device
         return choice(nodes=nodes, micro=micro, tokens=1000 * nodes * micro, parts={"forward": seconds * micro})
 
@@ -155,19 +155,19 @@ def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the
     )
 
 
-def test_what_may_not_fit_wins_only_where_nothing_fits_for_sure() -> None:
+def test_choice_that_may_not_fit_is_advised_only_if_none_surely_fits() -> None:
     sure, perhaps = choice(parts={"forward": 2.0}), choice(micro=2, parts={"forward": 1.0}, fits=None)
     advice = advise(AdviceQuestion(), [sure, perhaps])
     assert (advice.winner, advice.perhaps) == (sure, perhaps)
     assert advise(AdviceQuestion(), [perhaps]).winner is perhaps
 
 
-def test_beyond_every_limit_nothing_stands() -> None:
+def test_choice_beyond_the_deadline_has_the_highest_doubt() -> None:
     slow = choice(parts={"forward": 10.0})
     assert rate_doubt(slow, AdviceQuestion(3.6e6, deadline_h=9)) == 3
 
 
-def test_each_engine_is_shown_at_its_best() -> None:
+def test_advice_lists_the_fastest_choice_of_each_engine() -> None:
     rows = [choice("zero2", parts={"forward": s}, micro=m) for s, m in ((3.0, 1), (2.0, 2))]
     rows.append(choice("zero3", parts={"forward": 5.0}))
     advice = advise(AdviceQuestion(), rows)
@@ -177,36 +177,38 @@ def test_each_engine_is_shown_at_its_best() -> None:
 # -- choices that differ by more than the error
 
 
-def test_doubt_that_both_share_cancels() -> None:
+def test_error_shared_by_two_choices_cancels() -> None:
     quick = choice(nodes=1, parts={"forward": 1.0, "all-reduce": 0.1})  # 1.1 to 2.1
     slow = choice(nodes=2, tokens=2000, parts={"forward": 1.0, "all-reduce": 0.2})  # 1.2 to 2.2: they overlap
     assert is_surely_faster(quick, slow, per_device=True)
     assert not is_surely_faster(slow, quick, per_device=True)
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(1.2, False), (1.25, True)])
+@pytest.mark.parametrize(("seconds", "is_sure"), [(1.2, False), (1.25, True)])
 @pytest.mark.parametrize("other", [{"micro": 2}, {"engine": "zero1"}, {"checkpointing": True}], ids=str)
-def test_other_portions_and_engines_leave_each_its_own_doubt(seconds: float, told: bool, other: dict[str, Any]) -> None:
+def test_errors_of_choices_with_another_batch_or_engine_do_not_cancel(
+    seconds: float, is_sure: bool, other: dict[str, Any]
+) -> None:
     assert REHEARSED == (0.9, 1.1)  # 1.1 × 1.0 = 1.1 against 0.9 × 1.2 = 1.08 or 0.9 × 1.25 = 1.125
     one, rival = choice(parts={"forward": 1.0}), choice(parts={"forward": seconds}, **other)
-    assert is_surely_faster(one, rival, per_device=True) is told
+    assert is_surely_faster(one, rival, per_device=True) is is_sure
 
 
-def test_stage_3_alone_may_compute_as_much_longer_as_it_was_seen_to() -> None:
+def test_choice_with_stage_3_has_the_larger_error_of_calibrated_rates() -> None:
     other = choice("zero2", parts={"forward": 1.0})
     edge = REHEARSED[0] / CALIBRATED[1]
     assert is_surely_faster(choice("zero3", parts={"forward": 0.99 * edge}), other, per_device=True)
     assert not is_surely_faster(choice("zero3", parts={"forward": 1.01 * edge}), other, per_device=True)
 
 
-def test_what_is_better_only_if_communication_hides_is_not_surely_better() -> None:
+def test_choice_that_is_faster_only_with_hidden_communication_is_not_surely_faster() -> None:
     hiding = choice(nodes=1, parts={"forward": 1.0}, hidden_s=0.5)
     waiting = choice(nodes=2, tokens=2000, parts={"forward": 1.0, "all-reduce": 0.1})
     assert not is_surely_faster(hiding, waiting, per_device=True)
     assert not is_surely_faster(waiting, hiding, per_device=True)
 
 
-def test_measured_runs_are_compared_by_their_intervals() -> None:
+def test_measured_choices_are_compared_by_their_intervals() -> None:
     def measured(low: float, high: float) -> Choice:
         made = choice(parts={"forward": 1.0})
         return made._replace(estimate=StepEstimate((low + high) / 2, low, high, "measured", 3))
@@ -215,7 +217,7 @@ def test_measured_runs_are_compared_by_their_intervals() -> None:
     assert not is_surely_faster(measured(1.0, 1.2), measured(1.1, 1.3), per_device=True)
 
 
-def test_why_names_the_parts_that_take_longer() -> None:
+def test_explanation_has_the_parts_of_the_step_that_take_longer() -> None:
     base = choice(parts={"forward": 1.0, "backward": 2.0, "all-reduce": 1.0})
     rival = choice(parts={"forward": 1.0, "recomputation": 0.8, "backward": 2.0, "gather": 1.2, "all-reduce": 0.6})
     assert compute_extra_share(base, rival, per_device=True) == pytest.approx(0.4)
@@ -236,19 +238,19 @@ def recorded(engine: str, **changes: Any) -> RunRecord:
 
 
 @pytest.fixture(scope="module")
-def here() -> Any:
+def machine() -> Any:
     """Return the machine of the recorded runs, to which the rates needed by a prediction are added."""
     rates = {"peak_tflops": {"fp32": 0.1}, "memory_bytes_per_s": 1e10, "intra_node_bytes_per_s": 1e9}
     return recorded("zero2").circumstance.machine.model_copy(update=rates)
 
 
-def chosen(record: RunRecord, here: Any, *others: RunRecord) -> Choice:
+def chosen(record: RunRecord, machine: Any, *others: RunRecord) -> Choice:
     """Return the choice for the configuration of `record`, if the runs `others` are the measurements."""
 
     def predict(point: RunSpec) -> StepTime:
-        return predict_step_time(point, here, "cpu")
+        return predict_step_time(point, machine, "cpu")
 
-    found = collect_measured(others, record.spec, here, lambda point: predict(point).step_s)
+    found = collect_measured(others, record.spec, machine, lambda point: predict(point).step_s)
     return choose(Candidate(record.spec, predict_memory(record.spec, "cpu"), True), found, predict(record.spec))
 
 
@@ -258,43 +260,44 @@ def median_s(record: RunRecord) -> float:
     return statistics.median(steps.step_s[steps.cut :])
 
 
-def test_a_measured_point_has_its_own_time(here: Any) -> None:
+def test_measured_point_has_its_measured_time(machine: Any) -> None:
     record = recorded("zero2")
-    believed = chosen(record, here, record, recorded("zero3")).estimate
-    assert (believed.evidence, believed.runs) == ("measured", 1)
-    assert believed.step_s == median_s(record)
-    assert believed.low_s < believed.step_s < believed.high_s
+    estimate = chosen(record, machine, record, recorded("zero3")).estimate
+    assert (estimate.evidence, estimate.runs) == ("measured", 1)
+    assert estimate.step_s == median_s(record)
+    assert estimate.low_s < estimate.step_s < estimate.high_s
 
 
-def test_its_neighbours_are_corrected_by_as_much_as_it_was_off(here: Any) -> None:
+def test_prediction_is_corrected_by_the_error_at_a_measured_neighbour(machine: Any) -> None:
     measured, other = recorded("zero2"), recorded("zero3")
-    off = median_s(measured) / chosen(measured, here).time.step_s
-    believed, predicted = chosen(other, here, measured).estimate, chosen(other, here).time.step_s
-    assert (believed.evidence, believed.runs) == ("corrected", 1)
-    assert believed.step_s == pytest.approx(off * predicted)
+    off = median_s(measured) / chosen(measured, machine).time.step_s
+    estimate, predicted = chosen(other, machine, measured).estimate, chosen(other, machine).time.step_s
+    assert (estimate.evidence, estimate.runs) == ("corrected", 1)
+    assert estimate.step_s == pytest.approx(off * predicted)
     ends = CALIBRATED[0] * off * predicted, CALIBRATED[1] * off * predicted
-    assert (believed.low_s, believed.high_s) == pytest.approx(ends)  # runs of another engine leave a larger error
+    assert (estimate.low_s, estimate.high_s) == pytest.approx(ends)  # runs of another engine leave a larger error
 
 
-def test_runs_of_another_machine_say_nothing(here: Any) -> None:
+def test_runs_on_another_machine_are_ignored(machine: Any) -> None:
     record = recorded("zero2")
-    elsewhere = here.model_copy(update={"name": "elsewhere"})
+    elsewhere = machine.model_copy(update={"name": "elsewhere"})
     assert collect_measured([record], record.spec, elsewhere, lambda point: 1.0) == MeasuredPoints()
 
 
 @pytest.mark.parametrize("changes", [{"evidence": "rehearsed"}, {"drill": True}])
-def test_what_is_no_measurement_says_nothing(here: Any, changes: dict[str, Any]) -> None:
+def test_rehearsals_and_drills_are_ignored(machine: Any, changes: dict[str, Any]) -> None:
     record = recorded("zero2")
     if changes.pop("drill", False):
         changes["observations"] = record.observations.model_copy(update={"drill": "slow"})  # type: ignore[union-attr]
     assert (
-        collect_measured([record.model_copy(update=changes)], record.spec, here, lambda point: 1.0) == MeasuredPoints()
+        collect_measured([record.model_copy(update=changes)], record.spec, machine, lambda point: 1.0)
+        == MeasuredPoints()
     )
 
 
-def test_a_point_that_ran_out_of_memory_does_not_fit(here: Any) -> None:
+def test_point_with_a_recorded_out_of_memory_error_does_not_fit(machine: Any) -> None:
     record = recorded("zero2")
     oom = record.model_copy(update={"outcome": record.outcome.model_copy(update={"kind": "oom"})})
-    found = collect_measured([oom], record.spec, here, lambda point: 1.0)
+    found = collect_measured([oom], record.spec, machine, lambda point: 1.0)
     assert found.fits(record.spec) is False
     assert found.fits(recorded("zero3").spec) is None

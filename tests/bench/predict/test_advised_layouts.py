@@ -16,11 +16,11 @@ def build(*words: str) -> RunSpec:
     return compose.compose_request(compose.parse_single(given)).spec
 
 
-def test_an_engine_without_layouts_has_its_own_alone() -> None:
+def test_engine_without_layouts_has_only_the_default_layout() -> None:
     assert list_layouts(build("engine=zero3", "model=mt5_xl"), LayoutAxes(), "cuda") == [Parallel()]
 
 
-def test_a_pipeline_has_powers_of_two_that_divide_the_model_and_slices_inside_of_a_node() -> None:
+def test_pipeline_layouts_are_powers_of_2_with_tensor_parallelism_inside_a_node() -> None:
     found = list_layouts(build("engine=pipeline", "model=mt5_xl", "nodes=2"), LayoutAxes(), "cuda")
     assert {layout.tensor for layout in found} == {1, 2, 4, 8}
     assert {layout.pipeline for layout in found} == {1, 2, 4, 8, 16}
@@ -30,20 +30,20 @@ def test_a_pipeline_has_powers_of_two_that_divide_the_model_and_slices_inside_of
     assert {layout.stages_per_rank * layout.pipeline for layout in looped if layout.pipeline > 1} == {8}
 
 
-def test_axes_that_are_given_are_all_that_is_tried() -> None:
+def test_given_axes_replace_the_default_layouts() -> None:
     axes = LayoutAxes(tensor=(2,), pipeline=(2, 3), stages_per_rank=(1,))
     found = list_layouts(build("engine=pipeline", "model=mt5_xl"), axes, "cuda")
     assert found == [Parallel(tensor=2, pipeline=2)]
 
 
-def test_each_rank_of_a_copy_stands_for_a_micro_batch() -> None:
+def test_applied_layout_has_one_micro_batch_per_pipeline_rank() -> None:
     spec = apply_layout(build("engine=interleaved", "model=mt5_xl"), Parallel(pipeline=4, stages_per_rank=2))
     assert (spec.accumulation, spec.data_parallel, spec.global_batch) == (4, 2, 8)
     assert can_run(spec, "cuda")
     assert not can_run(apply_layout(spec, Parallel(pipeline=4)), "cuda"), "it has several stages on a rank"
 
 
-def test_what_fits_no_device_whole_is_advised_to_be_divided(
+def test_layout_is_advised_for_a_model_that_does_not_fit_a_device(
     capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(str(tmp_path))
@@ -58,7 +58,7 @@ def test_what_fits_no_device_whole_is_advised_to_be_divided(
     assert config_id(again) == winner["config_id"]
 
 
-def test_no_more_ranks_to_a_copy_are_looked_at_than_twice_those_that_fit(
+def test_searched_layouts_have_at_most_twice_the_ranks_of_the_smallest_that_fits(
     capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(str(tmp_path))

@@ -56,13 +56,13 @@ def loss(model: torch.nn.Module, samples: int) -> torch.Tensor:
     return found
 
 
-def test_gpt2_has_its_published_parameters_and_those_that_transformers_builds() -> None:
+def test_parameters_of_gpt2_equal_the_published_number_and_transformers_model() -> None:
     with torch.device("meta"):
         built = sum(parameter.numel() for parameter in GPT2LMHeadModel(GPT2Config()).parameters())
     assert count_parameters(network(12, 768, 12, 50257, 1024)) == built == 124_439_808
 
 
-def test_modules_hold_the_parameters_of_transformers_modules_in_their_order() -> None:
+def test_described_modules_have_the_parameters_of_transformers_in_the_same_order() -> None:
     described = network(**SMALL)
     sizes = {module.weight: list_tensors(described)[module.size].elements for module in list_modules(described)}
     sizes.pop(None)
@@ -73,7 +73,7 @@ def test_modules_hold_the_parameters_of_transformers_modules_in_their_order() ->
     ]
 
 
-def test_matrices_are_those_of_its_projections_and_its_head() -> None:
+def test_described_matrices_are_those_of_projections_and_head() -> None:
     shapes = {
         tuple(p.shape) for name, p in built().named_parameters() if name.endswith((".c_fc.weight", "attn.weight"))
     }
@@ -83,7 +83,7 @@ def test_matrices_are_those_of_its_projections_and_its_head() -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_flops_of_a_sample_are_what_torch_counts(dropout: float, checkpointing: bool) -> None:
+def test_flops_of_a_sample_equal_the_count_of_torch(dropout: float, checkpointing: bool) -> None:
     """Attention is eager, since a fused kernel recomputes its scores in backward and model FLOPs exclude this."""
     described, sample = network(**SMALL), {"tokens": TOKENS}
     model = built(dropout=dropout, checkpointing=checkpointing)
@@ -97,7 +97,7 @@ def test_flops_of_a_sample_are_what_torch_counts(dropout: float, checkpointing: 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_are_to_the_byte_what_autograd_keeps(
+def test_activation_bytes_equal_the_tensors_saved_by_autograd(
     precision: Precision, attention: Any, dropout: float, checkpointing: bool
 ) -> None:
     model = built(attention, dropout, checkpointing=checkpointing)
@@ -138,7 +138,7 @@ def gpt2(monkeypatch: pytest.MonkeyPatch) -> Stacks:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero1", "zero2", "zero3"])
-def test_a_family_that_describes_its_network_is_predicted_under_every_engine(engine: str, gpt2: Stacks) -> None:
+def test_described_family_is_predicted_with_every_engine(engine: str, gpt2: Stacks) -> None:
     spec = spec_of(engine)
     needed = predict_memory(spec, "cuda")
     assert all(size >= 0 for phase in needed.phases for size in phase.terms.values())
@@ -150,21 +150,21 @@ def test_a_family_that_describes_its_network_is_predicted_under_every_engine(eng
     assert compute_flops_per_step(spec).model == pytest.approx(16 * rule, rel=0.002)
 
 
-def test_logits_of_a_large_vocabulary_are_what_a_gpt2_needs_most_of(gpt2: Stacks) -> None:
+def test_logits_and_loss_of_gpt2_equal_a_calculation_by_hand(gpt2: Stacks) -> None:
     """By hand: logits of 4 × 1,024 tokens and 50,257 words in fp32 are 0.82 GB. Log-probabilities and two gradients
     have this size."""
     (backward,) = (phase for phase in predict_memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
     assert backward.terms["logits and loss"] == pytest.approx(3 * 4 * 4096 * 50257, rel=0.001)
 
 
-def test_a_network_that_nobody_describes_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_network_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "build_network", lambda model: None)
     for predicted in (compute_flops_per_step, predict_memory):
         with pytest.raises(NoPrediction, match=r"model\.family=gpt2: no prediction"):
             predicted(spec_of("ddp"))
 
 
-def test_tokens_that_a_sample_has_none_of_are_not_predicted(gpt2: Stacks) -> None:
+def test_missing_kind_of_tokens_is_refused(gpt2: Stacks) -> None:
     spec = spec_of("ddp", objective="span_corruption", sequence={"encoder": 512, "decoder": 128})
     with pytest.raises(NoPrediction, match="tokens of kind tokens: no prediction: a sample has encoder, decoder"):
         compute_flops_per_step(spec)

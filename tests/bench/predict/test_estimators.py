@@ -16,13 +16,13 @@ PARAMETERS, LAYER = 2_851_598_337, 32_899_072
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 3), (4, 8)])
 @pytest.mark.parametrize("offload", [True, False])
-def test_stage_2_is_deepspeeds(nodes: int, per_node: int, offload: bool) -> None:
+def test_estimate_of_stage_2_equals_deepspeeds(nodes: int, per_node: int, offload: bool) -> None:
     _, per_gpu = estimate_zero2_model_states_mem_needs(PARAMETERS, per_node, nodes, cpu_offload=offload)
     assert published_memory.estimate_zero2(PARAMETERS, nodes * per_node, offload=offload) == per_gpu
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 3), (4, 8)])
-def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
+def test_estimate_of_stage_3_equals_deepspeeds(nodes: int, per_node: int) -> None:
     for offload, weights in itertools.product([True, False], repeat=2):
         _, per_gpu, _ = estimate_zero3_model_states_mem_needs(
             PARAMETERS, LAYER, per_node, nodes, cpu_offload=offload, cpu_offload_params=weights
@@ -34,7 +34,7 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
-def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
+def test_largest_layer_is_the_largest_matrix(name: str) -> None:
     """DeepSpeed's model_to_params finds the module that has the most parameters of its own. In a T5 every such module
     has one matrix."""
     shape = compose.compose_request(
@@ -44,13 +44,15 @@ def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
     assert published_memory.count_largest_layer(shape) == largest
 
 
-def test_an_estimate_is_that_of_the_runs_stage_and_offload() -> None:
-    def said(*overrides: str) -> int | None:
+def test_estimate_depends_on_the_stage_and_offload_of_the_run() -> None:
+    def estimate(*overrides: str) -> int | None:
         return published_memory.estimate_memory(
             compose.compose_request(compose.parse_single([*overrides, "devices_per_node=2"])).spec, 1000
         )
 
-    assert [said(f"engine={engine}") for engine in ("ddp", "zero0", "zero1")] == [None] * 3
-    assert said("engine=zero2") == 2 * 1000 + 9 * 1000
-    assert said("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native") == 2 * 1000
-    assert said("engine=zero3") == 4 * 128 * 384 + 9 * 1000
+    assert [estimate(f"engine={engine}") for engine in ("ddp", "zero0", "zero1")] == [None] * 3
+    assert estimate("engine=zero2") == 2 * 1000 + 9 * 1000
+    assert (
+        estimate("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native") == 2 * 1000
+    )
+    assert estimate("engine=zero3") == 4 * 128 * 384 + 9 * 1000

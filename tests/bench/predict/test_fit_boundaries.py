@@ -38,7 +38,7 @@ AUTO = (  # transformers' values for "auto" at d_model 4096
         ),
     ],
 )  # fmt: skip
-def test_a_report_is_read_as_the_configuration_would_have_it(
+def test_spec_of_a_published_report_has_the_memory_of_the_composed_spec(
     model: str, configuration: str, overrides: tuple[str, ...]
 ) -> None:
     read = next(published_memory.list_specs(model, published_memory.REPORTS[model, configuration]))
@@ -50,7 +50,7 @@ def test_a_report_is_read_as_the_configuration_would_have_it(
 
 
 @pytest.mark.parametrize(("device", "machine"), [("V100-16GB", "v100_16"), ("A100-40GB", "a100_40")])
-def test_a_report_and_a_user_mean_the_same_device(device: str, machine: str) -> None:
+def test_device_of_a_published_report_has_the_memory_of_its_machine_file(device: str, machine: str) -> None:
     assert (
         compose.compose_request([("machine", machine), ("devices_per_node", 2)]).machine.memory_bytes
         == published_memory.DEVICE_BYTES[device]

@@ -25,13 +25,13 @@ def spec_of(**rest: Any) -> RunSpec:
     )
 
 
-def test_a_step_is_every_sample_of_every_rank_and_micro_step() -> None:
+def test_flops_of_a_step_are_those_of_all_samples_of_all_ranks_and_micro_steps() -> None:
     spec = spec_of(batch={"micro": 4, "accumulation": 3}, nodes=2, devices_per_node=5)
     step = compute_flops_per_step(spec)
     assert step.model == step.hardware == 4 * 3 * 10 * compute_training_flops(get_network(spec), spec.sequence)
 
 
-def test_recomputation_is_hardware_work_only_and_more_of_it_with_dropout_or_fp16() -> None:
+def test_recomputation_adds_hardware_flops_only_and_more_with_dropout_or_fp16() -> None:
     plain, full, fp16 = (
         compute_flops_per_step(spec_of(activation_checkpointing=True, **rest))
         for rest in ({}, {"dropout": 0.1}, {"precision": "fp16"})

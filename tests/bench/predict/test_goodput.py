@@ -21,11 +21,11 @@ from bench.predict.goodput import (
 )
 
 
-def test_young_by_hand() -> None:
+def test_young_interval_equals_a_calculation_by_hand() -> None:
     assert compute_young_interval(mtbf_s=7200, write_s=100) == 1200  # √(2 · 100 · 7200)
 
 
-def test_daly_by_hand() -> None:
+def test_daly_interval_equals_a_calculation_by_hand() -> None:
     """By hand: 1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 − 100."""
     assert compute_daly_interval(mtbf_s=7200, write_s=100) == pytest.approx(1134.259, abs=1e-3)
     # writing a checkpoint takes longer than the mean time between failures
@@ -34,7 +34,7 @@ def test_daly_by_hand() -> None:
 
 @pytest.mark.parametrize("write_s", [1, 30, 300])
 @pytest.mark.parametrize("mtbf_s", [2000, 20_000, 1e6])
-def test_daly_interval_is_the_best_of_the_complete_model(write_s: float, mtbf_s: float) -> None:
+def test_daly_interval_has_the_highest_goodput_of_the_complete_model(write_s: float, mtbf_s: float) -> None:
     reliability = Reliability(mtbf_s, write_s, 600)
     best = minimize_scalar(
         lambda log_s: -compute_goodput(reliability, math.exp(log_s)), bounds=(0, math.log(mtbf_s)), method="bounded",
@@ -78,11 +78,11 @@ def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int
 )
 def test_formula_agrees_with_simulated_failures(reliability: Reliability, interval_s: float) -> None:
     simulated = [simulate_goodput(reliability, interval_s, 20_000, seed) for seed in range(5)]
-    doubt = 4 * float(np.std(simulated, ddof=1)) / math.sqrt(len(simulated)) + 1e-4
-    assert compute_goodput(reliability, interval_s) == pytest.approx(float(np.mean(simulated)), abs=doubt)
+    tolerance = 4 * float(np.std(simulated, ddof=1)) / math.sqrt(len(simulated)) + 1e-4
+    assert compute_goodput(reliability, interval_s) == pytest.approx(float(np.mean(simulated)), abs=tolerance)
 
 
-def test_published_rates_by_hand() -> None:
+def test_published_failure_rates_equal_a_calculation_by_hand() -> None:
     hours = {one: one.device_mtbf_s / 3600 for one in (LLAMA_3, OPT_175B, RSC_1, RSC_2)}
     assert hours[LLAMA_3] / 16_384 == pytest.approx(54 * 24 / 419)  # one failure in 3.09 h
     assert hours[RSC_1] / 16_384 == pytest.approx(1.8, abs=0.01)  # as the source states
@@ -90,7 +90,7 @@ def test_published_rates_by_hand() -> None:
     assert hours[RSC_2] / 8 == pytest.approx(24_000 / 2.34)
 
 
-def test_llama_3_made_progress_in_more_than_nine_tenths_of_its_time() -> None:
+def test_predicted_goodput_of_llama_3_is_above_90_percent_as_published() -> None:
     """The paper reports more than 90 % effective training time. A checkpoint of 405e9 parameters has 5.67e12 bytes, and
     the storage sustained 2e12 bytes/s."""
     size = compute_checkpoint_bytes(405_000_000_000, "bf16")
@@ -101,17 +101,17 @@ def test_llama_3_made_progress_in_more_than_nine_tenths_of_its_time() -> None:
     assert found.low < found.share < found.high
 
 
-def test_rate_of_ones_own_has_no_range() -> None:
+def test_goodput_with_a_given_failure_rate_has_no_range() -> None:
     found = predict_goodput(64, FailureTerms(60, restart_s=300, device_mtbf_s=64 * 1e5))
     assert found.low == found.share == found.high
     assert found.mtbf_s == 1e5
     assert found.share == pytest.approx(1 - math.sqrt(2 * 60 / 1e5) - 300 / 1e5, abs=2e-3)  # first-order approximation
 
 
-def test_job_that_fails_faster_than_it_restarts_gets_nowhere() -> None:
+def test_goodput_is_zero_if_failures_are_more_frequent_than_checkpoints() -> None:
     assert predict_goodput(1, FailureTerms(1e6, device_mtbf_s=1.0)).share == 0
 
 
-def test_checkpoint_bytes() -> None:
+def test_checkpoint_has_12_bytes_per_parameter_in_fp32_and_14_in_bf16() -> None:
     assert compute_checkpoint_bytes(10, "fp32") == 120
     assert compute_checkpoint_bytes(10, "bf16") == 140

@@ -20,7 +20,7 @@ def low(needed: HostMemory | None, *names: str) -> int:
     return sum(needed.terms[name][0] for name in names)
 
 
-def test_mt5_xxl_offloads_155_gb_of_fp32_states_with_its_gradients_beside() -> None:
+def test_mt5_xxl_offloads_155_gb_of_fp32_states_and_its_gradients() -> None:
     spec = asked("model=mt5_xxl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
     needed = predict_host_memory(spec)
     assert low(needed, "master weights", "optimizer moments") == pytest.approx(12 * XXL, rel=1e-6)
@@ -48,7 +48,7 @@ def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host(
     assert standing == pytest.approx((2 + 16 * 0.75) * XXL, rel=1e-3)
 
 
-def test_more_nodes_hold_less_each() -> None:
+def test_host_memory_per_node_falls_with_the_number_of_nodes() -> None:
     words = ("model=mt5_xl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
     one, four = (predict_host_memory(asked(*words, f"nodes={nodes}")) for nodes in (1, 4))
     assert low(one, "optimizer moments") == pytest.approx(4 * low(four, "optimizer moments"), rel=1e-5)
@@ -85,15 +85,13 @@ def test_pinned_memory_may_be_rounded_up_to_a_power_of_two() -> None:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
-def test_without_offload_the_host_holds_processes_only(engine: str) -> None:
+def test_host_memory_without_offload_is_that_of_processes(engine: str) -> None:
     needed = predict_host_memory(asked("model=mt5_xxl", f"engine={engine}", "devices_per_node=8"))
     assert needed == HostMemory({"processes": (8 * PROCESS_BYTES["cuda"][0], 8 * PROCESS_BYTES["cuda"][1])})
 
 
 @pytest.mark.parametrize(("room", "low", "high"), [(80e9, 0, 0), (53e9, 0, 4), (42.5e9, 4, 4)])
-def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_stage_2_is_built(
-    room: float, low: int, high: int
-) -> None:
+def test_stage_2_flattens_weights_on_the_host_if_the_device_has_no_room(room: float, low: int, high: int) -> None:
     """By hand: 8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB. They are on the host if the device has no
     room for the second copy."""
     spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
@@ -103,13 +101,13 @@ def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_sta
     assert flat == pytest.approx((8 * low * XXL, 8 * high * XXL), rel=1e-6)
 
 
-def test_on_a_cpu_machine_the_ranks_tensors_lie_in_the_hosts_memory() -> None:
+def test_host_memory_of_a_cpu_machine_includes_the_tensors_of_all_ranks() -> None:
     spec = asked("model=tiny", "engine=zero2", "devices_per_node=4", "machine=cpu")
     peak = max(phase.total for phase in predict_memory(spec, "cpu").phases)
     assert low(predict_host_memory(spec, "cpu"), "tensors") == 4 * peak
 
 
-def test_with_nvme_nobody_knows() -> None:
+def test_host_memory_with_nvme_offload_is_unknown() -> None:
     spec = asked(
         "model=tiny", "engine=zero3", "engine.offload_optimizer.device=nvme", "engine.offload_optimizer.nvme_path=/x",
         "optimizer.implementation=native",
@@ -118,7 +116,7 @@ def test_with_nvme_nobody_knows() -> None:
     assert format_host_memory(None, 8, 10**12) == "The host memory of a node is unknown."
 
 
-def test_a_reader_is_told_what_fits() -> None:
+def test_host_memory_message_has_the_terms_and_the_fit() -> None:
     needed = HostMemory({"processes": (8 * 10**9, 16 * 10**9), "gradients": (52 * 10**9, 52 * 10**9)})
     assert (
         format_host_memory(needed, 8, None)

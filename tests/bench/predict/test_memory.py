@@ -41,7 +41,7 @@ def published(name: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("row", published("zero_memory_table.csv"), ids=lambda row: "×".join(list(row.values())[:2]))
-def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[str, str]) -> None:
+def test_model_states_equal_the_table_of_the_zero_paper(row: dict[str, str]) -> None:
     elements, ranks = round(float(row["parameters_b"]) * 1e9), int(row["data_parallel"])
     for stage in (1, 2, 3):
         printed = row[f"stage{stage}_gb"]
@@ -86,7 +86,7 @@ def spec_of(shape: dict[str, Any], attention: str = "sdpa", dropout: float = 0.0
     ],
     ids=["mt5", "first_t5", "silu", "gated_relu", "plain_gelu", "umt5"],
 )
-def test_activations_are_to_the_byte_what_autograd_keeps(
+def test_activation_bytes_equal_the_tensors_saved_by_autograd(
     shape: dict[str, Any], attention: str, dropout: float, precision: str
 ) -> None:
     spec = spec_of(shape, attention, dropout, precision=precision)
@@ -98,7 +98,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 128), (128, 2), (1, 500)], ids=str)
-def test_no_term_is_negative_where_scores_are_smaller_than_the_output(engine: str, lengths: tuple[int, int]) -> None:
+def test_memory_terms_are_not_negative_for_short_sequences(engine: str, lengths: tuple[int, int]) -> None:
     """With 128 heads of width 128 and 2 tokens to attend to, an attention output has 64 times as many elements as the
     scores."""
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
@@ -106,7 +106,7 @@ def test_no_term_is_negative_where_scores_are_smaller_than_the_output(engine: st
     assert min(size for phase in predict_memory(spec).phases for size in phase.terms.values()) >= 0
 
 
-def test_checkpointing_keeps_a_small_part_of_the_activations_and_runs_one_block_again() -> None:
+def test_checkpointing_reduces_activations_and_the_peak() -> None:
     plain, checkpointed = (
         predict_memory(asked("model=mt5_base", "engine=zero2", "batch.micro=8", f"activation_checkpointing={on}"))
         for on in ("false", "true")
@@ -121,14 +121,14 @@ def test_checkpointing_keeps_a_small_part_of_the_activations_and_runs_one_block_
 
 
 @pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.parts[-3])
-def test_peaks_of_real_runs_are_foretold_within_two_percent(path: Path) -> None:
+def test_predicted_peaks_are_within_2_percent_of_smoke_runs(path: Path) -> None:
     record = store.read_record(path)
     assert record.observations is not None
-    ranks, foretold = record.observations.memory, predict_memory(record.spec, "cpu")
+    ranks, predicted = record.observations.memory, predict_memory(record.spec, "cpu")
     for name, value, allowed in [
-        ("peak_allocated_bytes", foretold.peak, 0.02),
-        ("resident_bytes", foretold.resident, 0.001),
-        ("init_peak_bytes", foretold.init_peak, 0.03),
+        ("peak_allocated_bytes", predicted.peak, 0.02),
+        ("resident_bytes", predicted.resident, 0.001),
+        ("init_peak_bytes", predicted.init_peak, 0.03),
     ]:
         measured = max(getattr(rank, name) for rank in ranks)
         assert value == pytest.approx(measured, rel=allowed), name
@@ -139,17 +139,17 @@ def recorded() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("run", recorded(), ids=lambda run: str(run["overrides"])[:60])
-def test_peaks_of_other_shapes_with_checkpointing_accumulation_and_dropout(run: dict[str, str]) -> None:
+def test_predicted_peaks_are_within_4_percent_of_recorded_runs(run: dict[str, str]) -> None:
     spec = asked(*run["overrides"].split())
-    assert canonical(spec) == run["spec"], "what was run is what these overrides ask today"
-    foretold = predict_memory(spec, "cpu")
-    assert foretold.peak == pytest.approx(int(run["peak_bytes"]), rel=0.04)
-    assert foretold.resident == pytest.approx(int(run["resident_bytes"]), rel=0.001)
+    assert canonical(spec) == run["spec"], "these overrides still compose the recorded spec"
+    predicted = predict_memory(spec, "cpu")
+    assert predicted.peak == pytest.approx(int(run["peak_bytes"]), rel=0.04)
+    assert predicted.resident == pytest.approx(int(run["resident_bytes"]), rel=0.001)
     # stage 3: gloo's threads may still hold the tensor before the one that is gathered
-    assert foretold.init_peak == pytest.approx(int(run["init_peak_bytes"]), rel=0.02)
+    assert predicted.init_peak == pytest.approx(int(run["init_peak_bytes"]), rel=0.02)
 
 
-def test_every_smoke_run_takes_part() -> None:
+def test_smoke_runs_have_every_engine() -> None:
     assert len(SMOKE) == 20
     engines = {store.read_record(path).spec.engine.name for path in SMOKE}
     assert engines == {"ddp", "zero0", "zero1", "zero2", "zero3"}
@@ -177,7 +177,7 @@ def lengths(tokens: int) -> tuple[str, str]:
     return f"sequence.encoder={tokens}", f"sequence.decoder={tokens}"
 
 
-def test_the_published_boundaries_are_all_looked_at() -> None:
+def test_published_fit_boundaries_are_those_of_the_tests_below() -> None:
     assert [row["fits"] for row in published("fit_boundaries.csv")] == [
         "false",
         "true",
@@ -232,7 +232,7 @@ def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb(
     assert predict_memory(asked(*stated, "activation_checkpointing=true")).fits(V100_16) is True
 
 
-def test_the_largest_micro_batch_fits_and_the_next_one_does_not() -> None:
+def test_largest_micro_batch_fits_and_the_next_does_not() -> None:
     spec = asked("model=mt5_xl", "engine=zero3", "devices_per_node=8", "machine=a100_80")
     micro = find_largest_micro_batch(spec, 80_000_000_000)
     fits = [
@@ -250,7 +250,7 @@ MT5_XXL = 12_921_057_280
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
-def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where_it_fits(engine: str) -> None:
+def test_stages_1_and_2_flatten_weights_on_the_device_only_if_the_copy_fits(engine: str) -> None:
     """DeepSpeed 0.19.8 makes the flat copy of the weights on the device if its free memory suffices.
 
     Weights need 25.8 GB and CUDA 0.6 to 2 GB. A second copy of 25.8 GB fits a device of 80 GB, may fit 53 GB, and does
@@ -263,11 +263,11 @@ def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where
         assert needed.init_peak == pytest.approx(peak or built, rel=1e-3), room
     assert needed.fits(A100_40) is not False, "its steps fit"
     assert predict_memory(spec, "cpu", A100_40).init_peak == pytest.approx(4 * MT5_XXL, rel=1e-3), (
-        "host and device are one"
+        "host and device share memory"
     )
 
 
-def test_a_chunked_loss_keeps_gradients_of_states_and_head_in_place_of_logits() -> None:
+def test_chunked_loss_has_gradients_of_states_and_head_in_place_of_logits() -> None:
     """mt5_base with micro-batch 8 in bf16: logits of 1,024 tokens and 250,112 words exist twice in backward.
 
     A chunked loss has three tensors in place of them: the gradient of the head (which is needed anyway), the gradient

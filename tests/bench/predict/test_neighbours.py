@@ -49,11 +49,11 @@ def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], Pre
     )
 
 
-def test_without_runs_nothing_is_corrected() -> None:
+def test_correction_without_runs_is_one() -> None:
     assert corrections([], scaled(2, 2)) == UNCORRECTED == (1.0, 1.0, 0)
 
 
-def test_the_correction_is_the_geometric_mean_of_measured_over_predicted() -> None:
+def test_correction_is_the_geometric_mean_of_measured_over_predicted() -> None:
     factors = {ONE.config_id: scaled(2, 1.1), TWO.config_id: scaled(8, 1.1)}
     found = corrections([ONE, TWO], lambda record: factors[record.config_id](record))
     assert found == (pytest.approx(4), pytest.approx(1.1, rel=1e-6), 2)
@@ -63,7 +63,7 @@ def test_one_run_corrects_time_but_not_memory() -> None:
     assert corrections([ONE], scaled(2, 1.5)) == (pytest.approx(2), 1.0, 1)
 
 
-def test_what_was_not_predicted_corrects_nothing() -> None:
+def test_runs_without_prediction_do_not_change_the_correction() -> None:
     assert corrections([ONE, TWO], lambda record: PredictedRun(None, None)) == (1.0, 1.0, 2)
     assert corrections([ONE, TWO], lambda record: None) == UNCORRECTED
 
@@ -72,11 +72,11 @@ def test_what_was_not_predicted_corrects_nothing() -> None:
     {"outcome": Outcome(kind="oom")}, {"evidence": "rehearsed"},
     {"observations": ONE.observations and ONE.observations.model_copy(update={"drill": "rank=1"})},
 ])  # fmt: skip
-def test_only_real_runs_that_ended_well_count(update: dict[str, Any]) -> None:
+def test_failed_rehearsed_and_drill_runs_do_not_change_the_correction(update: dict[str, Any]) -> None:
     assert corrections([ONE.model_copy(update=update)], scaled(2, 2)) == UNCORRECTED
 
 
-def test_runs_with_the_same_engine_are_preferred_once_there_are_two() -> None:
+def test_two_runs_with_the_same_engine_replace_runs_with_other_engines() -> None:
     found = compare_with_prediction(ONE, scaled(2, 2)(ONE))
     assert found
     model, machine = found.model, found.machine

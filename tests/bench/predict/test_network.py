@@ -21,17 +21,17 @@ def published(column: str) -> dict[int, float]:
     return {int(row["payload_bytes"]): 1e9 * float(row[column]) for row in rows}
 
 
-def test_one_rank_or_no_payload_takes_no_time() -> None:
+def test_collective_of_one_rank_or_no_payload_takes_no_time() -> None:
     assert compute_collective_s("all_reduce", 1e9, RankSpan(1, 1), NODE) == 0.0
     assert compute_collective_s("all_reduce", 0, RankSpan(1, 8), NODE) == 0.0
 
 
-def test_a_large_all_gather_inside_a_node_by_hand() -> None:
+def test_large_all_gather_inside_a_node_equals_a_calculation_by_hand() -> None:
     # 8 GB, 7/8 of it over a link of 100 GB/s, of which 233.88 / 300 are reached
     assert compute_collective_s("all_gather", 8e9, RankSpan(1, 8), NODE) == pytest.approx(7e9 / (1e11 * 233.88 / 300))
 
 
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+def test_all_reduce_takes_the_time_of_a_reduce_scatter_and_an_all_gather() -> None:
     span = RankSpan(4, 32)
     halves = compute_collective_s("reduce_scatter", 1e8, span, NODE) + compute_collective_s(
         "all_gather", 1e8, span, NODE
@@ -39,17 +39,19 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     assert compute_collective_s("all_reduce", 1e8, span, NODE) == pytest.approx(halves)
 
 
-def test_the_smallest_take_as_long_as_those_that_were_published() -> None:
+def test_small_payloads_take_equal_time() -> None:
     tiny, small = (compute_collective_s("all_reduce", size, RankSpan(1, 8), NODE) for size in (8, 2**15))
     assert tiny == pytest.approx(small)
 
 
 @pytest.mark.parametrize(("machine", "column", "span", "allowed"), [
-    ("a100_80", "a100x8_nvlink3", RankSpan(1, 8), 0.01),  # what it was taken from
+    ("a100_80", "a100x8_nvlink3", RankSpan(1, 8), 0.01),  # the source of the efficiency curve
     ("b200", "b200_4nodes_8x50GBs", RankSpan(4, 32), 0.01),
-    ("h200", "h200x8_nvlink4_nvls", RankSpan(1, 8), 0.55),  # its switches add up, and no ring does
+    ("h200", "h200x8_nvlink4_nvls", RankSpan(1, 8), 0.55),  # NVLS sums in the switches, not in a ring
 ])  # fmt: skip
-def test_all_reduces_take_what_was_published(machine: str, column: str, span: RankSpan, allowed: float) -> None:
+def test_all_reduce_times_are_close_to_published_bandwidths(
+    machine: str, column: str, span: RankSpan, allowed: float
+) -> None:
     found = compose.compose_request([("machine", machine), ("devices_per_node", 8)], None).machine
     for payload, bus in published(column).items():
         if 2**18 <= payload <= 2**32:
@@ -59,7 +61,7 @@ def test_all_reduces_take_what_was_published(machine: str, column: str, span: Ra
             )
 
 
-def test_a_machine_that_does_not_say_how_fast_its_links_are_is_named() -> None:
+def test_machine_without_a_link_speed_is_refused() -> None:
     alone = Machine(name="alone", intra_node_bytes_per_s=1e11)
     with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: machine=alone does not have it"):
         compute_collective_s("all_reduce", 1e9, RankSpan(2, 16), alone)
@@ -73,14 +75,14 @@ def calibrated(speed: float, *seconds: float) -> Machine:
     return Machine(name="bed", inter_node_bytes_per_s=speed, calibration=Calibration(collectives=tuple(rows)))
 
 
-def test_what_was_calibrated_outranks_links_and_is_interpolated() -> None:
+def test_calibrated_collectives_replace_link_speeds_and_are_interpolated() -> None:
     bed = calibrated(1e7, 0.001, 0.101)
     assert compute_collective_s("all_reduce", 500_500, RankSpan(2, 2), bed) == pytest.approx(0.051)
     assert compute_collective_s("all_reduce", 2_000_000, RankSpan(2, 2), bed) == pytest.approx(0.202)
     assert compute_collective_s("all_reduce", 8, RankSpan(2, 2), bed) == 0.001
 
 
-def test_two_link_speeds_tell_a_third() -> None:
+def test_calibrations_at_two_link_speeds_give_times_at_a_third() -> None:
     # 1 ms of software, and 1 MB on the wire: 0.101 s at 10 MB/s, 0.011 s at 100 MB/s, so 0.026 s at 40 MB/s
     slow, fast = calibrated(1e7, 0.001, 0.101), calibrated(1e8, 0.001, 0.011)
     between = change_link_speed(slow, fast, 4e7)
@@ -88,7 +90,7 @@ def test_two_link_speeds_tell_a_third() -> None:
     assert between.inter_node_bytes_per_s == 4e7
 
 
-def test_one_link_speed_tells_no_other() -> None:
+def test_calibrations_at_one_link_speed_are_refused_for_another() -> None:
     bed = calibrated(1e7, 0.001, 0.101)
     with pytest.raises(UserError, match="two link speeds"):
         change_link_speed(bed, bed, 4e7)

@@ -32,9 +32,9 @@ MACHINE = compose.compose_request([("machine", "a100_80"), ("devices_per_node", 
 
 
 def find_costs(spec: RunSpec) -> PipelineCosts:
-    said, network = engines.facts(spec).pipeline, models.build_network(spec.model)
-    assert said and network
-    return said(spec, network, "cuda", False)
+    predict_costs, network = engines.facts(spec).pipeline, models.build_network(spec.model)
+    assert predict_costs and network
+    return predict_costs(spec, network, "cuda", False)
 
 
 def predict(*words: str) -> StepTime:
@@ -46,7 +46,9 @@ def predict(*words: str) -> StepTime:
     (["engine=interleaved", "parallel.stages_per_rank=3"], 3), (["engine=modular", "parallel.stages_per_rank=3"], 3),
 ])  # fmt: skip
 @pytest.mark.parametrize("micro_batches", [8, 24])
-def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], stages: int, micro_batches: int) -> None:
+def test_step_of_equal_stages_has_the_bubble_of_the_closed_form(
+    words: list[str], stages: int, micro_batches: int
+) -> None:
     """By hand: m micro-batches on p ranks take (m + p - 1) (f + b) with one stage per rank. With v stages per rank they
     take (v m + p - 1) (f + b). Here f and b are the seconds of one stage's forward and backward."""
     spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
@@ -55,13 +57,13 @@ def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], st
     assert max(ends_s) == pytest.approx((stages * micro_batches + 3) * (FORWARD_S + BACKWARD_S))
 
 
-def test_a_hop_is_waited_for_once_each_way_between_neighbours() -> None:
+def test_gpipe_step_includes_one_transfer_time_in_each_direction() -> None:
     spec = build("engine=pipeline", "engine.schedule=gpipe", "parallel.pipeline=2", "batch.accumulation=8")
     ends_s = find_costs(spec).simulate([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
     assert ends_s == pytest.approx((9 * 3 + 0.5, 9 * 3 + 0.25 - BACKWARD_S))
 
 
-def test_the_parts_are_the_step_and_waiting_is_the_bubble() -> None:
+def test_parts_of_a_pipeline_step_add_up_and_idle_time_is_the_bubble() -> None:
     """Idle seconds are equal with few and many micro-batches, since ranks are idle only while the pipeline fills and
     drains."""
     few, many = (
@@ -76,14 +78,14 @@ def test_the_parts_are_the_step_and_waiting_is_the_bubble() -> None:
     assert passing_s[1] / passing_s[0] == pytest.approx((64 + 3) / (4 + 3), rel=0.03)
 
 
-def test_several_stages_on_a_rank_shorten_the_wait_and_lengthen_what_is_sent() -> None:
+def test_several_stages_per_rank_reduce_idle_time_by_less_than_their_number() -> None:
     words = ("parallel.pipeline=4", "batch.accumulation=8")
     plain = predict("engine=pipeline", *words).parts["idle"]
     looped = predict("engine=interleaved", "parallel.stages_per_rank=4", *words).parts["idle"]
     assert 1 / 4 < looped / plain < 0.5
 
 
-def test_kernels_made_by_hand_move_and_start_as_little_as_compiled_ones_unless_python_starts_each() -> None:
+def test_fused_kernels_have_the_traffic_and_launches_of_compiled_blocks() -> None:
     spec = build("engine=pipeline", "parallel.pipeline=2", "model.attention=eager")
     network, load = get_network(spec), build_workload(spec, "cuda")
     by_python = load._replace(software=Software(fused=True, started_unfused=True))
@@ -99,7 +101,7 @@ def test_kernels_made_by_hand_move_and_start_as_little_as_compiled_ones_unless_p
     assert quick < slow
 
 
-def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> None:
+def test_last_stage_without_checkpointing_has_no_recomputation() -> None:
     words = ("engine=pipeline", "engine.cut=blocks", "batch.accumulation=8")
     kept = Software(last_again=False)
     for ranks in 1, 2:  # one stage is the last one
@@ -114,7 +116,7 @@ def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> Non
 
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
-def test_slices_exchange_what_the_closed_form_says(words: list[str]) -> None:
+def test_tensor_parallel_exchanges_of_a_pass_equal_the_closed_form(words: list[str]) -> None:
     """By hand: each sub-layer all-reduces its output in forward and the gradient of its input in backward.
     Recomputing a block repeats the all-reduces of its sub-layers' outputs, except that of its last sub-layer."""
     given = ["engine=pipeline", "parallel.tensor=4", *words]
@@ -132,7 +134,7 @@ def test_slices_exchange_what_the_closed_form_says(words: list[str]) -> None:
         assert sum(one.calls for one in found) == calls
 
 
-def test_slices_compute_less_and_wait_for_each_other_and_longer_between_nodes() -> None:
+def test_tensor_parallelism_reduces_compute_and_adds_all_reduces_mostly_between_nodes() -> None:
     whole, four, sixteen = (predict("engine=pipeline", *words) for words in (
         ["parallel.pipeline=2"], ["parallel.pipeline=2", "parallel.tensor=4"], ["parallel.tensor=16", "nodes=2"],
     ))  # fmt: skip
@@ -140,7 +142,7 @@ def test_slices_compute_less_and_wait_for_each_other_and_longer_between_nodes() 
     assert 5 * whole.parts.get("all-reduce", 0.0) < four.parts["all-reduce"] < sixteen.parts["all-reduce"] / 2
 
 
-def test_weights_that_copies_divide_are_gathered_twice_a_step_however_many_micro_batches() -> None:
+def test_layered_gathers_take_the_same_time_for_any_number_of_micro_batches() -> None:
     few, many = (
         predict("engine=lga", "parallel.stages_per_rank=12", f"batch.accumulation={number}", "nodes=2")
         for number in (2, 16)
@@ -150,7 +152,7 @@ def test_weights_that_copies_divide_are_gathered_twice_a_step_however_many_micro
     assert many.exposed_s <= few.exposed_s and "idle" not in few.parts
 
 
-def test_a_rehearsal_of_the_first_rank_scales_all_of_it() -> None:
+def test_rehearsed_time_of_the_first_rank_scales_all_parts() -> None:
     spec = build("engine=pipeline", "parallel.pipeline=4", "batch.accumulation=8")
     once, twice = (predict_step_time(spec, MACHINE, rehearsed_s=seconds) for seconds in (0.5, 1.0))
     assert [twice.parts[name] / once.parts[name] for name in ("forward", "backward", "optimizer")] == [2] * 3
@@ -160,7 +162,7 @@ def test_a_rehearsal_of_the_first_rank_scales_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"nodes": 4, "parallel.pipeline": 8}, {"parallel.pipeline": 2}], ids=str)
-def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
+def test_pipeline_has_predicted_memory_and_time(fields: dict[str, Any]) -> None:
     spec = build("engine=pipeline", "batch.accumulation=16", *(f"{name}={value}" for name, value in fields.items()))
     assert predict_memory(spec).peak > 0 and predict_step_time(spec, MACHINE).step_s > 0
 
@@ -170,7 +172,7 @@ def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
     ("breadth_first", PipelineSize(4, 3, 64)),
 ])  # fmt: skip
 @pytest.mark.parametrize("slow", [1.0, 1.4])
-def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
+def test_shortened_simulation_of_a_long_schedule_has_the_time_of_the_complete_simulation(
     schedule: ScheduleName, size: PipelineSize, slow: float
 ) -> None:
     """The shortened simulation is compared with the simulation of every pass, with one slower stage."""
@@ -182,7 +184,7 @@ def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
 
 
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("interleaved", 2)])
-def test_no_rank_keeps_more_in_a_longer_schedule_than_in_three_groups(schedule: ScheduleName, stages: int) -> None:
+def test_memory_moments_of_a_long_schedule_are_those_of_three_groups(schedule: ScheduleName, stages: int) -> None:
     few, many = (
         [set(list_moments(order, size, rank)) for rank, order in enumerate(build_schedule(schedule, size))]
         for size in (PipelineSize(4, stages, 4 * groups) for groups in (costs.FILLED, 9))

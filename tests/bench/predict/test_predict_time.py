@@ -10,23 +10,23 @@ from bench.cli import main
 NODE = ["predict", "model=mt5_xl", "engine=zero2", "devices_per_node=8", "machine=h200"]
 
 
-def test_one_point_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_of_one_point_is_printed_by_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(NODE) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("A step takes", "backward", "all-reduce", "overlap", "tokens/s", "MFU", "bound by"):
-        assert word in told
+        assert word in printed
 
 
-def test_an_unknown_link_is_named_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_link_speed_is_printed_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "nodes=2", "machine.inter_node_bytes_per_s=null"]) == 0
-    told = capsys.readouterr().out
-    assert "No step time is predicted: machine.inter_node_bytes_per_s" in told
-    assert "give machine.inter_node_bytes_per_s=…" in told
+    printed = capsys.readouterr().out
+    assert "No step time is predicted: machine.inter_node_bytes_per_s" in printed
+    assert "give machine.inter_node_bytes_per_s=…" in printed
     assert main([*NODE, "nodes=2"]) == 0
     assert "A step takes" in capsys.readouterr().out
 
 
-def test_json_parts_add_up_to_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_parts_add_up_to_the_step_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "--json"]) == 0
     (point,) = json.loads(capsys.readouterr().out)
     time = point["time"]
@@ -35,7 +35,7 @@ def test_json_parts_add_up_to_the_step(capsys: pytest.CaptureFixture[str]) -> No
     assert point["time_unknown"] is None
 
 
-def test_a_straggler_slows_every_point_of_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_straggler_increases_the_step_time_of_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     def seconds(*words: str) -> list[float]:
         assert main([*NODE, "batch.micro=4,8", "--json", *words]) == 0
         return [point["time"]["step_s"] for point in json.loads(capsys.readouterr().out)]
@@ -43,13 +43,13 @@ def test_a_straggler_slows_every_point_of_a_list(capsys: pytest.CaptureFixture[s
     assert all(slow > plain for slow, plain in zip(seconds("--straggler", "1.2"), seconds(), strict=True))
 
 
-def test_waiting_for_data_is_a_part_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_wait_is_printed_as_a_part_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "--data-wait", "0.25"]) == 0
     assert "data 0.25" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", ["0.9", "nan", "fast"])
-def test_a_wrong_straggler_is_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_straggler_or_data_wait_is_refused_in_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "--straggler", wrong]) != 0
     error = capsys.readouterr().err.strip()
     assert f"{wrong}: not a factor of at least 1" in error and "\n" not in error
@@ -57,14 +57,14 @@ def test_a_wrong_straggler_is_one_line(wrong: str, capsys: pytest.CaptureFixture
     assert "-1: not a number of seconds" in capsys.readouterr().err
 
 
-def test_a_rehearsal_tells_what_the_passes_take_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rehearsed_time_is_the_sum_of_forward_backward_and_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "--rehearsed", "2", "--json"]) == 0
     (point,) = json.loads(capsys.readouterr().out)
     parts = point["time"]["parts"]
     assert parts["forward"] + parts["backward"] + parts["optimizer"] == pytest.approx(2.0)
 
 
-def test_every_number_of_a_time_has_its_range_in_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_times_and_rates_have_intervals_and_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=mt5_xl", "engine=zero1", "machine=h100", "devices_per_node=8"]) == 0
     text = " ".join(capsys.readouterr().out.split())  # lines are wrapped
     number = r"(?:0\.0*)?[\d,.]+"

@@ -12,11 +12,11 @@ from bench.cli import main
 from bench.predict.goodput import FailureTerms, predict_goodput
 
 
-def test_one_point_is_told_by_term_with_the_largest_micro_batch_and_the_doubt(
+def test_memory_of_one_point_is_printed_by_term_with_the_largest_micro_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["predict", "model=mt5_xxl", "engine=zero3", "nodes=8", "devices_per_node=8", "machine=a100_80"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in (
         "initialisation",
         "forward",
@@ -31,14 +31,14 @@ def test_one_point_is_told_by_term_with_the_largest_micro_batch_and_the_doubt(
         "Exact",
         "Approximate",
     ):
-        assert word in told
+        assert word in printed
 
 
-def test_several_points_are_told_in_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_points_are_printed_in_two_lines_each(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", "model=mt5_xl", "engine=ddp,zero3", "devices_per_node=8", "machine=a100_40"]
     assert main(words) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert ["does not fit" in line for line in told[1::2]] == [True, False]
+    printed = capsys.readouterr().out.splitlines()
+    assert ["does not fit" in line for line in printed[1::2]] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_no_line_is_wider_than_100_columns(words: tuple[str, ...], capsys: pytes
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
 
 
-def test_json_holds_bytes_and_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_bytes_of_memory_terms_add_up_to_the_peaks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=mt5_base", "engine=zero2", "machine=a100_40", "devices_per_node=2", "--json"]) == 0
     (point,) = json.loads(capsys.readouterr().out)
     totals = {name: sum(terms.values()) for name, terms in point["phases"].items()}
@@ -70,7 +70,7 @@ def test_json_holds_bytes_and_adds_up(capsys: pytest.CaptureFixture[str]) -> Non
     assert point["largest_micro_batch"]["surely"] >= 4
 
 
-def test_a_machine_of_unknown_size_gets_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machine_without_memory_size_has_no_largest_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=tiny", "machine=cpu"]) == 0
     assert "Largest micro-batch" not in capsys.readouterr().out
 
@@ -84,14 +84,14 @@ def test_predicting_imports_no_training_library() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.CaptureFixture[str]) -> None:
+def test_storage_option_adds_the_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint has 14 bytes per parameter and is written at the rate given by `--storage`. Failures have Llama 3's
     rate."""
     words = ["predict", "model=gpt2_xl", "engine=zero1", "machine=h100", "devices_per_node=8", "nodes=16"]
     assert main([*words, "--storage", "2e9", "--json"]) == 0
-    [told] = json.loads(capsys.readouterr().out)
+    [point] = json.loads(capsys.readouterr().out)
     expected = predict_goodput(128, FailureTerms(14 * 1_557_611_200 / 2e9))
-    assert told["goodput"]["share"] == pytest.approx(expected.share)
+    assert point["goodput"]["share"] == pytest.approx(expected.share)
     assert main([*words, "--storage", "2e9"]) == 0
     assert f"Goodput {100 * expected.share:.3g} (" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
@@ -101,7 +101,7 @@ def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.Captur
 XXL = ("predict", "model=mt5_xxl", "devices_per_node=8", "machine=a100_40")
 
 
-def test_a_point_that_does_not_fit_gets_no_time_but_the_batch_or_the_nodes_that_would(
+def test_point_that_does_not_fit_has_a_remedy_and_no_step_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*XXL, "engine=zero3", "batch.micro=64", "--json"]) == 0
@@ -114,9 +114,9 @@ def test_a_point_that_does_not_fit_gets_no_time_but_the_batch_or_the_nodes_that_
     assert fitting["fits"] is True
     assert fitting["time"]["step_s"] > 0
     assert main([*XXL, "engine=zero2", "batch.micro=1"]) == 0
-    told = capsys.readouterr().out
-    assert "No micro-batch fits." in told
-    assert "No step time is predicted: does not fit" in told
+    printed = capsys.readouterr().out
+    assert "No micro-batch fits." in printed
+    assert "No step time is predicted: does not fit" in printed
 
 
 @pytest.mark.parametrize(
@@ -135,22 +135,22 @@ def test_a_point_that_does_not_fit_gets_no_time_but_the_batch_or_the_nodes_that_
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_would_fit_is_printed_in_place_of_step_time_rate_and_mfu(
+def test_remedies_are_printed_in_place_of_step_time_rate_and_mfu(
     point: str, remedies: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Remedies are a smaller micro-batch, more devices, a higher ZeRO stage, a fused optimizer or offload. If none
     suffices alone, combinations are printed."""
     assert main(["predict", *point.split(), "--storage", "2e9"]) == 0
-    told = capsys.readouterr().out
-    assert "does not fit" in told
+    printed = capsys.readouterr().out
+    assert "does not fit" in printed
     for word in ("A step takes", "tokens/s", "MFU", "Goodput"):
-        assert word not in told
-    listed = " ".join(told.partition("\nWhat would fit: ")[2].split())
+        assert word not in printed
+    listed = " ".join(printed.partition("\nWhat would fit: ")[2].split())
     for remedy in remedies:
         assert remedy in listed
 
 
-def test_every_change_that_would_fit_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_printed_remedy_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*XXL, "engine=zero3", "batch.micro=8", "--json"]
     assert main(words) == 0
     changes = json.loads(capsys.readouterr().out)[0]["would_fit"].split("; ")
@@ -162,7 +162,7 @@ def test_every_change_that_would_fit_does(capsys: pytest.CaptureFixture[str]) ->
         assert json.loads(capsys.readouterr().out)[0]["fits"] is not False
 
 
-def test_the_class_of_software_moves_the_time_and_narrows_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_of_software_changes_step_time_and_narrows_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
     times = {}
     for name in ("eager", "usual", "fused"):
         words = ["predict", "model=gpt2_xl", "machine=a100_80", "devices_per_node=8", f"software={name}", "--json"]
@@ -178,6 +178,6 @@ def test_the_class_of_software_moves_the_time_and_narrows_its_interval(capsys: p
     assert named and named.step_s == times["eager"]["step_s"]
 
 
-def test_an_unknown_class_of_software_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_class_of_software_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=tiny", "machine=a100_80", "software=egaer"]) != 0
     assert "software=egaer: no such class of software; did you mean eager?" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from tests.bench.predict.random_questions import draw_questions, find_faults
 QUESTIONS = 20
 
 
-def test_random_questions_get_an_answer_or_a_line(tmp_path: Path) -> None:
+def test_random_commands_give_consistent_results_or_one_line_errors(tmp_path: Path) -> None:
     found = [find_faults(question) for question in draw_questions(20, QUESTIONS, tmp_path)]
     assert [str(fault) for _, faults in found for fault in faults] == []
     outcomes = Counter(outcome for outcome, _ in found)

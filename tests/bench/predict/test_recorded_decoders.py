@@ -30,7 +30,7 @@ def name(record: RunRecord) -> str:
 
 
 @pytest.mark.parametrize("record", recorded(), ids=name)
-def test_memory_is_what_was_predicted(record: RunRecord) -> None:
+def test_predicted_memory_of_decoders_equals_recorded_runs(record: RunRecord) -> None:
     assert record.observations
     seen, predicted = record.observations.memory, predict_memory(record.spec, "cpu")
     peak, resident = (max(m.peak_allocated_bytes or 0 for m in seen), max(m.resident_bytes or 0 for m in seen))

@@ -32,7 +32,7 @@ def optimal_parameters(law: ParametricLaw, flops: float) -> float:
     return float(scale * (flops / 6) ** (law.beta / (law.alpha + law.beta)))
 
 
-def test_kaplans_critical_batch_at_the_best_loss_of_a_petaflop_day() -> None:
+def test_kaplans_critical_batch_at_the_best_loss_equals_the_table() -> None:
     """Table 6 of arXiv 2001.08361: the critical batch is 2.0e6 tokens × C^0.24, and the best loss is (3.1e8 / C)^0.050.
     It is checked at a compute C of 1 and 100 PF-days."""
     for petaflop_days in (1, 100):
@@ -40,7 +40,7 @@ def test_kaplans_critical_batch_at_the_best_loss_of_a_petaflop_day() -> None:
         assert compute_critical_batch(loss) == pytest.approx(2.0e6 * petaflop_days**0.24, rel=0.03)
 
 
-def test_kaplans_loss_of_the_best_model_for_a_petaflop_day() -> None:
+def test_kaplans_loss_of_the_best_model_equals_the_fit_by_compute() -> None:
     """Two separate fits of arXiv 2001.08361 must agree for 1 PF-day. Table 6: 1.3e9 parameters, at least 5.4e3 steps.
     Equation 1.3: a loss of 3.1e8^0.050 = 2.66."""
     assert KAPLAN.compute_loss(1.3e9, 5.4e3) == pytest.approx(3.1e8**0.050, rel=0.06)
@@ -48,13 +48,13 @@ def test_kaplans_loss_of_the_best_model_for_a_petaflop_day() -> None:
     assert spent == pytest.approx(PF_DAY, rel=0.05)
 
 
-def test_kaplans_loss_on_a_data_set() -> None:
+def test_kaplans_loss_with_unlimited_data_equals_the_fit_by_parameters() -> None:
     """With unlimited data, the loss must equal the law in parameters alone, (8.8e13 / N)^0.076. This is equation 1.1, a
     separate fit."""
     assert kaplan_data_loss(1.5e9, 1e30) == pytest.approx((8.8e13 / 1.5e9) ** 0.076, rel=0.03)
 
 
-def test_kaplans_data_that_a_model_needs() -> None:
+def test_kaplans_loss_with_the_required_data_is_2_percent_above_unlimited_data() -> None:
     """Equation 4.4 of arXiv 2001.08361: 5e3 · N^0.74 tokens keep the loss within 2 % of that with unlimited data."""
     for parameters in (1e8, 1e9, 1e10):
         endless = kaplan_data_loss(parameters, math.inf)
@@ -67,7 +67,7 @@ def test_kaplans_two_fits_of_data_differ() -> None:
     assert (5.4e13 / 22e9) ** 0.095 / kaplan_data_loss(math.inf, 22e9) == pytest.approx(1.052, abs=1e-3)
 
 
-def test_kaplans_steps_turn_the_loss_around() -> None:
+def test_kaplans_least_steps_and_tokens_are_the_inverse_of_the_loss() -> None:
     loss = KAPLAN.compute_loss(1e9, 2.1e4)  # ten times S_c: (6.5e4)^0.077 + 10^-0.76 = 2.3474 + 0.1738
     assert loss == pytest.approx(2.5212, abs=5e-4)
     assert KAPLAN.compute_least_steps(1e9, loss) == pytest.approx(2.1e4)
@@ -78,7 +78,7 @@ def test_kaplans_steps_turn_the_loss_around() -> None:
     ("parameters", "tokens", "loss"),
     [(70e9, 1.4e12, 1.69 + 0.083 + 0.163), (280e9, 300e9, 1.69 + 0.052 + 0.251)],  # Chinchilla and Gopher
 )
-def test_chinchillas_loss_by_hand(parameters: float, tokens: float, loss: float) -> None:
+def test_chinchillas_loss_equals_a_calculation_by_hand(parameters: float, tokens: float, loss: float) -> None:
     assert CHINCHILLA.compute_loss(parameters, tokens) == pytest.approx(loss, abs=1.5e-3)
     reached = CHINCHILLA.compute_loss(parameters, tokens)
     assert CHINCHILLA.compute_least_tokens(parameters, reached) == pytest.approx(tokens)
@@ -105,7 +105,7 @@ def test_corrected_law_agrees_with_chinchillas_table_of_best_sizes(
     assert flops / (6 * best) == pytest.approx(tokens, rel=0.25)
 
 
-def test_best_size_is_the_least_loss_of_its_flops() -> None:
+def test_best_model_size_has_the_lowest_loss_for_its_flops() -> None:
     for law in (CHINCHILLA, CHINCHILLA_CORRECTED):
         best = optimal_parameters(law, 1e22)
         losses = [law.compute_loss(n, 1e22 / 6 / n) for n in (0.99 * best, best, 1.01 * best)]
@@ -121,7 +121,7 @@ def test_batch_of_the_critical_size_takes_twice_the_least_tokens_and_steps() -> 
         ) == pytest.approx(1)
 
 
-def test_loss_below_the_floor_is_refused() -> None:
+def test_loss_below_the_irreducible_loss_is_refused() -> None:
     with pytest.raises(UserError, match=r"loss=1\.5: 1e\+09 parameters do not get below 2\.347 with any data"):
         compute_need(KAPLAN, 1e9, 1.5)
     with pytest.raises(UserError, match="loss=nan"):

@@ -46,14 +46,14 @@ def on_cpu(engine: str, ranks: int) -> RunSpec:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero1", "zero2", "zero3"])
-def test_parts_add_up_and_lie_in_their_interval(engine: str) -> None:
+def test_parts_add_up_to_a_step_time_inside_its_interval(engine: str) -> None:
     found = predict_step_time(spec(f"engine={engine}"), H200)
     assert sum(found.parts.values()) == pytest.approx(found.step_s)
     assert found.low_s <= found.step_s <= found.high_s
     assert min(found.parts.values()) > 0
 
 
-def test_no_pass_is_faster_than_the_best_matmul() -> None:
+def test_passes_are_slower_than_the_matmul_ceiling() -> None:
     asked = spec("engine=zero1")
     found = predict_step_time(asked, H200)
     ceiling = 1e12 * H200.matmul_ceiling_tflops["bf16"]
@@ -61,13 +61,13 @@ def test_no_pass_is_faster_than_the_best_matmul() -> None:
     assert found.mfu and found.mfu == pytest.approx(compute_flops_per_step(asked).model / found.step_s / (8 * 989e12))
 
 
-def test_checkpointing_adds_a_part_of_its_own() -> None:
+def test_checkpointing_adds_recomputation_to_the_step() -> None:
     plain, again = (predict_step_time(spec(f"activation_checkpointing={on}"), H200) for on in ("false", "true"))
     assert "recomputation" not in plain.parts
     assert again.step_s - plain.step_s == pytest.approx(again.parts["recomputation"], rel=0.05)
 
 
-def test_gradients_reduced_behind_backward_are_hidden_but_for_the_last_bucket() -> None:
+def test_gradient_reduction_is_hidden_by_backward_except_for_the_last_bucket() -> None:
     fast = with_links(1e15)
     found = predict_step_time(spec("engine=ddp"), with_links(1e12))
     assert found.hidden_s > 0
@@ -77,25 +77,25 @@ def test_gradients_reduced_behind_backward_are_hidden_but_for_the_last_bucket() 
     assert predict_step_time(spec("engine=ddp"), fast).parts["backward"] == found.parts["backward"]
 
 
-def test_slow_links_leave_little_hidden_and_bound_the_step() -> None:
+def test_hidden_communication_is_limited_by_backward_and_slow_links_bound_the_step() -> None:
     found = predict_step_time(spec("engine=ddp"), with_links(1e9))
     assert found.hidden_s <= found.parts["backward"]
     assert found.parts["all-reduce"] > found.parts["backward"]
     assert found.bound == "links inside a node"
 
 
-def test_stage_0_hides_nothing() -> None:
+def test_stage_0_has_no_hidden_communication() -> None:
     assert predict_step_time(spec("engine=zero0"), H200).hidden_s == 0
 
 
-def test_accumulation_repeats_compute_and_stage_2s_reduction_but_not_the_update() -> None:
+def test_accumulation_repeats_compute_and_reduction_of_stage_2_but_not_the_update() -> None:
     once, four = (predict_step_time(spec("engine=zero2", f"batch.accumulation={n}"), H200) for n in (1, 4))
     assert four.parts["forward"] == pytest.approx(4 * once.parts["forward"])
     assert four.parts["optimizer"] == once.parts["optimizer"]
     assert four.parts["all-reduce"] > once.parts["all-reduce"]
 
 
-def test_a_rehearsal_replaces_the_rates() -> None:
+def test_rehearsed_time_replaces_calibrated_rates() -> None:
     found = predict_step_time(on_cpu("zero1", 2), cpu(2), "cpu", rehearsed_s=0.5)
     passes = [found.parts[name] for name in ("forward", "backward", "optimizer")]
     assert sum(passes) == pytest.approx(0.5)
@@ -103,7 +103,7 @@ def test_a_rehearsal_replaces_the_rates() -> None:
     assert found.step_s == pytest.approx(0.5 + 0.03)
 
 
-def test_ranks_that_share_a_processor_slow_each_other_down() -> None:
+def test_ranks_on_one_processor_have_the_calibrated_slowdown() -> None:
     def computing(found: StepTime) -> float:
         return sum(found.parts[name] for name in ("forward", "backward", "optimizer"))
 
@@ -113,48 +113,48 @@ def test_ranks_that_share_a_processor_slow_each_other_down() -> None:
     assert [computing(t) for t in (alone, two, four)] == pytest.approx([0.2, 0.3, 0.6])
 
 
-def test_a_straggler_is_a_part_of_the_step() -> None:
+def test_straggler_adds_a_part_to_the_step() -> None:
     plain, slowed = (predict_step_time(spec(), H200, straggler=factor) for factor in (1.0, 1.25))
     own = sum(plain.parts[name] for name in ("forward", "backward", "optimizer"))
     assert slowed.parts["stragglers"] == pytest.approx(own / 4)
 
 
-def test_products_take_the_sustained_rate_and_a_file_of_one_ceiling_is_taken_at_its_word() -> None:
+def test_matrix_products_use_the_sustained_rate_or_else_the_ceiling_or_peak() -> None:
     def forward_s(**rates: dict[str, float]) -> float:
         plain = H200.model_dump() | {"sustained_tflops": {}, "matmul_ceiling_tflops": {}} | rates
         return predict_step_time(spec("engine=zero1"), Machine.model_validate(plain)).parts["forward"]
 
     both = forward_s(matmul_ceiling_tflops={"bf16": 800.0}, sustained_tflops={"bf16": 500.0})
     assert both == forward_s(sustained_tflops={"bf16": 500.0})
-    assert both == forward_s(matmul_ceiling_tflops={"bf16": 500.0})  # a file from before there were two
+    assert both == forward_s(matmul_ceiling_tflops={"bf16": 500.0})  # an older file without a sustained rate
     assert forward_s(matmul_ceiling_tflops={"bf16": 800.0}) < both
     assert forward_s() == forward_s(sustained_tflops={"bf16": 0.775 * 0.8 * 989})  # only the peak is known
 
 
-def test_attention_has_its_own_share_of_the_rate() -> None:
+def test_attention_has_its_own_share_of_the_matmul_rate() -> None:
     slow = predict_step_time(spec(), H200.model_copy(update={"attention_of_matmul": 0.1}))
     assert slow.parts["forward"] > predict_step_time(spec(), H200).parts["forward"]
 
 
-def test_a_machine_without_a_rate_is_named() -> None:
+def test_machine_without_a_rate_is_refused() -> None:
     with pytest.raises(UserError, match=r"machine=auto has no peak_tflops\.bf16"):
         predict_step_time(spec(), Machine(name="auto"))
     with pytest.raises(UserError, match="inter_node_bytes_per_s"):
         predict_step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))
 
 
-def test_no_time_is_told_of_offload() -> None:
+def test_step_time_with_offload_is_not_predicted() -> None:
     asked = spec("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
     with pytest.raises(UserError, match="not predicted; measure it"):
         predict_step_time(asked, H200)
 
 
-def test_no_time_is_told_of_quantised_collectives() -> None:
+def test_step_time_with_quantised_collectives_is_not_predicted() -> None:
     with pytest.raises(UserError, match="quantised"):
         predict_step_time(spec("engine=zero3", "engine.zero_quantized_weights=true"), H200)
 
 
-def test_communication_has_a_doubt_of_its_own() -> None:
+def test_communication_has_its_own_relative_error() -> None:
     found = predict_step_time(spec("engine=zero0"), H200)
     computing = found.step_s - found.exposed_s
     assert found.step_s - found.low_s == pytest.approx(0.25 * computing + 0.23 * found.exposed_s)

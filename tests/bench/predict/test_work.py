@@ -48,7 +48,7 @@ def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_forward_and_a_backward_pass_have_the_flops_of_the_closed_form(model: str) -> None:
+def test_flops_of_forward_and_backward_equal_the_closed_form(model: str) -> None:
     asked = spec(f"model={model}")
     there = compute_forward(get_network(asked), build_workload(asked, "cuda"))
     blocks_and_head = closed_form(Shape.model_validate(asked.model.shape), 512, 128)
@@ -56,7 +56,7 @@ def test_a_forward_and_a_backward_pass_have_the_flops_of_the_closed_form(model: 
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_that_keeps_nothing(
+def test_recomputation_has_the_flops_of_the_blocks_without_the_last_matrix(
     dropout: float,
 ) -> None:
     asked = spec("model=mt5_base", "activation_checkpointing=true", f"model.dropout={dropout}")
@@ -76,11 +76,11 @@ class TwoProducts(torch.nn.Module):
         self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        told: torch.Tensor = self.last(self.first(rows).relu())
-        return told
+        output: torch.Tensor = self.last(self.first(rows).relu())
+        return output
 
 
-def test_a_compiled_block_is_computed_again_whole() -> None:
+def test_compiled_block_is_recomputed_completely() -> None:
     """The products of a block with two weight matrices are counted in its compiled graphs: two in forward, and two in
     the recomputation."""
     ran: list[int] = []
@@ -106,19 +106,19 @@ def test_a_compiled_block_is_computed_again_whole() -> None:
     assert (found.hardware - found.model) == asked.global_batch * blocks
 
 
-def test_nothing_is_computed_again_without_checkpointing() -> None:
+def test_recomputation_without_checkpointing_is_empty() -> None:
     asked = spec("model=mt5_base")
     assert compute_recomputed(get_network(asked), build_workload(asked, "cuda")) == PassWork()
 
 
-def test_backward_of_a_product_is_two_products_as_large() -> None:
+def test_backward_of_a_matrix_product_is_two_products_of_equal_flops() -> None:
     there = PassWork((Matmul(8, 4, 2, 3),), 10, 100, 5)
     back = compute_backward(there)
     assert back.matmuls == (Matmul(8, 2, 4, 3), Matmul(4, 8, 2, 3))
     assert (back.matmul_flops, back.attention_flops) == (2 * there.matmul_flops, 20)
 
 
-def test_a_fused_kernel_leaves_out_what_a_causal_mask_hides_and_computes_scores_again() -> None:
+def test_fused_attention_skips_causally_masked_scores_and_recomputes_the_others() -> None:
     asked = spec("model=gpt2", "objective=causal_lm")
     there = compute_forward(get_network(asked), build_workload(asked, "cuda"))
     assert there.fused_flops * 2 == there.attention_flops
@@ -128,7 +128,7 @@ def test_a_fused_kernel_leaves_out_what_a_causal_mask_hides_and_computes_scores_
     assert found.fused_flops == found.attention_flops
 
 
-def test_compiled_blocks_move_less_and_start_less() -> None:
+def test_compiled_blocks_have_less_traffic_and_fewer_kernel_launches() -> None:
     plain, compiled = (
         compute_forward(get_network(asked), build_workload(asked, "cuda"))
         for asked in (spec("model=mt5_base"), spec("model=mt5_base", "model.compile=blocks"))
@@ -137,7 +137,7 @@ def test_compiled_blocks_move_less_and_start_less() -> None:
     assert compiled.matmuls == plain.matmuls
 
 
-def test_dropout_reads_writes_and_keeps_a_mask() -> None:
+def test_dropout_adds_the_traffic_of_its_mask() -> None:
     plain, dropped = (
         compute_forward(get_network(asked), build_workload(asked, "cuda"))
         for asked in (spec("model=mt5_base"), spec("model=mt5_base", "model.dropout=0.1"))
