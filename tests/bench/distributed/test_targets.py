@@ -73,7 +73,7 @@ def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(micro: int) -> N
     whole = train(spec(SAMPLES))  # one micro-batch: torch itself computes the mean over all target tokens
     assert train(spec(micro)) == pytest.approx(whole, rel=2e-6)
     means = train(spec(micro, loss_mean="micro_batches"))
-    assert means != pytest.approx(whole, rel=1e-3), "a mean of means is another step"
+    assert means != pytest.approx(whole, rel=1e-3), "a mean of means gives a different step"
 
 
 @pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
