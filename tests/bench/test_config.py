@@ -42,10 +42,10 @@ def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted((compose.find_conf_folder() / "study").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_every_study_says_what_it_asks_costs_and_shows(path: Path) -> None:
+def test_header_of_every_study_states_question_cost_and_result(path: Path) -> None:
     assert compose.read_study(path.stem).name == path.stem
-    head = path.read_text().splitlines()[:8]
-    assert [any(line.startswith(f"# {word}") for line in head) for word in ("Asks:", "Costs:", "Shows:")] == [True] * 3
+    head = path.read_text().splitlines()[:10]
+    assert [any(line.startswith(f"# {word}") for line in head) for word in ("Question:", "Cost:", "Result:")] == [True] * 3
 
 
 def test_groups_and_values_are_chosen_in_hydras_grammar() -> None:

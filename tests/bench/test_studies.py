@@ -47,12 +47,12 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return the section "Costs" of a study file's header comment as one line."""
+    """Return the section "Cost" of a study file's header comment as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()
-        .partition("# Costs:")[2]
-        .partition("# Shows:")[0]
+        .partition("# Cost:")[2]
+        .partition("# Result:")[0]
     )
     return " ".join(head.replace("#", " ").split())
 
@@ -111,7 +111,8 @@ def test_a_study_on_a_cluster_costs_at_most_what_it_says(name: str) -> None:
     least, most = (
         sum(study.repeats * spec.nodes * seconds(spec.measure) for spec in specs) for seconds in (least_s, most_s)
     )
-    assert f"Of that {least / 3600:.0f} to {most / 3600:.0f} are warm-up and window by time" in said
+    share = f"{least / 3600:.0f} to {most / 3600:.0f} node-hours of these are warm-up and window"
+    assert share in said
 
 
 def test_the_reproduction_is_five_models_by_five_engines_by_micro_batches_by_four_node_counts() -> None:
