@@ -5,7 +5,6 @@ The points of a study share most of their config groups. The decoded value of ea
 
 import difflib
 import functools
-import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from bench import data, engines, launchers, models, objectives
 from bench.core import plugins, quality
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.field_errors import build_error
+from bench.core.field_errors import build_error, list_fields, list_models
 from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
@@ -412,11 +411,11 @@ def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also
     """Return the remedy for an unknown key: another choice of the group that has the key, similar keys, or all known
     keys."""
     inside, _, word = name.rpartition(".")
-    known = _list_fields(kind, location[:-1])
+    known = list_fields(kind, location[:-1])
     # A key at the top of a section may belong in a sub-section, or to another file of the group.
     if len(location) == 1:
         parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
-        known |= {*also, *(f"{part}.{below}" for part, inner in parts for below in _list_fields(inner, ()))}
+        known |= {*also, *(f"{part}.{below}" for part, inner in parts for below in list_fields(inner, ()))}
         if choices := [] if word in known else _find_choices(inside, word):
             return f"choose {' or '.join(f'{inside}={choice}' for choice in choices)}, which has it"
     by_word = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: (-key.count("."), key))}
@@ -445,24 +444,3 @@ def _find_choices(group: str, word: str) -> list[str]:
         if plugin and word in load_file(package, plugin).Options.model_fields:
             found.append(path.stem)
     return found
-
-
-def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the keys of the model class at `location` within `kind`. A location in a dict of models may have any dict
-    key."""
-    parts = iter(location)
-    for part in parts:
-        annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)
-        inner = list_models(annotation)
-        if typing.get_origin(annotation) is dict:
-            next(parts, None)
-        if not inner:
-            return set()
-        kind = inner[0]
-    return {field.alias or name for name, field in kind.model_fields.items()}
-
-
-def list_models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the pydantic classes that a field's annotation names."""
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]

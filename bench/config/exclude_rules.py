@@ -20,9 +20,10 @@ from pydantic import BaseModel
 from simpleeval import EvalWithCompoundTypes
 
 from bench import data, engines, models
-from bench.config.decode import Request, complete_lengths, decode_cached, list_models, load_file
+from bench.config.decode import Request, complete_lengths, decode_cached, load_file
 from bench.core import plugins
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.field_errors import list_models
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 

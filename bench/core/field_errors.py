@@ -4,6 +4,7 @@ import difflib
 import functools
 import json
 import math
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -214,3 +215,24 @@ def _suggest_number(name: str, value: Any, schema: Mapping[str, Any]) -> str:
 def _suggest_default(name: str, default: Any) -> str:
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     return f"set {name}={format_value(default)}, for example" if is_number else ""
+
+
+def list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
+    """Return the keys of the model class at `location` within `kind`. A location in a dict of models may have any dict
+    key."""
+    parts = iter(location)
+    for part in parts:
+        annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)
+        inner = list_models(annotation)
+        if typing.get_origin(annotation) is dict:
+            next(parts, None)
+        if not inner:
+            return set()
+        kind = inner[0]
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def list_models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the pydantic classes that a field's annotation names."""
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]

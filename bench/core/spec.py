@@ -9,18 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 from bench.core.field_errors import build_error
 from bench.core.point_fields import select
@@ -55,10 +45,9 @@ class Extensible(Frozen):
     LATER_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
-    def _omit_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_later_defaults(self, serialize: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         plain: dict[str, Any] = serialize(self)
-        fields = type(self).model_fields
-        usual = {name for name in self.LATER_FIELDS if getattr(self, name) == fields[name].default}
+        usual = {name for name in self.LATER_FIELDS if getattr(self, name) == type(self).model_fields[name].default}
         return {name: value for name, value in plain.items() if name not in usual}
 
 
@@ -114,8 +103,7 @@ class Batch(Frozen):
     global_: Positive | None = Field(None, alias="global")
 
 
-OBJECTIVE = "span_corruption"
-"""Name of the default objective."""
+OBJECTIVE = "span_corruption"  # the default objective
 LENGTHS = {"encoder": 512, "decoder": 128}
 """Default sequence lengths of the default objective: tokens per sample, padding included. For any other objective, a
 spec always contains the lengths, so that `config_id` does not depend on the defaults of a plug-in."""
@@ -217,13 +205,13 @@ def read_protocol(plain: Mapping[str, Any]) -> MeasureSpec:
     return (MeasureSpec if plain.keys().isdisjoint(ADAPTIVE_KEYS) else AdaptiveMeasure).model_validate(plain)
 
 
-def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+def _read_older_protocol(given: Any, read: pydantic.ValidatorFunctionWrapHandler) -> Any:
     if not isinstance(given, Mapping) or given.keys().isdisjoint(ADAPTIVE_KEYS):
         return read(given)
     # Raise the first message only: a ValidationError has several lines, and a message for users has one.
     try:
         return read_protocol(given)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise ValueError(str(build_error(error, AdaptiveMeasure))) from error
 
 
@@ -324,13 +312,12 @@ class RunSpec(Extensible):
     adapter: AdapterSpec = AdapterSpec()
     learning: LearningSpec = LearningSpec()
     loss_mean: Literal["tokens", "micro_batches"] = Field(
-        "tokens",
-        description="loss of a step: the mean over its target tokens, or over its micro-batches' own means",
+        "tokens", description="loss of a step: the mean over its target tokens, or over its micro-batches' own means"
     )
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
-        SerializeAsAny[MeasureSpec],
-        WrapValidator(_read_older_protocol, json_schema_input_type=MeasureSpec | AdaptiveMeasure),
+        pydantic.SerializeAsAny[MeasureSpec],
+        pydantic.WrapValidator(_read_older_protocol, json_schema_input_type=MeasureSpec | AdaptiveMeasure),
     ] = MeasureSpec()
 
     @property
@@ -395,8 +382,7 @@ class RunSpec(Extensible):
     def _check_rules(self) -> Self:
         parallel, ranks = self.parallel, self.world_size
         if self.objective == OBJECTIVE and self.sequence.keys() != LENGTHS.keys():
-            rule = f"objective={OBJECTIVE} has {', '.join(LENGTHS)}"
-            raise ValueError(f"sequence has {', '.join(self.sequence)}; {rule}")
+            raise ValueError(f"sequence has {', '.join(self.sequence)}; objective={OBJECTIVE} has {', '.join(LENGTHS)}")
         if self.model.loss_chunk_tokens is not None and self.precision == "fp16":
             # A chunked loss computes its gradients in the forward pass, before the loss scale is applied.
             value = f"model.loss_chunk_tokens={self.model.loss_chunk_tokens} with precision=fp16"
@@ -415,9 +401,7 @@ class RunSpec(Extensible):
     @model_validator(mode="after")
     def _complete_batch(self) -> Self:
         batch, per_micro_step = self.batch, self.batch.micro * self.data_parallel
-        accumulation = batch.accumulation
-        if accumulation is None:
-            accumulation = 1 if batch.global_ is None else batch.global_ // per_micro_step
+        accumulation = batch.accumulation or (1 if batch.global_ is None else batch.global_ // per_micro_step)
         if batch.global_ not in (None, accumulation * per_micro_step) or accumulation < 1:
             ranks = f"{self.data_parallel} {'data-parallel ' * (self.parallel.ranks > 1)}ranks"
             product = f"batch.micro={batch.micro} × accumulation={batch.accumulation or 'any'} × {ranks}"
@@ -434,8 +418,7 @@ class RunSpec(Extensible):
             steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
             window = {"warmup_steps": warm, "min_steps": max(1, steps - warm), "gpu_warmup_s": 0.0, "window_s": 0.0}
-            measure = self.measure.model_copy(update={**window, "max_s": _ENDLESS_S})
-            object.__setattr__(self, "measure", measure)
+            object.__setattr__(self, "measure", self.measure.model_copy(update={**window, "max_s": _ENDLESS_S}))
         return self
 
 

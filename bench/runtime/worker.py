@@ -88,11 +88,9 @@ class RankWorker:
         if self.training and self.peers.is_main:
             from bench.measure import checkpoints
 
-            # A finished training needs no checkpoint. A training with `stop_after` keeps its last checkpoint, for a
-            # run that continues it.
+            # Only a training with `stop_after` keeps its last checkpoint, for a run that continues it.
             last = checkpoints.find_latest(self.folder) if self.spec.learning.stop_after else None
-            kept = last.folder if last else None
-            checkpoints.remove_all(self.folder, self.circumstance.goes_on_from, but=kept)
+            checkpoints.remove_all(self.folder, self.circumstance.goes_on_from, but=last.folder if last else None)
 
     def join(self) -> None:
         """Select the device, form the process group, and measure the link between the ranks."""
@@ -427,8 +425,7 @@ class RankWorker:
         """
         from bench.measure import observe
 
-        # If the disk is full, the steps are lost. Space for the record is reserved.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # on a full disk, the steps are lost; space for the record is reserved
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
         outcome = observe.build_outcome(series)
         # Also stored in the outcome, which can be read without decoding the whole record.

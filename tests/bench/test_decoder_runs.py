@@ -94,7 +94,7 @@ def test_compiled_layers_learn_what_others_do(engine: str, records: list[RunReco
     assert compiled.observations.steps.step_s[0] > 10 * compiled.observations.steps.step_s[-1], "it was compiled there"
 
 
-def test_memory_is_what_was_predicted(records: list[RunRecord]) -> None:
+def test_predicted_memory_of_decoder_runs_equals_the_measurement(records: list[RunRecord]) -> None:
     for record in records:
         assert record.observations
         seen, predicted = record.observations.memory, predict_memory(record.spec, "cpu")

@@ -82,8 +82,8 @@ def cases(*, whole: bool) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for study, launcher in _planned(whole=whole):
         words = ("sweep", f"study={study}", f"launcher={launcher}", *_list_gpu_overrides(study, launcher), "--dry-run")
-        found[f"dry-run {study} {launcher}"] = partial(answer, *words)
-        found[f"dry-run {study} {launcher} as JSON"] = partial(answer, *words, "--json")
+        found[f"dry-run {study} {launcher}"] = partial(_plan, *words)
+        found[f"dry-run {study} {launcher} as JSON"] = partial(_plan, *words, "--json")
     for block in range(BLOCKS if whole else IN_CI):
         found[f"predict {block}"] = partial(answer, "predict", "--json", *_drawn(block))
     for block in range(BLOCKS // 10 if whole else 2):
@@ -121,10 +121,17 @@ def _planned(*, whole: bool) -> list[tuple[str, str]]:
     ]
 
 
-def answer(*words: str) -> str:
+def _plan(*words: str) -> str:
+    """Return the answer to a command in an empty folder. In the checkout, a dry run would count the runs of `make
+    study`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return answer(*words, folder=Path(folder)).replace(folder, "ROOT")
+
+
+def answer(*words: str, folder: Path = ROOT) -> str:
     """Run a command in this process. Return its output, its errors and its exit code as text."""
     out, errors = io.StringIO(), io.StringIO()
-    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = cli.main(words)
     return plain(f"{out.getvalue()}\n{errors.getvalue()}\nexit code {code}\n")
 

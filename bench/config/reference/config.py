@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, get_origin
 import yaml
 from pydantic import BaseModel
 
-from bench.config.decode import PLUGIN_GROUPS, PluginGroup, list_models
+from bench.config.decode import PLUGIN_GROUPS, PluginGroup
 from bench.core import plugins
-from bench.core.field_errors import describe_type, format_value
+from bench.core.field_errors import describe_type, format_value, list_models
 from bench.core.files import find_conf_folder
 from bench.core.machine import Machine
 from bench.core.spec import AdapterSpec, RunSpec
