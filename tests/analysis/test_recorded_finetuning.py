@@ -1,0 +1,64 @@
+"""The table of docs/guides/adapters.md, computed again from the recorded runs of `study=finetune_cpu`."""
+
+import json
+import math
+import statistics
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t
+
+ROOT = Path(__file__).parents[2]
+METHODS = {"none": "full", "lora": "LoRA", "qlora": "QLoRA"}
+Records = list[dict[str, Any]]
+
+
+def read_points() -> dict[tuple[str, float, int], Records]:
+    """Return the records by adapter, learning rate and micro-batch: one record per seed."""
+    points: dict[tuple[str, float, int], Records] = {}
+    with zipfile.ZipFile(ROOT / "results/measured/finetune_cpu.zip") as archive:
+        for name in archive.namelist():
+            record = json.loads(archive.read(name))
+            spec = record["spec"]
+            adapter = spec.get("adapter", {"name": "none"})["name"]
+            points.setdefault((adapter, spec["optimizer"]["lr"], spec["batch"]["micro"]), []).append(record)
+    return points
+
+
+def find_end(record: dict[str, Any]) -> dict[str, Any]:
+    return dict(record["observations"]["evaluations"][-1])
+
+
+def format_mean(values: Sequence[float], digits: int) -> str:
+    """Return the mean and the half width of its 95 % interval by Student's t."""
+    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.{digits}f} ± {half:.{digits}f}"
+
+
+def average(records: Records, read: Callable[[dict[str, Any]], float]) -> float:
+    return statistics.mean(map(read, records))
+
+
+def test_table_of_the_guide_equals_the_records() -> None:
+    points = read_points()
+    assert {len(records) for records in points.values()} == {3}
+    lines = []
+    for (adapter, lr, micro), records in sorted(points.items(), key=lambda one: (list(METHODS).index(one[0][0]), one)):
+        losses = [find_end(record)["loss"] for record in records]
+        matches = average(records, lambda record: find_end(record)["quality"]["exact_match"])
+        peak = average(records, lambda record: record["observations"]["memory"][0]["peak_allocated_bytes"])
+        seconds = average(records, lambda record: find_end(record)["trained_s"])
+        cells = (METHODS[adapter], f"{lr:g}", str(micro), format_mean(losses, 2), f"{100 * matches:.0f} %")
+        lines.append(f"| {' | '.join(cells)} | {peak / 2**20:.1f} | {seconds:.1f} | {seconds / 3.6:.1f} |")
+    page = (ROOT / "docs/guides/adapters.md").read_text()
+    assert "\n".join(lines) in page, "\n".join(lines)
+
+
+def test_records_of_the_study_are_complete_and_undisturbed() -> None:
+    records = [record for records in read_points().values() for record in records]
+    assert len(records) == 36
+    assert {record["outcome"]["kind"] for record in records} == {"ok"}
+    assert not any(record["environment"]["git"]["dirty"] for record in records)
+    assert max(load["others_share"] for record in records for load in record["observations"]["load"]) < 0.05
