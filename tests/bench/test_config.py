@@ -45,7 +45,8 @@ def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
 def test_header_of_every_study_states_question_cost_and_result(path: Path) -> None:
     assert compose.read_study(path.stem).name == path.stem
     head = path.read_text().splitlines()[:10]
-    assert [any(line.startswith(f"# {word}") for line in head) for word in ("Question:", "Cost:", "Result:")] == [True] * 3
+    words = ("Question:", "Cost:", "Result:")
+    assert all(any(line.startswith(f"# {word}") for line in head) for word in words)
 
 
 def test_groups_and_values_are_chosen_in_hydras_grammar() -> None:
