@@ -1,6 +1,8 @@
 """Tests of the job that a process reads from its environment, with the documented examples of each system."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +158,15 @@ def test_job_that_owns_the_nodes_comes_before_one_that_starts_processes_on_them(
     for first, system in enumerate(systems):
         inside = {name: value for some in variables[first:] for name, value in some.items()}
         assert read(inside).system == system
+
+
+def test_no_other_module_reads_a_position_in_a_job() -> None:
+    names = re.compile(
+        r'"(SLURM_(PROCID|STEP_NUM_TASKS|JOB_NUM_NODES|NNODES|ARRAY_TASK_ID|RESTART_COUNT)|CLUSTER_SPEC|SKYPILOT_\w+'
+        r'|JOB_COMPLETION_INDEX|TORCHELASTIC_\w+|(GROUP|ROLE)_RANK|(GROUP|ROLE)_WORLD_SIZE)"'
+    )
+    files = (Path(__file__).parents[2] / "bench").rglob("*.py")
+    assert [path.name for path in files if names.search(path.read_text())] == ["job_environment.py"]
 
 
 def spec(**fields: Any) -> dict[str, str]:
