@@ -17,7 +17,9 @@ from bench.calibrate import DOING, FAILURE, MEASURED, REQUEST, CalibrationReques
 from bench.core import plugins, store
 from bench.core.errors import UserError
 from bench.core.formatting import format_duration
+from bench.core.job_environment import read_job
 from bench.core.processes import build_module_command
+from bench.core.scheduling import JobContext
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
 from bench.measure.environment import choose_openmp_variables
@@ -100,8 +102,11 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
 def _run_on_nodes(folder: Path, nodes: int) -> bool:
     """Run one process on each node and return whether all succeeded. On an exception, the processes are ended and
     waited for."""
-    launcher = plugins.find_job(os.environ).launcher
-    assert launcher, "only a job has several nodes"
+    job = read_job(os.environ) or JobContext()
+    launcher = plugins.load_queueing(job.system) if job.system in plugins.list_names(plugins.LAUNCHER) else None
+    if launcher is None:
+        rule = f"has {nodes} nodes, and no launcher can start a command on each of them"
+        raise UserError(f"job {job.job_id}", rule, "start it in a job of one node")
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:
@@ -185,4 +190,4 @@ def _read_reason(folder: Path) -> str:
 
 if __name__ == "__main__":  # once per node of a job, started by its launcher
     install_handlers(sys.exit)  # raises an exception, so that the ranks are ended
-    sys.exit(0 if run_node(Path(sys.argv[1]), plugins.find_job(os.environ).context.number) else 1)
+    sys.exit(0 if run_node(Path(sys.argv[1]), (read_job(os.environ) or JobContext()).number) else 1)

@@ -41,10 +41,11 @@ from bench.config import compose
 from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.files import find_conf_folder
+from bench.core.job_environment import read_job
 from bench.core.machine import Machine
 from bench.core.network import Stacks
 from bench.core.record import Network
-from bench.core.scheduling import SchedulingOptions
+from bench.core.scheduling import JobContext, SchedulingOptions
 from bench.core.spec import ModelSpec
 from bench.measure.environment import count_local_devices, find_device_kind
 
@@ -95,10 +96,13 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     # A calibration does not use devices_per_node, so any number will do.
     request = compose.compose_request([*pairs, ("devices_per_node", 1)], args.config_dir)
     device: Any = request.machine.device or find_device_kind()
-    here = plugins.find_job(os.environ).context
+    here = read_job(os.environ) or JobContext()
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
-        raise UserError(f"job {here.job_id}", each, "start it once, without srun or mpirun")
+        # SkyPilot, for example, starts a command on every node and has no launcher here that could start it once.
+        has_launcher = here.system in plugins.list_names(plugins.LAUNCHER)
+        remedy = "start it once, without srun or mpirun" if has_launcher else "start it in a job of one node"
+        raise UserError(f"job {here.job_id}", each, remedy)
     if not 0 < args.seconds < math.inf:
         raise UserError(f"--seconds {args.seconds:g}", "not a time to measure in", "give a positive number")
     options = request.launcher_options

@@ -19,9 +19,10 @@ from pathlib import Path
 from bench import api
 from bench.cli import options, search
 from bench.cli.status import format_summary
-from bench.core import plugins, store, terminal
+from bench.core import store, terminal
 from bench.core.errors import UserError, make_printable
 from bench.core.formatting import describe_result
+from bench.core.job_environment import read_job
 from bench.core.processes import build_module_command
 from bench.core.scheduling import SchedulerUnavailable
 from bench.sweep import definition, jobs, snapshot
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     except UserError as refusal:
         # The autopilot's job has no terminal, so its summary reports the error.
-        if args.autopilot and plugins.find_job(os.environ).context.job_id:
+        if args.autopilot and read_job(os.environ):
             finish_autopilot(args.folder, args.notify, str(refusal))
         raise
     is_search = definition.find_search(definition.read(args.folder)) is not None

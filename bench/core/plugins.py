@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -26,7 +26,7 @@ from bench.core.engine_facts import EngineFacts
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.network import Part, Stacks, TokenKind
 from bench.core.record import Limits
-from bench.core.scheduling import ClusterLimits, JobContext, JobSetup, JobState, LaunchPlan, SchedulingOptions, Work
+from bench.core.scheduling import ClusterLimits, JobSetup, JobState, LaunchPlan, SchedulingOptions, Work
 from bench.core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -342,9 +342,12 @@ class StartingLauncherPlugin(LauncherPlugin, Protocol):
 class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     """A launcher whose work a scheduler starts later, on nodes that can read the study's folder (see `Work`).
 
-    The scheduler's names for jobs, states and variables are used only inside the launcher. Functions raise
-    SchedulerUnavailable if the scheduler does not respond, so that the states of jobs are unknown. If the scheduler
-    refuses a request, they raise UserError with its message."""
+    The scheduler's names for jobs and states are used only inside the launcher. `bench.core.job_environment` reads
+    which job a process belongs to, from the variables of a known system or from ZEROSCALE_JOB. The launcher of any
+    other system sets ZEROSCALE_JOB in its jobs.
+
+    Functions raise SchedulerUnavailable if the scheduler does not respond, so that the states of jobs are unknown. If
+    the scheduler refuses a request, they raise UserError with its message."""
 
     ARRAYS: bool
     """True if the scheduler supports job arrays (`Work.tasks`). If False, `mode=array` is refused."""
@@ -372,9 +375,6 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
 
     def job_setup(self, options: SchedulingOptions) -> JobSetup:
         """Return the environment of a job's command, which `zeroscale prepare` checks."""
-
-    def context(self, environment: Mapping[str, str]) -> JobContext | None:
-        """Return the scheduler's job of a process with these environment variables; None outside any job."""
 
     def spread(self, command: Sequence[str], nodes: int) -> list[str]:
         """Return a command line that runs `command` once on each of the `nodes` of this process's job. Raise UserError
@@ -431,29 +431,3 @@ QUEUEING: Kind[QueueingLauncherPlugin] = Kind(*_LAUNCHER, QueueingLauncherPlugin
 def load_queueing(name: str) -> QueueingLauncherPlugin | None:
     """Return the launcher with this name if it has a queue, otherwise None. Raise UserError as `load` does."""
     return load(QUEUEING, name) if load(LAUNCHER, name).QUEUES else None
-
-
-class JobAndLauncher(NamedTuple):
-    """The scheduler's job of this process, and the launcher that recognised the job. A process outside any job has the
-    default values."""
-
-    launcher: QueueingLauncherPlugin | None = None
-    context: JobContext = JobContext()
-
-
-def find_context(name: str, environment: Mapping[str, str]) -> JobContext:
-    """Return the job of a process with these environment variables, as recognised by the launcher `name`. A process
-    outside any job gets the default values."""
-    launcher = load_queueing(name)
-    return (launcher.context(environment) if launcher else None) or JobContext()
-
-
-def find_job(environment: Mapping[str, str]) -> JobAndLauncher:
-    """Return the job of a process with these environment variables. All launchers are tried, since a run that a user
-    starts by hand may be inside a job, too. A launcher that cannot be imported is skipped."""
-    for name, launcher in list_usable(LAUNCHER):
-        with contextlib.suppress(UserError):
-            queueing = load_queueing(name) if launcher.QUEUES else None
-            if queueing and (context := queueing.context(environment)):
-                return JobAndLauncher(queueing, context)
-    return JobAndLauncher()

@@ -114,7 +114,7 @@ class JobContext(NamedTuple):
     """The scheduler's job to which this process belongs, and the process's position in it. The defaults are for a
     process outside any job."""
 
-    job_id: str = ""  # the scheduler's id of this job or array task; empty: outside any job
+    job_id: str = ""  # the scheduler's id of this job or array task; empty: outside any job, or unknown
     name: str = ""  # `Work.name` of the job
     number: int = 0  # index of this process among the processes of the work; process 0 leads
     processes: int = 1  # number of processes of the work
@@ -126,6 +126,8 @@ class JobContext(NamedTuple):
     cores: int | None = None  # cores per process; None if unknown
     ends_at: float | None = None  # seconds since the epoch; None if unknown
     variables: dict[str, str] = {}  # environment variables that identify the job, for the record
+    system: str = ""  # name of the launcher or system that started the job, such as `slurm` or `torchrun`
+    hosts: tuple[str, ...] = ()  # addresses of the nodes in order, the leader's first; empty if unknown
 
     @property
     def allocation(self) -> str:

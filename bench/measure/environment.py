@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.core import plugins
+from bench.core.job_environment import read_job
 from bench.core.machine import Machine
 from bench.core.private import is_secret
 from bench.core.record import Environment, EnvironmentClass, ScheduledJob
@@ -215,7 +215,7 @@ def _count_threads(devices_per_node: int) -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return int(given)
-    job = plugins.find_job(os.environ).context
+    job = read_job(os.environ) or JobContext()
     if job.cores is None:
         return max(1, count_cores() // devices_per_node)
     has_process_per_rank = job.processes == job.nodes * devices_per_node

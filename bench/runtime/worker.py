@@ -17,12 +17,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models
-from bench.core import plugins, store
+from bench.core import store
 from bench.core.engine_facts import list_stages
 from bench.core.engine_facts import place as find_place
+from bench.core.job_environment import read_job
 from bench.core.network import count_part_elements
 from bench.core.processes import importing
 from bench.core.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
+from bench.core.scheduling import JobContext
 from bench.core.spec import AdapterSpec, RunSpec, config_id
 from bench.measure import devices, environment
 from bench.measure.channel import STARTED_AT, Channel
@@ -389,7 +391,7 @@ class RankWorker:
             "device": self.device_name,
         }
         ranks: list[dict[str, Any]] = self.peers.gather(position)
-        job = plugins.find_job(os.environ).context
+        job = read_job(os.environ) or JobContext()
         places: list[RankPlace] = self.peers.gather(RankPlace.of(position["host"], job))
         found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_name)
         classes: list[EnvironmentClass] = self.peers.gather(found)

@@ -105,12 +105,7 @@ class _MachineHeader(BaseModel):
     name: str
 
 
-class _LauncherHeader(BaseModel):
-    name: str = "local"
-
-
 class _ContextHeader(BaseModel):
-    launcher: _LauncherHeader = _LauncherHeader()
     machine: _MachineHeader
     repeat: int
 
@@ -121,7 +116,7 @@ class _PointHeader(BaseModel):
 
 
 class _JobHeader(BaseModel):
-    """The fields of a `Job` that identify its launcher and its points. Decoding all fields of many jobs takes long."""
+    """The fields of a `Job` that identify its points. Decoding all fields of many jobs takes long."""
 
     mode: Mode
     points: tuple[_PointHeader, ...]
@@ -167,11 +162,6 @@ def withdraw(folder: Path) -> None:
 def read(folder: Path) -> Job:
     """Return the definition of the job in a folder."""
     return store.read_value(folder / _JOB, Job)
-
-
-def read_launcher_name(folder: Path) -> str:
-    """Return the name of the launcher that submitted a job."""
-    return store.read_value(folder / _JOB, _JobHeader).points[0].circumstance.launcher.name
 
 
 def write_handle(folder: Path, handle: str) -> None:

@@ -15,6 +15,7 @@ from bench import launchers
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
+from bench.core.job_environment import read_job
 from bench.core.plugins import QueueingLauncherPlugin
 from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerUnavailable, SchedulingOptions, Work
 from bench.sweep import jobs
@@ -294,7 +295,7 @@ class JobSubmitter:
 
     def _submit_autopilot(self, *, waiting: bool, notify: str | None) -> str | None:
         # The autopilot itself calls this from its own job, which does not count as waiting.
-        own_job = self._launcher.context(os.environ) or JobContext()
+        own_job = read_job(os.environ) or JobContext()
         pilots = [job.name for job in self._view.live if not job.points and job.name != own_job.name]
         if pilots or not self._handles:
             return None

@@ -4,10 +4,10 @@ job's results."""
 from bench.launchers.slurm.cluster import limits
 from bench.launchers.slurm.options import Options, check, job_setup
 from bench.launchers.slurm.queue import ask, cancel_all, submit
-from bench.launchers.slurm.script import context, find_log, plan, spread
+from bench.launchers.slurm.script import find_log, plan, spread
 
 __all__ = [
-    "ARRAYS", "QUEUES", "Options", "ask", "cancel_all", "check", "context", "find_log", "job_setup", "limits", "plan",
+    "ARRAYS", "QUEUES", "Options", "ask", "cancel_all", "check", "find_log", "job_setup", "limits", "plan",
     "spread", "submit",
 ]  # fmt: skip
 

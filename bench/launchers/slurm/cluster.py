@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
+from bench.core import job_environment
 from bench.core.errors import UserError
 from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
 from bench.launchers.slurm.options import Options
@@ -30,13 +31,15 @@ _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
 
 
 def build_user_environment() -> dict[str, str]:
-    """Return the environment of this process without the Slurm variables of the job that contains this process.
+    """Return the environment of this process without the variables of the job that contains this process.
 
-    `srun` and `sbatch` would use the containing job's number of tasks or memory as options of the new job.
+    `srun` and `sbatch` would use the containing job's number of tasks or memory as options of the new job. The new job
+    would also inherit another launcher's description of the containing job.
     """
-    if "SLURM_JOB_ID" not in os.environ:
-        return dict(os.environ)
-    return {key: value for key, value in os.environ.items() if not key.startswith("SLURM") or key in _KEPT}
+    environment = {key: value for key, value in os.environ.items() if key != job_environment.OWN}
+    if "SLURM_JOB_ID" not in environment:
+        return environment
+    return {key: value for key, value in environment.items() if not key.startswith("SLURM") or key in _KEPT}
 
 
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:

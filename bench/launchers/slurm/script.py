@@ -1,4 +1,4 @@
-"""Generation of job scripts from a site's options, and the job context from a job's environment variables.
+"""Generation of job scripts from a site's options.
 
 There are no side effects. The only file that is read is the script's template.
 """
@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -16,13 +16,10 @@ import jinja2
 import bench
 from bench.core.errors import UserError
 from bench.core.processes import build_module_command
-from bench.core.scheduling import JobContext, LaunchPlan, Work
+from bench.core.scheduling import LaunchPlan, Work
 from bench.launchers.slurm.options import Container, Options
 
 _PLAIN = re.compile(r"[\w@%+=:,./~-]+", re.ASCII)
-_JOB_VARIABLES = re.compile(
-    r"SLURM_(JOB_(ID|NAME|PARTITION|NODELIST|NUM_NODES)|ARRAY_(JOB|TASK)_ID|CLUSTER_NAME|RESTART_COUNT)"
-)
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
@@ -186,28 +183,6 @@ def _build_container_command(container: Container, folder: Path) -> list[list[st
         return [["apptainer", "exec", *container.options], binds, [container.image]]
     mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in (study, *container.mounts))
     return [[f"--container-image={container.image}", f"--container-mounts={mounts}", *container.options]]
-
-
-def context(environment: Mapping[str, str]) -> JobContext | None:
-    """Return the Slurm job of a process with these environment variables; None if the process is outside of a job."""
-    if "SLURM_JOB_ID" not in environment:
-        return None
-    cores = environment.get("SLURM_CPUS_PER_TASK", "")
-    task, ends_at = environment.get("SLURM_ARRAY_TASK_ID"), environment.get("SLURM_JOB_END_TIME")
-    return JobContext(
-        job_id=environment["SLURM_JOB_ID"],
-        name=environment.get("SLURM_JOB_NAME", ""),
-        number=int(environment.get("SLURM_PROCID", 0)),
-        processes=int(environment.get("SLURM_STEP_NUM_TASKS", 1)),
-        nodes=int(environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))),
-        cluster=environment.get("SLURM_CLUSTER_NAME", ""),
-        nodelist=environment.get("SLURM_JOB_NODELIST", ""),
-        task=None if task is None else int(task),
-        restart=int(environment.get("SLURM_RESTART_COUNT", 0)),
-        cores=int(cores) if cores.isdigit() else None,
-        ends_at=float(ends_at) if ends_at else None,
-        variables={name: value for name, value in environment.items() if _JOB_VARIABLES.fullmatch(name)},
-    )
 
 
 def spread(command: Sequence[str], nodes: int) -> list[str]:

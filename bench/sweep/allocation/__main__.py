@@ -8,9 +8,10 @@ import socket
 import sys
 from pathlib import Path
 
-from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.files import is_disk_full
+from bench.core.job_environment import read_job
+from bench.core.scheduling import JobContext
 from bench.sweep import jobs
 from bench.sweep.allocation.agents import JobAgent
 from bench.sweep.allocation.leader import JobLeader
@@ -20,7 +21,7 @@ def main(folder: Path) -> int:
     """Run this process's part of a job and return its exit code. An error before the first point is printed as one
     line."""
     try:
-        context = plugins.find_context(jobs.read_launcher_name(folder), os.environ)
+        context = read_job(os.environ) or JobContext()
         return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()
     except (OSError, UserError) as error:
         shared = "" if folder.is_dir() else f"; {folder} does not exist on this node: use a folder that all nodes share"

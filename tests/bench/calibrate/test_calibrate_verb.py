@@ -12,8 +12,8 @@ from started_runs import PATIENCE_S, SOON_S, alive
 
 from bench.cli import main
 from bench.config import compose
-from bench.core.plugins import find_job
-from bench.core.scheduling import JobContext
+from bench.core import plugins
+from bench.core.job_environment import read_job
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,10 @@ def test_invalid_calibration_requests_are_refused_in_one_line(
 
 
 def test_calibration_in_a_job_starts_one_process_per_node_through_srun() -> None:
-    script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"}
-    assert find_job({}) == (None, JobContext())
-    launcher, job = find_job(script)
-    assert launcher and (job.nodes, job.processes) == (4, 1)
-    assert find_job(script | {"SLURM_STEP_NUM_TASKS": "4"}).context.processes == 4
+    job = read_job({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"})
+    assert job and (job.nodes, job.processes) == (4, 1)
+    launcher = plugins.load_queueing(job.system)
+    assert launcher
     command = launcher.spread(["python3", "measure"], 4)
     assert command[0] == "srun" and {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--overlap"} <= set(command)
     assert command[-2:] == ["python3", "measure"]
@@ -60,6 +59,28 @@ def test_calibration_in_every_task_of_a_step_is_refused(
         monkeypatch.setenv(name, value)
     assert main(["calibrate", "machine=cpu"]) == 2
     assert "job 7: each of its 2 processes would measure for itself; start it once" in capsys.readouterr().err
+
+
+def test_calibration_across_rented_nodes_without_a_launcher_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_TASK_ID": "sky-1"}
+    for name, value in nodes.items():
+        monkeypatch.setenv(name, value)
+    assert main(["calibrate", "machine=cpu"]) == 2
+    err = capsys.readouterr().err
+    assert "job sky-1: each of its 2 processes would measure for itself; start it in a job of one node" in err
+
+
+@pytest.mark.processes
+def test_calibration_on_several_nodes_of_an_unknown_launcher_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROSCALE_JOB", '{"job_id": "7", "nodes": 2}')
+    words = ["calibrate", "machine=cpu", "--ranks", "1", "--only", "collectives", "--out", str(tmp_path / "mine.yaml")]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "job 7: has 2 nodes, and no launcher can start a command on each of them; start it in a job of one" in err
 
 
 SRUN = """#!/bin/sh

@@ -153,13 +153,15 @@ def test_job_submitted_within_a_job_inherits_no_variables_of_that_job(
         "SBATCH_ACCOUNT": "mine",
         "SBATCH_ARRAY_INX": "0-3",  # would make an array of any job
         "SBATCH_DEPENDENCY": "afterok:1",
+        "ZEROSCALE_JOB": '{"job_id": "s-1"}',
     }.items():
         monkeypatch.setenv(name, value)
     seen = tmp_path / "seen"
     programs.write("sbatch", f"env > {seen}\necho 6")
     assert submitted(tmp_path) == "6"
     kept = {line.partition("=")[0] for line in seen.read_text().splitlines()}
-    assert {name for name in kept if name.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+    of_a_job = ("SLURM", "SBATCH", "ZEROSCALE_JOB")
+    assert {name for name in kept if name.startswith(of_a_job)} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
 
 
 def test_cancelling_is_one_call_and_ended_jobs_are_no_error(programs: Programs) -> None:
