@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if every point is answered."""
+    """Print the state of a study's points. Return 0 if every point has its final outcome, otherwise 1."""
     status = _wait(args.folder, quiet=args.json) if args.wait else _read_status(args.folder)
     options.print_unreadable(status.view.seen.unreadable)
     print(_format_json(status) if args.json else _format_text(status.view, every=args.all))

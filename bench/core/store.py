@@ -179,7 +179,7 @@ def _link_name(own: Path, path: Path) -> bool:
 
 
 def release_reserved(folder: Path) -> None:
-    """Delete the reserved files in `folder` that were not used."""
+    """Delete the files in `folder` that reserve disk space (`reserve`) and into which no record was written."""
     for leftover in folder.glob(".*.reserved"):
         leftover.unlink(missing_ok=True)
 

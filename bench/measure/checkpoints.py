@@ -39,9 +39,9 @@ class SavedTraining(NamedTuple):
 
 
 def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:
-    """Return the checkpoint with the most steps among all attempts of this attempt's repeat; None if there is none.
+    """Return the checkpoint with the most steps that any attempt at the same repeat has saved; None if there is none.
 
-    Checkpoints of the run whose config_id is `goes_on_from` are included.
+    `attempt` is the folder of one attempt. Checkpoints of the run whose config_id is `goes_on_from` are included.
     """
     found = (
         SavedTraining(path, int(match[1]))

@@ -299,7 +299,7 @@ class RankWorker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
-        """Return the use of the memory that ran out; None if it cannot be read."""
+        """Return how much of the exhausted memory, of the device or of the host, was in use; None if it is unknown."""
         with contextlib.suppress(Exception):
             from bench.measure import memory
 

@@ -133,7 +133,8 @@ def read_noise() -> float:
 
 
 def read_grids() -> dict[int, dict[str, Row]]:
-    """Return the published steps by model width, and for each width by the key of their values."""
+    """Return the published grids by model width. A grid has the step time of each layout, by a text with the layout's
+    values (`format_key`)."""
     grids: dict[int, dict[str, Row]] = {}
     for name in FILES:
         with (RESULTS / "predictions" / name).open(newline="") as file:
