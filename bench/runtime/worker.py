@@ -193,8 +193,7 @@ class RankWorker:
         The engine itself would wait forever for a build that was killed. Its initialisation time would also include the
         build.
         """
-        names, folder = engines.facts(self.spec).compiled_ops, os.environ.get(extensions.FOLDER)
-        if not names or folder is None:
+        if not (names := engines.facts(self.spec).compiled_ops) or not (folder := os.environ.get(extensions.FOLDER)):
             return
         with self.phase("ops"):
             # The first rank of a node builds the ops for all ranks of the node.
@@ -412,8 +411,7 @@ class RankWorker:
         # With a divided model, only the parameters of this rank's stages are counted.
         if (cut := engines.facts(self.spec).cut) is not None:
             network = models.get_network(self.spec.model)
-            parts = cut(self.spec, network)
-            mine = [parts[stage] for stage in list_stages(self.spec, self.rank)]
+            mine = [cut(self.spec, network)[stage] for stage in list_stages(self.spec, self.rank)]
             here = count_part_elements(network, mine, self.spec.parallel.tensor)
         found = int(self.engine_builder.parameter_count(module.parameters()))
         if here is not None and found != here:
